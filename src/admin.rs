@@ -19,7 +19,6 @@ use http::header::{
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 use pingora::apps::http_app::ServeHttp;
 use pingora::protocols::http::ServerSession;
-use serde::Serialize;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -35,8 +34,8 @@ pub mod today;
 
 use dashboard::{Dashboard, PAGE};
 use readiness::Readiness;
-pub use reloads::{Became, ConfigView, Refused, Reload};
-use today::{Known, Surveyor, Terms};
+pub use reloads::{Became, ConfigView, RefusedFile, Reload};
+use today::{LastSurvey, SurveyTerms, Surveyor};
 
 /// The Prometheus text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -78,7 +77,7 @@ pub struct View {
     /// The token that `/metrics` and the other protected paths require, if one is configured.
     pub token: Option<Secret>,
     /// The quota day and the tiers' limits; `None` if the calendar has no such day.
-    pub terms: Option<Terms>,
+    pub terms: Option<SurveyTerms>,
     /// Why the gateway is not `ready`, beside the reasons that the store reports.
     pub reasons: Vec<String>,
 }
@@ -159,9 +158,9 @@ impl AdminService {
 
     fn dashboard(&self) -> Dashboard {
         let View { config, terms, .. } = (self.view)();
-        let Known { today, error } = match terms {
+        let LastSurvey { today, error } = match terms {
             Some(terms) => self.surveyor.ask(terms),
-            None => Known::default(),
+            None => LastSurvey::default(),
         };
         Dashboard {
             time: self.store.now(),
@@ -180,9 +179,9 @@ impl AdminService {
     }
 
     /// The answer for a path; `opened` states whether the request may read the protected paths.
-    fn said(&self, path: &str, opened: Result<(), Closed>) -> Said {
+    fn content(&self, path: &str, opened: Result<(), Closed>) -> AdminAnswer {
         match (path, opened) {
-            ("/livez", _) => Said::json(StatusCode::OK, br#"{"status":"live"}"#),
+            ("/livez", _) => AdminAnswer::json(StatusCode::OK, br#"{"status":"live"}"#),
             ("/readyz", opened) => {
                 let readiness = self.readiness();
                 let status = match readiness.status {
@@ -190,36 +189,37 @@ impl AdminService {
                     _ => StatusCode::OK,
                 };
                 match opened {
-                    Ok(()) => {
-                        Said::json(status, serde_json::to_vec(&readiness).unwrap_or_default())
-                    }
+                    Ok(()) => AdminAnswer::json(
+                        status,
+                        serde_json::to_vec(&readiness).unwrap_or_default(),
+                    ),
                     Err(Closed) => {
-                        Said::json(status, format!(r#"{{"status":"{}"}}"#, readiness.status))
+                        AdminAnswer::json(status, format!(r#"{{"status":"{}"}}"#, readiness.status))
                     }
                 }
             }
-            ("/dashboard", _) => Said {
+            ("/dashboard", _) => AdminAnswer {
                 status: StatusCode::OK,
                 content_type: HTML_TYPE,
                 body: PAGE.body.clone(),
             },
             (_, Err(Closed)) => {
-                Said::json(StatusCode::UNAUTHORIZED, br#"{"status":"unauthorized"}"#)
+                AdminAnswer::json(StatusCode::UNAUTHORIZED, br#"{"status":"unauthorized"}"#)
             }
             ("/config", Ok(())) => {
                 let effective = serde_json::to_vec(&*(self.view)().effective);
-                Said::json(StatusCode::OK, effective.unwrap_or_default())
+                AdminAnswer::json(StatusCode::OK, effective.unwrap_or_default())
             }
-            ("/metrics", Ok(())) => Said {
+            ("/metrics", Ok(())) => AdminAnswer {
                 status: StatusCode::OK,
                 content_type: METRICS_TYPE,
                 body: self.render_metrics().into_bytes(),
             },
             ("/dashboard.json", Ok(())) => {
                 let dashboard = serde_json::to_vec(&self.dashboard());
-                Said::json(StatusCode::OK, dashboard.unwrap_or_default())
+                AdminAnswer::json(StatusCode::OK, dashboard.unwrap_or_default())
             }
-            (_, Ok(())) => Said::json(StatusCode::NOT_FOUND, PATHS),
+            (_, Ok(())) => AdminAnswer::json(StatusCode::NOT_FOUND, PATHS),
         }
     }
 
@@ -227,48 +227,48 @@ impl AdminService {
         let token = (self.view)().token;
         let misdirected = token.is_none() && !dashboard::is_local(headers.get(HOST));
         let taken = method == Method::GET || method == Method::HEAD;
-        let said = if misdirected {
-            Said::json(StatusCode::MISDIRECTED_REQUEST, MISDIRECTED)
+        let content = if misdirected {
+            AdminAnswer::json(StatusCode::MISDIRECTED_REQUEST, MISDIRECTED)
         } else {
             let opened = match &token {
                 Some(token) if !opens(headers.get(AUTHORIZATION), token) => Err(Closed),
                 Some(_) | None => Ok(()),
             };
-            let said = self.said(path, opened);
+            let content = self.content(path, opened);
             if taken {
-                said
+                content
             } else {
-                Said {
+                AdminAnswer {
                     status: StatusCode::METHOD_NOT_ALLOWED,
                     body: Vec::new(),
-                    ..said
+                    ..content
                 }
             }
         };
         let mut answer = Response::builder()
-            .status(said.status)
-            .header(CONTENT_TYPE, said.content_type)
-            .header(CONTENT_LENGTH, said.body.len())
+            .status(content.status)
+            .header(CONTENT_TYPE, content.content_type)
+            .header(CONTENT_LENGTH, content.body.len())
             .header(CACHE_CONTROL, "no-store")
             .header(RESOURCE_POLICY, "same-origin")
             .header(X_CONTENT_TYPE_OPTIONS, "nosniff");
-        if said.content_type == HTML_TYPE {
+        if content.content_type == HTML_TYPE {
             answer = answer
                 .header(CONTENT_SECURITY_POLICY, &PAGE.policy)
                 .header(X_FRAME_OPTIONS, "DENY")
                 .header(REFERRER_POLICY, "no-referrer")
                 .header(OPENER_POLICY, "same-origin");
         }
-        if said.status == StatusCode::UNAUTHORIZED {
+        if content.status == StatusCode::UNAUTHORIZED {
             answer = answer.header(WWW_AUTHENTICATE, "Bearer realm=\"touchline admin\"");
         }
-        if said.status == StatusCode::METHOD_NOT_ALLOWED {
+        if content.status == StatusCode::METHOD_NOT_ALLOWED {
             answer = answer.header(ALLOW, "GET, HEAD");
         }
         let body = if method == Method::HEAD {
             Vec::new()
         } else {
-            said.body
+            content.body
         };
         answer.body(body).unwrap_or_default()
     }
@@ -279,15 +279,15 @@ impl AdminService {
 struct Closed;
 
 /// An answer before its headers.
-struct Said {
+struct AdminAnswer {
     status: StatusCode,
     content_type: &'static str,
     body: Vec<u8>,
 }
 
-impl Said {
-    fn json(status: StatusCode, body: impl Into<Vec<u8>>) -> Said {
-        Said {
+impl AdminAnswer {
+    fn json(status: StatusCode, body: impl Into<Vec<u8>>) -> AdminAnswer {
+        AdminAnswer {
             status,
             content_type: JSON_TYPE,
             body: body.into(),

@@ -502,9 +502,9 @@ mod tests {
         ));
         assert!(both.contains("max_staleness") && both.contains("touchline store forget"));
         let many: Vec<_> = (1..=22).map(|number| gateway(number, since)).collect();
-        let told = not_confirmed(&many).unwrap();
-        assert!(told.contains("web-20 (") && !told.contains("web-21"));
-        assert!(told.contains(" and 2 more: see"), "{told}");
+        let message = not_confirmed(&many).unwrap();
+        assert!(message.contains("web-20 (") && !message.contains("web-21"));
+        assert!(message.contains(" and 2 more: see"), "{message}");
         assert!(!not_confirmed(&many[..20]).unwrap().contains(" more"));
     }
 

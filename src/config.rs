@@ -43,14 +43,16 @@ pub use secret::Secret;
 pub use sections::events::{Events, Webhook};
 pub use sections::https::{Certificate, ClientCertificates, ClientMode, Https};
 pub use sections::limits::Limits;
-pub use sections::listen::{Admin, Cleartext, Http, Listen, Redirect};
+pub use sections::listen::{Admin, Cleartext, Http, Listen, RedirectListener};
 pub use sections::listener::ProxyProtocol;
 pub use sections::redis::{Outage, OutagePolicy, RedisPlace, RedisStoreConfig, RedisTls};
 pub use sections::store::{DurabilitySetting, EmbeddedStoreConfig, StoreConfig};
 pub use sections::tracing::{Otlp, Tracing};
 pub use sections::traffic::Tier;
 pub use sections::upstream_tls::{ClientIdentity, PrivateKey, UpstreamTls};
-pub use sections::upstreams::{HealthCheck, Protocol, SecretHeader, Server, Timeouts, Upstream};
+pub use sections::upstreams::{
+    HealthCheck, Protocol, SecretHeader, Timeouts, UpstreamConfig, UpstreamServer,
+};
 pub use sections::{Forward, Keys, Ledger, Logging, Runtime};
 
 /// The largest configuration file: room for some 10,000 endpoints.
@@ -89,7 +91,7 @@ pub struct Config {
     /// The endpoints; every tier and upstream that they name exists.
     pub endpoints: EndpointTable,
     /// The upstreams in the order of the file; at least one, no name twice.
-    pub upstreams: Vec<Upstream>,
+    pub upstreams: Vec<UpstreamConfig>,
     /// Which headers are passed on.
     pub forward: Forward,
     /// Threads of the process.
@@ -305,7 +307,7 @@ impl Config {
     }
 
     /// The upstream with this name.
-    pub fn upstream(&self, name: &str) -> Option<&Upstream> {
+    pub fn upstream(&self, name: &str) -> Option<&UpstreamConfig> {
         self.upstreams
             .iter()
             .find(|upstream| &*upstream.name == name)

@@ -14,7 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
-use crate::admin::today::Terms;
+use crate::admin::today::SurveyTerms;
 use crate::admin::{AdminService, ConfigView, View};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -330,9 +330,9 @@ fn servers_out(snapshot: &Snapshot) -> Vec<String> {
 }
 
 /// The quota day with the limits of the running configuration.
-fn terms(gate: &Gate, config: &Config) -> Option<Terms> {
+fn terms(gate: &Gate, config: &Config) -> Option<SurveyTerms> {
     let tiers = config.tiers.iter();
-    Some(Terms {
+    Some(SurveyTerms {
         day: gate.day_at(&config.calendar, gate.store.now()).ok()?,
         zone: config.calendar.name().to_owned(),
         tiers: tiers

@@ -41,7 +41,7 @@ pub mod status;
 
 pub use error::{ChangeError, StoreError};
 pub use key_table::{KeyEntry, KeyTable};
-pub use ledger::{Adjustment, DayUsage, Keeping, Proof, Refusal, Totals};
+pub use ledger::{Adjustment, DayUsage, Keeping, Proof, RefusalReason, Totals};
 use status::{Replicas, StoreStatus};
 
 /// The limit of a charge that only counts.
@@ -238,7 +238,7 @@ pub enum Claim {
 /// The most events that await delivery.
 pub const EVENTS_MAX: u64 = 10_000;
 /// The most events that [`Store::undelivered`] returns.
-pub const EVENTS_TOLD_MAX: u64 = 1_000;
+pub const EVENTS_READ_MAX: u64 = 1_000;
 /// How long claims are kept after their day.
 pub const CLAIMS_KEPT_SECONDS: i64 = 2 * 86_400;
 /// How long undelivered events are kept.
@@ -290,7 +290,7 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
     async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError>;
 
     /// Counts a refused request in the ledger, within a second. Never waits.
-    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal);
+    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason);
 
     /// The state of the store, without a call to it.
     fn health(&self) -> Health;
@@ -307,7 +307,7 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
         delivery: Delivery,
     ) -> Result<Claim, StoreError>;
 
-    /// The oldest events that await delivery, [`EVENTS_TOLD_MAX`] at most, or `None` if another node than `courier` delivers them.
+    /// The oldest events that await delivery, [`EVENTS_READ_MAX`] at most, or `None` if another node than `courier` delivers them.
     /// One node at a time does, until `lease` has passed without a call from it.
     async fn undelivered(
         &self,

@@ -16,7 +16,7 @@ pub struct ConfigView {
     /// When it was applied.
     pub applied: Timestamp,
     /// Why the file is not applied, if it is not.
-    pub refused: Option<Refused>,
+    pub refused: Option<RefusedFile>,
     /// The results of the configurations since the start, the newest first; 20 at most.
     #[serde(skip)]
     pub reloads: Vec<Reload>,
@@ -49,7 +49,7 @@ pub enum Became {
 
 /// A configuration file that was not applied.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Refused {
+pub struct RefusedFile {
     /// When it was refused.
     pub at: Timestamp,
     /// The problems of the file, one a line.
@@ -86,7 +86,7 @@ impl ConfigView {
     }
 
     /// The view after a refusal: the same configuration runs, beside a file that was refused.
-    pub fn but_refused(&self, refused: Refused, cause: &'static str) -> ConfigView {
+    pub fn but_refused(&self, refused: RefusedFile, cause: &'static str) -> ConfigView {
         let mut reason = refused.reason.clone();
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
         let reload = Reload {
@@ -117,13 +117,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reloads_are_told_newest_first_and_bounded_and_long_reasons_cut_between_characters() {
+    fn reloads_are_reported_newest_first_and_bounded_and_long_reasons_cut_between_characters() {
         let now = Timestamp::UNIX_EPOCH;
         let mut view = ConfigView::started("a".into(), now);
         assert_eq!(view.reloads.len(), 1);
         let reason = "é".repeat(REASON_BYTES_MAX);
         for _ in 0..RELOADS_MAX {
-            let refused = Refused {
+            let refused = RefusedFile {
                 at: now,
                 reason: format!("x{reason}"),
             };

@@ -31,7 +31,7 @@ const REST: Duration = Duration::from_secs(5);
 
 /// The part of the running configuration that a survey needs.
 #[derive(Debug, Clone)]
-pub struct Terms {
+pub struct SurveyTerms {
     /// The quota day.
     pub day: Day,
     /// The time zone whose calendar days are quota days.
@@ -60,7 +60,7 @@ pub struct Today {
     /// The ledger's numbers, by the tier that the keys had at the time.
     pub tiers: Vec<TierToday>,
     /// How many usable keys have reached a share of their limit.
-    pub reached: Vec<Reached>,
+    pub reached: Vec<ReachedShare>,
     /// The usable keys nearest their limits, the nearest first; none that used nothing.
     pub nearest: Vec<NearKey>,
 }
@@ -79,7 +79,7 @@ pub struct TierToday {
 
 /// How many keys have reached a share of their limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Reached {
+pub struct ReachedShare {
     /// The share in hundredths.
     pub percent: u8,
     /// The keys, including those that have reached a higher share.
@@ -105,7 +105,7 @@ pub struct NearKey {
 
 /// The last survey, and why the most recent one failed.
 #[derive(Debug, Clone, Default)]
-pub struct Known {
+pub struct LastSurvey {
     /// The last survey that was finished.
     pub today: Option<Today>,
     /// Why the most recent one failed, if it did.
@@ -120,7 +120,7 @@ pub struct Surveyor {
 
 #[derive(Default)]
 struct SurveyState {
-    known: Known,
+    known: LastSurvey,
     /// Whether a survey is running.
     going_on: bool,
     ended: Option<Instant>,
@@ -137,7 +137,7 @@ impl Surveyor {
 
     /// Returns the last survey, and starts another in the background if that is too old; never waits. Needs a tokio runtime. While
     /// the key table is not loaded, no survey starts, because it would present a part of the keys as all of them.
-    pub fn ask(self: &Arc<Self>, terms: Terms) -> Known {
+    pub fn ask(self: &Arc<Self>, terms: SurveyTerms) -> LastSurvey {
         let today = terms.day.date;
         let mut state = self.state.lock();
         let rested = state.ended.is_none_or(|ended| ended.elapsed() >= REST);
@@ -157,12 +157,12 @@ impl Surveyor {
 struct Going(Arc<Surveyor>);
 
 impl Going {
-    async fn survey(self, terms: Terms) {
+    async fn survey(self, terms: SurveyTerms) {
         let surveyed = survey(&*self.0.store, &terms).await;
         let mut state = self.0.state.lock();
         match surveyed {
             Ok(today) => {
-                state.known = Known {
+                state.known = LastSurvey {
                     today: Some(today),
                     error: None,
                 };
@@ -180,14 +180,14 @@ impl Drop for Going {
     }
 }
 
-async fn survey(store: &dyn Store, terms: &Terms) -> Result<Today, StoreError> {
+async fn survey(store: &dyn Store, terms: &SurveyTerms) -> Result<Today, StoreError> {
     let began = Instant::now();
     let mut keys: Vec<KeyId> = {
         let entries = store.keys().entries();
         entries.iter().map(|entry| entry.record.id).collect()
     };
     keys.sort_unstable();
-    let mut sums = Sums::new();
+    let mut sums = SurveySums::new();
     let mut batches = keys.chunks(DAY_OF_KEYS_MAX).peekable();
     while let Some(batch) = batches.next() {
         let asked = Instant::now();
@@ -198,11 +198,11 @@ async fn survey(store: &dyn Store, terms: &Terms) -> Result<Today, StoreError> {
             tokio::time::sleep(asked.elapsed() * PAUSE).await;
         }
     }
-    Ok(sums.told(store, terms, began.elapsed()))
+    Ok(sums.day(store, terms, began.elapsed()))
 }
 
 /// The sums over the keys that have been read.
-struct Sums {
+struct SurveySums {
     used: u64,
     unattributed: i64,
     tiers: BTreeMap<String, (u64, Totals)>,
@@ -210,9 +210,9 @@ struct Sums {
     nearest: Nearest,
 }
 
-impl Sums {
-    fn new() -> Sums {
-        Sums {
+impl SurveySums {
+    fn new() -> SurveySums {
+        SurveySums {
             used: 0,
             unattributed: 0,
             tiers: BTreeMap::new(),
@@ -221,7 +221,7 @@ impl Sums {
         }
     }
 
-    fn add(&mut self, store: &dyn Store, terms: &Terms, usage: &DayUsage) {
+    fn add(&mut self, store: &dyn Store, terms: &SurveyTerms, usage: &DayUsage) {
         self.used = self.used.saturating_add(usage.used);
         self.unattributed = self.unattributed.saturating_add(usage.unattributed);
         for (tier, totals) in &usage.tiers {
@@ -238,7 +238,7 @@ impl Sums {
         self.nearest.put(near);
     }
 
-    fn told(self, store: &dyn Store, terms: &Terms, took: Duration) -> Today {
+    fn day(self, store: &dyn Store, terms: &SurveyTerms, took: Duration) -> Today {
         let tiers = self.tiers.into_iter();
         let nearest = self.nearest.into_vec().into_iter();
         let named = |near: Nearness| {
@@ -265,7 +265,7 @@ impl Sums {
                 .map(|(tier, (keys, totals))| TierToday { tier, keys, totals })
                 .collect(),
             reached: shares
-                .map(|(percent, keys)| Reached { percent, keys })
+                .map(|(percent, keys)| ReachedShare { percent, keys })
                 .collect(),
             nearest: nearest.filter_map(named).collect(),
         }
@@ -273,7 +273,7 @@ impl Sums {
 }
 
 /// How near a key is to its limit, or `None` if it is unused, not usable, or its tier no longer exists.
-fn nearness(store: &dyn Store, terms: &Terms, usage: &DayUsage) -> Option<Nearness> {
+fn nearness(store: &dyn Store, terms: &SurveyTerms, usage: &DayUsage) -> Option<Nearness> {
     let entry = store.keys().get(usage.key)?;
     let record = &entry.record;
     let usable = record.state == KeyState::Active

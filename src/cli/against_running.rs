@@ -25,7 +25,7 @@ const ANSWER_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// The changes of a file.
 #[derive(Debug, Serialize)]
-struct Report {
+struct ChangeReport {
     /// The hash of the running configuration.
     running: String,
     /// The hash of the file.
@@ -67,7 +67,7 @@ pub(super) fn run(
     let keys = concerned(config, &differences)?;
     let needs_restart = differences.iter().any(|one| one.about == About::Restart);
     let held = keys.iter().any(|one| one.daily.is_none() && one.keys > 0);
-    let report = Report {
+    let report = ChangeReport {
         running: running.hash,
         file,
         applies: !needs_restart && !held,
@@ -166,8 +166,8 @@ fn concerned(config: Config, differences: &[Difference]) -> anyhow::Result<Vec<C
     Ok(concerned)
 }
 
-fn write_people(out: &mut dyn Write, report: &Report) -> anyhow::Result<()> {
-    let Report {
+fn write_people(out: &mut dyn Write, report: &ChangeReport) -> anyhow::Result<()> {
+    let ChangeReport {
         running,
         file,
         differences,

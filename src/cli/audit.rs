@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_tells_each_change_on_one_line() {
+    fn a_table_reports_each_change_on_one_line() {
         let entries = trail();
         let id = entries[0].key.unwrap();
         assert_eq!(

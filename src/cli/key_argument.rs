@@ -230,8 +230,8 @@ mod tests {
             format!("--by={external}"),
             format!("-o{external}"),
         ] {
-            let told = without_arguments(&format!("invalid '{external}'"), &[argument]);
-            assert_eq!(told, format!("invalid '{STRUCK}'"));
+            let message = without_arguments(&format!("invalid '{external}'"), &[argument]);
+            assert_eq!(message, format!("invalid '{STRUCK}'"));
         }
         let short = without_arguments("invalid 'x'", &["x".to_owned()]);
         assert_eq!(short, "invalid 'x'");

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_tier_is_told_with_the_configured_ones() {
+    fn an_unknown_tier_is_reported_with_the_configured_ones() {
         let config = Config::parse("g", include_str!("../../gateway.yaml"), &|_| None).unwrap();
         assert_eq!(configured_tier(&config, "pro").unwrap().as_str(), "pro");
         assert_eq!(

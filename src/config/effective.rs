@@ -210,7 +210,7 @@ logging: {level: info}
     }
 
     #[test]
-    fn each_kind_of_change_is_told_once() {
+    fn each_kind_of_change_is_reported_once() {
         let other = "
 listen: {http: {}}
 store: {embedded: {path: other.db}}
@@ -251,7 +251,7 @@ limits: {connections: \"${N}\"}
     #[test]
     fn a_url_is_shown_without_user_and_password() {
         let url = |text: &str| format!("store: {{redis: {{url: \"{text}\"}}}}{FILE}");
-        let told = |text: &str| {
+        let shown = |text: &str| {
             let config = Config::parse("g.yaml", &url(text), &|_| Some("hunter2".into())).unwrap();
             serde_json::to_string(&*config.effective).unwrap()
         };
@@ -260,11 +260,11 @@ limits: {connections: \"${N}\"}
             "redis://:hunter2@host:1/0",
             "redis://me:${SECRET}@host:1/0",
         ] {
-            let told = told(text);
-            assert!(!told.contains("hunter2"), "{told}");
-            assert!(told.contains("redis://…@host:1/0"), "{told}");
+            let shown = shown(text);
+            assert!(!shown.contains("hunter2"), "{shown}");
+            assert!(shown.contains("redis://…@host:1/0"), "{shown}");
         }
-        assert!(told("redis://host:1/0").contains("redis://host:1/0"));
+        assert!(shown("redis://host:1/0").contains("redis://host:1/0"));
         let log = format!("{FILE}logging: {{access_log: 'x://a:hunter2@b/c'}}");
         let config = Config::parse("g.yaml", &log, &|_| None).unwrap();
         let facts = serde_json::to_string(&*config.effective).unwrap();

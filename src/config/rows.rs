@@ -19,11 +19,11 @@ use super::outline::Path;
 use super::scalar::{ByteSize, Percent, Quantity, Scalar, Text};
 
 /// Reads the value at a path as a `T`; `None` if nothing is written there.
-type Reader<T> = dyn Fn(&mut Check<'_>, &Path, Option<Value>) -> T;
+type ValueReader<T> = dyn Fn(&mut Check<'_>, &Path, Option<Value>) -> T;
 
 /// How the value at one place of the file is read as a `T`, and which values are permitted.
 pub(super) struct Kind<T> {
-    read: Box<Reader<T>>,
+    read: Box<ValueReader<T>>,
     form: Box<dyn Fn() -> Form>,
 }
 
@@ -135,7 +135,7 @@ impl<T: 'static> Kind<T> {
     /// The same form with another reader, made from this one.
     fn around<U: 'static>(
         self,
-        read: impl Fn(&Reader<T>, &mut Check<'_>, &Path, Option<Value>) -> U + 'static,
+        read: impl Fn(&ValueReader<T>, &mut Check<'_>, &Path, Option<Value>) -> U + 'static,
     ) -> Kind<U> {
         let inner = self.read;
         Kind {

@@ -39,7 +39,7 @@ use listen::Listen;
 use store::StoreConfig;
 use tracing::Tracing;
 use traffic::{ENDPOINTS_HINT, EndpointRows, Tier};
-use upstreams::Upstream;
+use upstreams::UpstreamConfig;
 use values::{DAY, HOUR};
 
 rows! {
@@ -66,7 +66,7 @@ rows! {
         /// Events of keys near their limits, and the webhook that receives them.
         events: Events = serving(plain());
         /// The services behind the gateway, by name.
-        upstreams: Option<Vec<Upstream>> = serving(named(upstreams::HINT, upstreams::upstream));
+        upstreams: Option<Vec<UpstreamConfig>> = serving(named(upstreams::HINT, upstreams::upstream));
         /// Which headers are passed on.
         forward: Forward = serving(plain());
         /// Threads of the process.
@@ -190,7 +190,7 @@ pub(super) fn config(
 ) -> Option<Config> {
     let root = optional::<Root>();
     let root = root.read(check, &Path::default(), Some(written))?;
-    let known = traffic::Known {
+    let known = traffic::KnownNames {
         tiers: root.tiers.as_deref(),
         upstreams: root.upstreams.as_deref(),
         calendar: root.quota.timezone.as_ref(),

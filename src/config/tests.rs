@@ -133,7 +133,7 @@ fn the_shipped_file_holds_the_tiers_and_endpoints_of_the_contract() {
     assert_eq!(config.billing, Rules::default());
     assert_eq!(
         config.upstream("prediction-data").unwrap().servers,
-        [Server {
+        [UpstreamServer {
             name: "127.0.0.1:9000".into(),
             weight: NonZeroU32::MIN,
             addresses: vec!["127.0.0.1:9000".parse().unwrap()],
@@ -187,7 +187,7 @@ fn what_the_shipped_file_writes_down_is_what_leaving_it_out_gives() {
 }
 
 #[test]
-fn a_tier_is_enforced_unless_it_says_no() {
+fn a_tier_is_enforced_unless_it_is_in_shadow() {
     let enforcement = |more: &str| {
         let config = parse(&NEEDED.replace("daily: 5", &format!("daily: 5{more}"))).unwrap();
         config.tiers[0].1.enforcement
@@ -208,14 +208,14 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
     );
     let config = config.unwrap();
     let retirement = &config.endpoints.find("/a").unwrap().retirement;
-    let told = |instant: Option<jiff::Timestamp>| instant.unwrap().to_string();
-    assert_eq!(told(retirement.deprecation()), "2026-11-30T23:00:00Z");
-    assert_eq!(told(retirement.sunset()), "2027-06-30T12:00:00Z");
+    let output = |instant: Option<jiff::Timestamp>| instant.unwrap().to_string();
+    assert_eq!(output(retirement.deprecation()), "2026-11-30T23:00:00Z");
+    assert_eq!(output(retirement.sunset()), "2027-06-30T12:00:00Z");
     assert_eq!(retirement.headers().len(), 3);
 }
 
 #[test]
-fn traces_go_where_the_file_says_and_nowhere_by_default() {
+fn traces_go_where_the_file_directs_and_nowhere_by_default() {
     let tracing = |more: &str| with(&format!("tracing: {more}\n")).map(|config| config.tracing);
     assert_eq!(with("").unwrap().tracing, Tracing::default());
     assert_eq!(tracing("{}").unwrap().otlp, None);
@@ -231,7 +231,7 @@ fn traces_go_where_the_file_says_and_nowhere_by_default() {
     let otlp = otlp.unwrap().otlp.unwrap();
     assert_eq!(otlp.header.unwrap().value.reveal(), "Bearer hunter2");
     assert_eq!(otlp.sample_percent, 100);
-    for (more, told) in [
+    for (more, output) in [
         ("{otlp: {}}", "tracing.otlp.url: the key is missing"),
         (
             "{otlp: {url: 'collector:4318'}}",
@@ -248,7 +248,7 @@ fn traces_go_where_the_file_says_and_nowhere_by_default() {
     ] {
         let problems = problems_of(with(&format!("tracing: {more}")), 3);
         assert!(
-            problems.iter().any(|one| one.contains(told)),
+            problems.iter().any(|one| one.contains(output)),
             "{problems:?}"
         );
     }
@@ -406,13 +406,13 @@ fn shares_are_whole_percentages_and_a_webhook_has_a_url_and_a_secret() {
             "events.webhook.secret: the key is missing",
         ),
     ] {
-        let told = problems_of(
+        let output = problems_of(
             events(&more.replace("WHSEC", WHSEC)).map(|_| parse(SHIPPED).unwrap()),
             0,
         );
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].contains(problem), "{told:?}");
-        assert!(!told[0].contains("hunter2"), "{told:?}");
+        assert_eq!(output.len(), 1, "{output:?}");
+        assert!(output[0].contains(problem), "{output:?}");
+        assert!(!output[0].contains("hunter2"), "{output:?}");
     }
 }
 
@@ -445,7 +445,7 @@ fn a_host_name_of_an_upstream_is_resolved_to_ipv4_where_it_can() {
     let text = NEEDED.replace("127.0.0.1:9000", "good.example:9000");
     assert_eq!(
         parse(&text).unwrap().upstreams[0].servers,
-        [Server {
+        [UpstreamServer {
             name: "good.example:9000".into(),
             weight: NonZeroU32::MIN,
             addresses: vec!["192.0.2.1:9000".parse().unwrap()],

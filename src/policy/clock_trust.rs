@@ -69,7 +69,7 @@ impl fmt::Display for Leap {
 
 /// What a reading changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum ClockChange {
     /// The wall clock leapt.
     Leapt(Leap),
     /// The wall clock has run evenly for long enough since its last leap.
@@ -100,7 +100,7 @@ impl ClockTrust {
     }
 
     /// Adds a reading.
-    pub fn observe(&mut self, now: ClockReading) -> Option<Turn> {
+    pub fn observe(&mut self, now: ClockReading) -> Option<ClockChange> {
         self.last = now;
         let by = now.ahead_since(&self.anchor);
         if by.abs() > TOLERANCE {
@@ -108,14 +108,14 @@ impl ClockTrust {
             self.anchor = now;
             self.is_settled = false;
             self.leap = Some(leap);
-            return Some(Turn::Leapt(leap));
+            return Some(ClockChange::Leapt(leap));
         }
         if now.boot.saturating_sub(self.anchor.boot) < self.agreement {
             return None;
         }
         self.anchor = now;
         self.is_settled = true;
-        self.leap.take().map(|_| Turn::Settled)
+        self.leap.take().map(|_| ClockChange::Settled)
     }
 
     /// The last reading of a settled wall clock, or `None` if it is not settled.
@@ -185,14 +185,14 @@ mod tests {
         let mut trust = new();
         trust.observe(at(HOUR, HOUR));
         let turn = trust.observe(at(HOUR + 1_000 + TWO_YEARS, HOUR + 1_000));
-        assert!(matches!(turn, Some(Turn::Leapt(_))), "{turn:?}");
+        assert!(matches!(turn, Some(ClockChange::Leapt(_))), "{turn:?}");
         assert_eq!(trust.settled_at(), None);
         let just = 2 * HOUR + 1_000;
         assert_eq!(trust.observe(at(just - 1 + TWO_YEARS, just - 1)), None);
         assert_eq!(trust.settled_at(), None);
         assert!(trust.leap().is_some());
         let turn = trust.observe(at(just + TWO_YEARS, just));
-        assert_eq!(turn, Some(Turn::Settled));
+        assert_eq!(turn, Some(ClockChange::Settled));
         assert_eq!(trust.settled_at(), Some(at(just + TWO_YEARS, just).wall));
         assert_eq!(trust.leap(), None);
     }
@@ -203,7 +203,7 @@ mod tests {
         trust.observe(at(HOUR, HOUR));
         trust.observe(at(HOUR + 1_000 + TWO_YEARS, HOUR + 1_000));
         let turn = trust.observe(at(HOUR + 31_000, HOUR + 31_000));
-        let Some(Turn::Leapt(back)) = turn else {
+        let Some(ClockChange::Leapt(back)) = turn else {
             panic!("{turn:?}");
         };
         assert_eq!(back.by.as_millis(), -i128::from(TWO_YEARS));
@@ -220,7 +220,7 @@ mod tests {
         assert!(trust.settled_at().is_some());
         // A virtual machine that was stopped from outside.
         let turn = trust.observe(at(18 * HOUR, 9 * HOUR + 1_000));
-        assert!(matches!(turn, Some(Turn::Leapt(_))), "{turn:?}");
+        assert!(matches!(turn, Some(ClockChange::Leapt(_))), "{turn:?}");
     }
 
     #[test]

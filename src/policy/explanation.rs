@@ -101,7 +101,7 @@ pub fn explain(question: &Question<'_>) -> Explanation {
     Explanation { steps, outcome }
 }
 
-type Next<'a> = admission::Next<'a, KeyRecord, ()>;
+type NextStep<'a> = admission::Next<'a, KeyRecord, ()>;
 
 impl Question<'_> {
     /// The holder of the key: the request is assumed to present it with its current secret.
@@ -114,15 +114,16 @@ impl Question<'_> {
 
     fn outcome(&self, trail: &mut Trail, limits: &mut Vec<Limit>) -> Outcome {
         let head = self.head.clone();
-        let mut next: Next<'_> = admission::begin(self.method, head, self.endpoints, Some(trail));
+        let mut next: NextStep<'_> =
+            admission::begin(self.method, head, self.endpoints, Some(trail));
         loop {
             next = match next {
-                Next::Key(ask) => ask.answer(self.caller()),
-                Next::Room(ask) => {
+                NextStep::Key(ask) => ask.answer(self.caller()),
+                NextStep::Room(ask) => {
                     limits.push(ask.limit());
                     ask.answer(Ok(()))
                 }
-                Next::Charge(ask) => {
+                NextStep::Charge(ask) => {
                     let (cost, caller) = (u64::from(ask.endpoint().cost.get()), ask.caller());
                     let (enforcement, limit) =
                         (caller.terms.enforcement, caller.quota_status.limit);
@@ -132,11 +133,11 @@ impl Question<'_> {
                         ask.exhausted(self.used)
                     }
                 }
-                Next::Count(ask) => ask.answer(Some(self.used)),
-                Next::Usage(ask) => return Outcome::Answered(Some(ask.answered(self.used).1)),
-                Next::Document => return Outcome::Answered(None),
-                Next::Permitted(permit) => return Outcome::Forwarded(permit),
-                Next::Refused(refusal) => return Outcome::Refused(refusal),
+                NextStep::Count(ask) => ask.answer(Some(self.used)),
+                NextStep::Usage(ask) => return Outcome::Answered(Some(ask.answered(self.used).1)),
+                NextStep::Document => return Outcome::Answered(None),
+                NextStep::Permitted(permit) => return Outcome::Forwarded(permit),
+                NextStep::Refused(refusal) => return Outcome::Refused(refusal),
             }
         }
     }

@@ -31,7 +31,7 @@ const FIRST_PART: u64 = 6;
 
 /// How an allowance is divided. The rest is for streams that wait for their turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shares {
+pub struct MemoryShares {
     /// For requests being served.
     pub requests_bytes: u64,
     /// For answers that wait for the client; an admitted one may exceed it.
@@ -40,10 +40,10 @@ pub struct Shares {
     pub library_bytes: u64,
 }
 
-impl Shares {
+impl MemoryShares {
     /// The shares of this many bytes.
-    pub fn of(allowance_bytes: u64) -> Shares {
-        Shares {
+    pub fn of(allowance_bytes: u64) -> MemoryShares {
+        MemoryShares {
             requests_bytes: allowance_bytes / 3,
             answers_bytes: allowance_bytes / 4,
             library_bytes: allowance_bytes * 3 / 8,
@@ -51,8 +51,8 @@ impl Shares {
     }
 
     /// The shares at the beginning of a connection.
-    pub fn first(self) -> Shares {
-        Shares {
+    pub fn first(self) -> MemoryShares {
+        MemoryShares {
             requests_bytes: self.requests_bytes / FIRST_PART,
             answers_bytes: self.answers_bytes / FIRST_PART,
             library_bytes: self.library_bytes,
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn the_default_allowance_lets_dozens_of_requests_be_worked_on() {
-        let shares = Shares::of(4 * 1024 * KIB);
+        let shares = MemoryShares::of(4 * 1024 * KIB);
         assert_eq!(shares.requests_bytes / request_bytes(200, false, 0), 37);
         assert_eq!(shares.requests_bytes / request_bytes(200, true, 0), 11);
         let over_http2 = request_bytes(200, false, UPSTREAM_WINDOW_BYTES);

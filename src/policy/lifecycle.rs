@@ -133,7 +133,7 @@ impl KeyChange {
 
 /// What a tier includes in the current configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Offer {
+pub struct TierOffer {
     /// Units a day.
     pub daily: u64,
     /// Patterns of the endpoints.
@@ -180,7 +180,7 @@ pub fn losses(
     before: &KeyRecord,
     after: &KeyRecord,
     now: Timestamp,
-    offer: impl Fn(&TierName) -> Option<Offer>,
+    offer: impl Fn(&TierName) -> Option<TierOffer>,
 ) -> Vec<Loss> {
     let mut losses = Vec::new();
     let calls = |record: &KeyRecord| {
@@ -242,14 +242,14 @@ mod tests {
         "2026-11-21".parse().unwrap()
     }
 
-    fn offer(tier: &TierName) -> Option<Offer> {
+    fn offer(tier: &TierName) -> Option<TierOffer> {
         let (daily, endpoints): (u64, &[&str]) = match tier.as_str() {
             "starter" => (1_000, &["/a"]),
             "pro" => (3_000, &["/a", "/b"]),
             "wide" => (1_000, &["/a", "/b", "/c"]),
             _ => return None,
         };
-        Some(Offer {
+        Some(TierOffer {
             daily,
             endpoints: endpoints.iter().map(|path| (*path).into()).collect(),
         })

@@ -22,8 +22,8 @@ mod outage_simulation;
 #[cfg(test)]
 mod simulation;
 
-pub use account::{Account, Asked, Call, Denial, Known, Terms, WaiterResult};
-pub use allowance::Share;
+pub use account::{Account, Asked, Call, Denial, StoredCount, WaiterResult, WaiterTerms};
+pub use allowance::NodeShare;
 pub use ledger_model::{ModelCall, ModelDay, StoredRecord};
 
 /// The result of a call.

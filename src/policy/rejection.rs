@@ -125,7 +125,7 @@ pub enum Rejection {
 
 /// An answer's status, body and the headers specific to its status.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub struct ProblemAnswer {
     /// The status.
     pub status: StatusCode,
     /// `WWW-Authenticate`, `Allow`, `Retry-After`.
@@ -337,7 +337,7 @@ impl Rejection {
     }
 
     /// The whole answer. `realm` is that of `WWW-Authenticate` and has been checked to be a plain quoted string.
-    pub fn problem(&self, request_id: &str, realm: &str, now: Timestamp) -> Problem {
+    pub fn problem(&self, request_id: &str, realm: &str, now: Timestamp) -> ProblemAnswer {
         let status = self.status();
         let detail = self.detail();
         let mut body = ProblemBody {
@@ -408,7 +408,7 @@ impl Rejection {
         let mut text = Vec::with_capacity(BODY_BYTES);
         // Writing to memory never fails.
         let _ = serde_json::to_writer(&mut text, &body);
-        Problem {
+        ProblemAnswer {
             status,
             headers,
             body: text,

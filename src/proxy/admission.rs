@@ -27,9 +27,7 @@ use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::Rejection;
 use crate::policy::token_bucket::Empty;
 use crate::store::ledger::NO_ENDPOINT;
-use crate::store::{
-    Charge, Decision, KeyEntry, Receipt, Refusal as LedgerRefusal, StoreError, UNBOUNDED,
-};
+use crate::store::{Charge, Decision, KeyEntry, Receipt, RefusalReason, StoreError, UNBOUNDED};
 
 /// A key that is missing from the replica counts as unknown only while the replica is at most this old; otherwise the answer is a
 /// 500.
@@ -39,8 +37,8 @@ const KEYS_AGE_MAX: Duration = Duration::from_secs(5);
 pub type Permit = admission::Permit<Arc<KeyEntry>, Grant>;
 /// A refused request.
 pub type Refusal = admission::Refusal<Arc<KeyEntry>>;
-type Next<'a> = admission::Next<'a, Arc<KeyEntry>, Grant>;
-type Known = Caller<Arc<KeyEntry>>;
+type NextNeed<'a> = admission::Next<'a, Arc<KeyEntry>, Grant>;
+type KnownCaller = Caller<Arc<KeyEntry>>;
 type ToCharge<'a> = admission::Ask<'a, Arc<KeyEntry>, Arc<Endpoint>>;
 
 /// What a permitted request holds until it ends.
@@ -103,29 +101,29 @@ pub async fn admit(
         trace,
     };
     let mut slot = None;
-    let mut next: Next<'_> =
+    let mut next: NextNeed<'_> =
         admission::begin(head.method(), path, &snapshot.config.endpoints, None);
     loop {
         next = match next {
-            Next::Key(ask) => {
+            NextNeed::Key(ask) => {
                 slot = None;
                 let presented = edge.presented(head.fields()); // 2
                 let found = presented.and_then(|key| edge.authenticate(&key, ask.at())); // 3
                 ask.answer(found)
             }
-            Next::Room(ask) => {
+            NextNeed::Room(ask) => {
                 let room = edge.take_room(ask.caller(), ask.limit(), &mut slot); // 7
                 ask.answer(room)
             }
-            Next::Charge(ask) => edge.charge(ask, &mut slot).await, // 8
-            Next::Count(ask) => {
+            NextNeed::Charge(ask) => edge.charge(ask, &mut slot).await, // 8
+            NextNeed::Count(ask) => {
                 let used = edge.used(ask.caller()).await;
                 match edge.has_changed(ask.caller()) {
                     false => ask.answer(used.ok()),
                     true => ask.changed(None),
                 }
             }
-            Next::Usage(ask) => {
+            NextNeed::Usage(ask) => {
                 let read = edge.read_usage(ask.caller()).await;
                 match (edge.has_changed(ask.caller()), read) {
                     (true, _) => ask.changed(None),
@@ -140,9 +138,9 @@ pub async fn admit(
                     (false, Err(error)) => ask.failed(error.to_string()),
                 }
             }
-            Next::Document => return Ok(Admitted::Document),
-            Next::Permitted(permit) => return Ok(Admitted::Forward(permit)),
-            Next::Refused(refusal) => {
+            NextNeed::Document => return Ok(Admitted::Document),
+            NextNeed::Permitted(permit) => return Ok(Admitted::Forward(permit)),
+            NextNeed::Refused(refusal) => {
                 edge.note_refusal(&refusal);
                 return Err(refusal);
             }
@@ -163,7 +161,11 @@ impl Edge<'_> {
     }
 
     /// Step 3 at an instant, or now.
-    fn authenticate(&mut self, key: &KeyDigest, at: Option<Timestamp>) -> Result<Known, NoKey> {
+    fn authenticate(
+        &mut self,
+        key: &KeyDigest,
+        at: Option<Timestamp>,
+    ) -> Result<KnownCaller, NoKey> {
         let now = at.unwrap_or_else(|| self.gate.store.now());
         let found = self.look_up(key, now);
         if let Some(recording) = &mut self.trace.recording {
@@ -174,7 +176,7 @@ impl Edge<'_> {
 
     /// Looks a key up in the replica of the key table only: a missing key is unknown while the replica is current, and known keys
     /// are served while the replica may be used.
-    fn look_up(&self, key: &KeyDigest, now: Timestamp) -> Result<Known, NoKey> {
+    fn look_up(&self, key: &KeyDigest, now: Timestamp) -> Result<KnownCaller, NoKey> {
         let (gate, config) = (self.gate, &self.snapshot.config);
         let keys = gate.store.freshness();
         if !keys.usable {
@@ -201,7 +203,7 @@ impl Edge<'_> {
     /// Step 7: takes a token, or a place in `slot`.
     fn take_room(
         &self,
-        caller: &Known,
+        caller: &KnownCaller,
         limit: Limit,
         slot: &mut Option<Slot>,
     ) -> Result<(), Duration> {
@@ -223,7 +225,7 @@ impl Edge<'_> {
     }
 
     /// Step 8: one atomic charge. The permit takes over the slot.
-    async fn charge<'a>(&mut self, ask: ToCharge<'a>, slot: &mut Option<Slot>) -> Next<'a> {
+    async fn charge<'a>(&mut self, ask: ToCharge<'a>, slot: &mut Option<Slot>) -> NextNeed<'a> {
         let (caller, endpoint) = (ask.caller(), ask.endpoint());
         let Some(upstream) = self.snapshot.upstream(&endpoint.upstream).cloned() else {
             let cause = format!("there is no upstream {}", endpoint.upstream);
@@ -263,7 +265,7 @@ impl Edge<'_> {
     }
 
     /// The units used today, and the body that lists those of the last days.
-    async fn read_usage(&mut self, caller: &Known) -> Result<(u64, Vec<u8>), StoreError> {
+    async fn read_usage(&mut self, caller: &KnownCaller) -> Result<(u64, Vec<u8>), StoreError> {
         let used = self.used(caller).await?;
         let (record, quota_status) = (&caller.key.record, caller.quota_status);
         let (from, today) = (usage::first_day(quota_status.day), quota_status.day.date);
@@ -276,7 +278,7 @@ impl Edge<'_> {
     }
 
     /// Units used today, read without a charge.
-    async fn used(&mut self, caller: &Known) -> Result<u64, StoreError> {
+    async fn used(&mut self, caller: &KnownCaller) -> Result<u64, StoreError> {
         let asked = Instant::now();
         let (id, today) = (caller.key.record.id, caller.quota_status.day);
         let used = self.gate.store.used(id, today).await;
@@ -285,7 +287,7 @@ impl Edge<'_> {
     }
 
     /// Whether the replica has a newer record of the key than the judged one.
-    fn has_changed(&self, caller: &Known) -> bool {
+    fn has_changed(&self, caller: &KnownCaller) -> bool {
         let record = &caller.key.record;
         let newest = self.gate.store.keys().get(record.id);
         newest.is_some_and(|entry| entry.record.version > record.version)
@@ -305,7 +307,7 @@ impl Edge<'_> {
     }
 
     /// Reports the shares of its limit that a key has reached.
-    fn note_share(&self, caller: &Known, used: u64) {
+    fn note_share(&self, caller: &KnownCaller, used: u64) {
         let quota_status = QuotaStatus {
             used: Some(used),
             ..caller.quota_status
@@ -342,14 +344,14 @@ impl Edge<'_> {
 }
 
 /// The ledger's kind of a refusal, at an endpoint or without one.
-fn in_ledger(rejection: &Rejection) -> Option<LedgerRefusal> {
+fn in_ledger(rejection: &Rejection) -> Option<RefusalReason> {
     match rejection {
-        Rejection::NotFound => Some(LedgerRefusal::NotFound),
-        Rejection::MethodNotAllowed { .. } => Some(LedgerRefusal::Method),
-        Rejection::TierInsufficient { .. } => Some(LedgerRefusal::Tier),
-        Rejection::BurstExceeded { .. } => Some(LedgerRefusal::Burst),
-        Rejection::TooManyConcurrent { .. } => Some(LedgerRefusal::Concurrent),
-        Rejection::DailyQuotaExceeded { .. } => Some(LedgerRefusal::DailyQuota),
+        Rejection::NotFound => Some(RefusalReason::NotFound),
+        Rejection::MethodNotAllowed { .. } => Some(RefusalReason::Method),
+        Rejection::TierInsufficient { .. } => Some(RefusalReason::Tier),
+        Rejection::BurstExceeded { .. } => Some(RefusalReason::Burst),
+        Rejection::TooManyConcurrent { .. } => Some(RefusalReason::Concurrent),
+        Rejection::DailyQuotaExceeded { .. } => Some(RefusalReason::DailyQuota),
         Rejection::BadRequest(_)
         | Rejection::PayloadTooLarge
         | Rejection::UriTooLong

@@ -110,7 +110,7 @@ impl Snapshot {
     }
 
     /// The upstream with exactly this configuration.
-    fn unchanged(&self, wanted: &config::Upstream) -> Option<Arc<Upstream>> {
+    fn unchanged(&self, wanted: &config::UpstreamConfig) -> Option<Arc<Upstream>> {
         let same = self.config.upstream(&wanted.name) == Some(wanted);
         self.upstreams.get(&wanted.name).filter(|_| same).cloned()
     }

@@ -42,13 +42,13 @@ impl Origin {
                 host: None,
             };
         }
-        let told_host = forwarded::host_of(fields.all(&X_FORWARDED_HOST));
+        let forwarded_host = forwarded::host_of(fields.all(&X_FORWARDED_HOST));
         let client = RequestSender::of(peer, fields.all(&X_FORWARDED_FOR), trusted);
         Origin {
             client,
             address: forward::address(client.ip()),
             scheme: forwarded::scheme_of(fields.all(&X_FORWARDED_PROTO)).unwrap_or(scheme),
-            host: told_host.and_then(|host| HeaderValue::from_bytes(host).ok()),
+            host: forwarded_host.and_then(|host| HeaderValue::from_bytes(host).ok()),
         }
     }
 }

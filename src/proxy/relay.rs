@@ -42,7 +42,7 @@ mod http2;
 mod link;
 mod upload;
 
-use connections::Taken;
+use connections::TakenConnection;
 use link::{Link, LinkEvent};
 use upload::Upload;
 
@@ -71,7 +71,7 @@ struct FailedAttempt {
 }
 
 /// The next event of an exchange.
-enum Next {
+enum NextEvent {
     Server(Result<LinkEvent, Failure>),
     Client(Result<Option<Bytes>, Failure>),
     Late,
@@ -186,13 +186,13 @@ impl Relay<'_, '_> {
     /// Sends the request to a connected server, and forwards its answer.
     async fn exchange_with(
         &mut self,
-        taken: Taken,
+        taken: TakenConnection,
         peer: &HttpPeer,
         upload: &mut Upload,
     ) -> Result<(), Failure> {
         let version = match &taken {
-            Taken::Http1(_) => Version::HTTP_11,
-            Taken::Http2(_) => Version::HTTP_2,
+            TakenConnection::Http1(_) => Version::HTTP_11,
+            TakenConnection::Http2(_) => Version::HTTP_2,
         };
         if !self.forwarding.upstream.takes(version) {
             let cause = "protocol is http2, but the server did not agree to it by ALPN";
@@ -213,7 +213,7 @@ impl Relay<'_, '_> {
     }
 
     /// Sends the head of the request to the server of this attempt.
-    fn begin(&mut self, taken: Taken, is_tls: bool) -> Result<Link, Failure> {
+    fn begin(&mut self, taken: TakenConnection, is_tls: bool) -> Result<Link, Failure> {
         let Relay {
             client,
             exchange,
@@ -232,7 +232,7 @@ impl Relay<'_, '_> {
                 (recording.context, span)
             });
         let origin = exchange.origin.as_ref();
-        let told_host = origin.and_then(|origin| origin.host.as_ref());
+        let forwarded_host = origin.and_then(|origin| origin.host.as_ref());
         let record = &forwarding.key.record;
         let outgoing = Outgoing {
             head: &client.head,
@@ -242,7 +242,9 @@ impl Relay<'_, '_> {
                 request_id: &exchange.request_id,
                 client: origin.map(|origin| &origin.address),
                 scheme: origin.map_or("http", |origin| origin.scheme),
-                host: told_host.map(HeaderValue::as_bytes).or(client.head.host()),
+                host: forwarded_host
+                    .map(HeaderValue::as_bytes)
+                    .or(client.head.host()),
                 key_id: record.id.as_str(),
                 tier: record.tier.as_str(),
                 recorded,
@@ -278,18 +280,18 @@ impl Relay<'_, '_> {
             let listens = upload.ended() || link.takes_more() || !held.is_empty();
             let next = tokio::select! {
                 biased;
-                event = reads.read(link.next()) => Next::Server(event),
-                part = next(self.client, upload.ended()), if listens => Next::Client(part),
-                () = std::future::poll_fn(|context| timer.poll_until(deadline, context)) => Next::Late,
+                event = reads.read(link.next()) => NextEvent::Server(event),
+                part = next(self.client, upload.ended()), if listens => NextEvent::Client(part),
+                () = std::future::poll_fn(|context| timer.poll_until(deadline, context)) => NextEvent::Late,
             };
             match next {
-                Next::Server(event) => {
+                NextEvent::Server(event) => {
                     if self.pass(link, event?, upload).await? {
                         break;
                     }
                     deadline = Instant::now() + patience;
                 }
-                Next::Client(part) => {
+                NextEvent::Client(part) => {
                     let part = part?;
                     let ends = part.is_none() || self.client.is_body_done();
                     let part = part.unwrap_or_default();
@@ -311,7 +313,7 @@ impl Relay<'_, '_> {
                         link.push(part, ends)?;
                     }
                 }
-                Next::Late
+                NextEvent::Late
                     if turn
                         .as_ref()
                         .is_some_and(|turn| turn.is_paused() || turn.paused() > paused) =>
@@ -320,11 +322,11 @@ impl Relay<'_, '_> {
                     paused = self.client.blocked();
                     deadline = Instant::now() + patience;
                 }
-                Next::Late if !listens => {
+                NextEvent::Late if !listens => {
                     let cause = "read nothing of the request's body for timeouts.read";
                     return Err(Failure::server(ServerFault::Blocked, cause));
                 }
-                Next::Late => {
+                NextEvent::Late => {
                     let cause = "sent nothing for timeouts.read";
                     return Err(Failure::server(ServerFault::Silent, cause));
                 }

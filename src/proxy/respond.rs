@@ -21,7 +21,7 @@ use crate::policy::http1::fields::FieldList;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::openapi::Document;
 use crate::policy::rate_limit::QuotaStatus;
-use crate::policy::rejection::{PROBLEM_JSON, Problem, Rejection};
+use crate::policy::rejection::{PROBLEM_JSON, ProblemAnswer, Rejection};
 use crate::policy::retirement::Retirement;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -139,7 +139,7 @@ impl Answer {
 
 /// The fields of a refusal, except its request id and its length.
 pub fn refusal_fields(
-    problem: &Problem,
+    problem: &ProblemAnswer,
     quota_status: Option<QuotaStatus>,
     endpoint: Option<&Endpoint>,
     now: Timestamp,

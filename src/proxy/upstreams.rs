@@ -48,7 +48,7 @@ pub struct Upstream {
     choice: Choice,
     ejection: Ejection,
     wire: Wire,
-    configured: Vec<config::Server>,
+    configured: Vec<config::UpstreamServer>,
     places: ArcSwap<Vec<WeightedServer>>,
     turn: AtomicU64,
 }
@@ -64,7 +64,7 @@ pub struct WeightedServer {
 impl Upstream {
     /// The upstream of this configuration. The state of its servers is inherited from `previous`, including the addresses of a
     /// name that did not resolve when the configuration was read.
-    pub fn new(config: &config::Upstream, previous: Option<&Upstream>) -> Upstream {
+    pub fn new(config: &config::UpstreamConfig, previous: Option<&Upstream>) -> Upstream {
         let before = previous.map(|previous| previous.places.load_full());
         let before = before.as_deref().map_or(&[][..], Vec::as_slice);
         let places = config.servers.iter().flat_map(|server| {
@@ -280,7 +280,7 @@ impl Upstream {
 /// The server at an address, with its state from before.
 fn place(
     before: &[WeightedServer],
-    server: &config::Server,
+    server: &config::UpstreamServer,
     address: SocketAddr,
 ) -> WeightedServer {
     let known = before.iter().map(|place| &place.server);

@@ -29,7 +29,7 @@ pub struct Report<'a> {
     /// The first instant after the subscription, or null for no end.
     subscription_expires: Option<Timestamp>,
     endpoints: Vec<Included<'a>>,
-    days: Vec<OneDay<'a>>,
+    days: Vec<ReportedDay<'a>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -40,7 +40,7 @@ struct Included<'a> {
 }
 
 #[derive(Debug, Serialize)]
-struct OneDay<'a> {
+struct ReportedDay<'a> {
     date: Date,
     used: u64,
     endpoints: &'a BTreeMap<String, Totals>,
@@ -69,7 +69,7 @@ impl<'a> Report<'a> {
             days: history
                 .iter()
                 .filter(|day| day.key == record.id)
-                .map(|day| OneDay {
+                .map(|day| ReportedDay {
                     date: day.date,
                     used: day.used,
                     endpoints: &day.endpoints,

@@ -72,7 +72,7 @@ impl Door {
             gate,
             limiter,
         } = self;
-        let room = Arc::new(Room {
+        let room = Arc::new(AcceptContext {
             behind,
             gate,
             limiter,
@@ -126,16 +126,16 @@ fn name_of(full: LimitReached) -> &'static str {
     }
 }
 
-struct Room {
+struct AcceptContext {
     behind: Behind,
     gate: Arc<Gate>,
     limiter: Arc<ConnectionLimiter>,
     shutdown: watch::Receiver<bool>,
 }
 
-impl Room {
+impl AcceptContext {
     /// Serves a connection from beginning to end.
-    async fn receive(self: Arc<Room>, mut socket: TcpStream, peer: SocketAddr) {
+    async fn receive(self: Arc<AcceptContext>, mut socket: TcpStream, peer: SocketAddr) {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
         let snapshot = self.gate.snapshot();
         let (limits, listen) = (&snapshot.config.limits, &snapshot.config.listen);
@@ -290,7 +290,7 @@ mod tests {
     /// An idle connection holds both: its task, and the box in which it is served.
     #[test]
     fn the_task_of_a_connection_stays_small() {
-        let task = bytes_of::<Arc<Room>, TcpStream, SocketAddr, _>(Room::receive);
+        let task = bytes_of::<Arc<AcceptContext>, TcpStream, SocketAddr, _>(AcceptContext::receive);
         assert!(task <= 1_950, "the task: {task} bytes");
         let serving = bytes_of::<Opened, watch::Receiver<bool>, (), _>(|opened, ending, ()| {
             opened.serve(ending)

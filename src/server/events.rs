@@ -48,7 +48,7 @@ pub struct Claimer {
 
 /// The reason for a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Occasion {
+enum ClaimReason {
     /// The event was just detected.
     Seen,
     /// The store may have lost the claim.
@@ -76,7 +76,7 @@ impl Claimer {
             let gate = self.gate.clone();
             tokio::select! {
                 threshold_event = gate.threshold_events.next() => {
-                    self.claim(threshold_event, Occasion::Seen).await;
+                    self.claim(threshold_event, ClaimReason::Seen).await;
                     gate.threshold_events.mark_reported();
                 }
                 _ = looks.tick() => self.look().await,
@@ -97,7 +97,7 @@ impl Claimer {
             self.losses = losses;
             self.forget = Some(Instant::now() + FORGET_AFTER);
             for threshold_event in std::mem::take(&mut self.own) {
-                self.claim(threshold_event, Occasion::Again).await;
+                self.claim(threshold_event, ClaimReason::Again).await;
             }
         }
         if self.forget.is_some_and(|at| at <= Instant::now()) {
@@ -108,7 +108,7 @@ impl Claimer {
     }
 
     /// Claims until the store has answered which gateway has the claim.
-    async fn claim(&mut self, threshold_event: ThresholdEvent, occasion: Occasion) {
+    async fn claim(&mut self, threshold_event: ThresholdEvent, occasion: ClaimReason) {
         let mut pause = RETRY_MIN;
         loop {
             let delivery = match self.gate.snapshot().config.events.webhook {
@@ -138,11 +138,11 @@ impl Claimer {
         }
     }
 
-    fn report(&mut self, threshold_event: ThresholdEvent, claim: Claim, occasion: Occasion) {
+    fn report(&mut self, threshold_event: ThresholdEvent, claim: Claim, occasion: ClaimReason) {
         match (claim, occasion) {
             (Claim::Held, _) => return,
-            (Claim::Made | Claim::Undeliverable, Occasion::Again) => {}
-            (Claim::Made | Claim::Undeliverable, Occasion::Seen) => {
+            (Claim::Made | Claim::Undeliverable, ClaimReason::Again) => {}
+            (Claim::Made | Claim::Undeliverable, ClaimReason::Seen) => {
                 let share = threshold_event.share.to_string();
                 let counter = &self.gate.metrics.threshold_events;
                 counter

@@ -57,7 +57,7 @@ const NO: u8 = b'N';
 const GIVEN_UP: u8 = b'G';
 
 /// Whether a gateway has a usable key table now.
-type Known = dyn Fn() -> bool + Send + Sync;
+type HasKeyTable = dyn Fn() -> bool + Send + Sync;
 
 /// A listening socket to hand over.
 #[derive(Debug)]
@@ -308,7 +308,7 @@ fn file_at(path: &Path) -> io::Result<(u64, u64)> {
 pub struct Offer {
     place: UpgradeSocket,
     handed: Vec<Handed>,
-    known: Box<Known>,
+    known: Box<HasKeyTable>,
 }
 
 impl Offer {
@@ -317,7 +317,7 @@ impl Offer {
     ///
     /// # Errors
     /// If no file can be created in the directory of `path`.
-    pub fn prepare(path: &Path, handed: Vec<Handed>, known: Box<Known>) -> io::Result<Offer> {
+    pub fn prepare(path: &Path, handed: Vec<Handed>, known: Box<HasKeyTable>) -> io::Result<Offer> {
         Ok(Offer {
             place: UpgradeSocket::beside(path)?,
             handed,

@@ -20,7 +20,7 @@ use super::logs::{format_of, note_certificates, open_access_log, warn_of};
 use super::notify;
 use super::tls::{Acceptor, NextTlsServer};
 use super::watched::{FileContents, Settling, Watched};
-use crate::admin::{ConfigView, Refused};
+use crate::admin::{ConfigView, RefusedFile};
 use crate::config::{Certificate, Config, Running};
 use crate::policy::key_record::{KeyState, TierName};
 use crate::proxy::{Gate, Snapshot};
@@ -265,7 +265,7 @@ impl Reloader {
             "{} refused: the last valid one stays",
             what.as_str()
         );
-        let refused = Refused {
+        let refused = RefusedFile {
             at: self.gate.store.now(),
             reason,
         };

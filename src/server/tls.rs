@@ -67,14 +67,14 @@ pub struct Acceptor {
 
 /// TLS 1.2 and 1.3 with some certificates, offering HTTP/2 and HTTP/1.1.
 pub struct TlsServer {
-    shown: Vec<Shown>,
+    shown: Vec<ShownCertificate>,
     clients: Option<Clients>,
     acceptor: TlsAcceptor,
 }
 
 /// A certificate that clients are shown.
 #[derive(Clone)]
-struct Shown {
+struct ShownCertificate {
     configured: Certificate,
     key: Arc<CertifiedKey>,
 }
@@ -96,7 +96,7 @@ impl Acceptor {
         let listen = https.address.ip();
         let mut shown = Vec::new();
         for (number, configured) in https.certificates.iter().enumerate() {
-            shown.push(Shown::read(configured, number, listen)?);
+            shown.push(ShownCertificate::read(configured, number, listen)?);
         }
         let clients = https.client_certificates.as_ref().map(Clients::read);
         let tls_server = TlsServer::new(shown, clients.transpose()?)?;
@@ -136,7 +136,7 @@ impl Acceptor {
             let read = match (known, configured) {
                 // A self-signed certificate is made once and cannot have changed.
                 (Some(known), Certificate::SelfSigned) => Ok(known.clone()),
-                (_, configured) => Shown::read(configured, number, self.listen),
+                (_, configured) => ShownCertificate::read(configured, number, self.listen),
             };
             shown.push(last_good(read, known, &mut kept)?);
         }
@@ -150,8 +150,8 @@ impl Acceptor {
         };
         let same = shown
             .iter()
-            .map(Shown::chain)
-            .eq(present.shown.iter().map(Shown::chain))
+            .map(ShownCertificate::chain)
+            .eq(present.shown.iter().map(ShownCertificate::chain))
             && clients == present.clients;
         let tls_server = if same {
             None
@@ -183,12 +183,12 @@ fn last_good<T: Clone>(
     }
 }
 
-impl Shown {
+impl ShownCertificate {
     fn read(
         configured: &Certificate,
         number: usize,
         listen: IpAddr,
-    ) -> Result<Shown, CertificateError> {
+    ) -> Result<ShownCertificate, CertificateError> {
         let key = match configured {
             Certificate::SelfSigned => pair::self_signed(listen)?,
             Certificate::Files {
@@ -204,7 +204,7 @@ impl Shown {
                 key
             }
         };
-        Ok(Shown {
+        Ok(ShownCertificate {
             configured: configured.clone(),
             key: Arc::new(key),
         })
@@ -216,7 +216,10 @@ impl Shown {
 }
 
 impl TlsServer {
-    fn new(shown: Vec<Shown>, clients: Option<Clients>) -> Result<TlsServer, CertificateError> {
+    fn new(
+        shown: Vec<ShownCertificate>,
+        clients: Option<Clients>,
+    ) -> Result<TlsServer, CertificateError> {
         let unsound = |error: rustls::Error| CertificateError::Settings(error.to_string());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone())
@@ -246,7 +249,7 @@ struct ByName {
 }
 
 impl ByName {
-    fn new(shown: &[Shown]) -> ByName {
+    fn new(shown: &[ShownCertificate]) -> ByName {
         ByName {
             names: ServerNames::new(shown.iter().map(|shown| pair::names_of(shown.chain()))),
             keys: shown.iter().map(|shown| shown.key.clone()).collect(),

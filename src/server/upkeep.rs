@@ -50,7 +50,7 @@ pub struct Upkeep {
     due: HashMap<Chore, Option<Instant>>,
     doing: JoinSet<Chore>,
     /// The servers with series in the metrics.
-    shown: HashSet<Shown>,
+    shown: HashSet<ShownSeries>,
 }
 
 /// A repeated task.
@@ -61,7 +61,7 @@ enum Chore {
 }
 
 /// The labels of a server's series.
-type Shown = (Arc<str>, String);
+type ShownSeries = (Arc<str>, String);
 
 impl Upkeep {
     /// The maintenance of the upstreams of `gate`.

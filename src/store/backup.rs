@@ -79,7 +79,7 @@ struct End {
 
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Written<'a> {
+enum WrittenLine<'a> {
     TouchlineBackup(&'a Header),
     End(&'a End),
     #[serde(untagged)]
@@ -112,30 +112,30 @@ struct WholeFirstLine {
 }
 
 /// Writes a backup.
-pub struct Writer<W: Write> {
+pub struct BackupWriter<W: Write> {
     out: W,
     sums: crc32fast::Hasher,
     digest: Sha256,
     contents: Contents,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> BackupWriter<W> {
     /// Writes the first line.
-    pub fn begin(out: W, header: &Header) -> io::Result<Writer<W>> {
-        let mut writer = Writer {
+    pub fn begin(out: W, header: &Header) -> io::Result<BackupWriter<W>> {
+        let mut writer = BackupWriter {
             out,
             sums: crc32fast::Hasher::new(),
             digest: Sha256::new(),
             contents: Contents::default(),
         };
-        writer.line(&Written::TouchlineBackup(header))?;
+        writer.line(&WrittenLine::TouchlineBackup(header))?;
         Ok(writer)
     }
 
     /// Writes one item.
     pub fn put(&mut self, piece: &Exported) -> io::Result<()> {
         self.contents.count(piece);
-        self.line(&Written::Piece(piece))
+        self.line(&WrittenLine::Piece(piece))
     }
 
     /// Writes the last line; returns the numbers of written items, and the output.
@@ -144,12 +144,12 @@ impl<W: Write> Writer<W> {
             contents: self.contents.clone(),
             sha256: hex(&self.digest.clone().finalize()),
         };
-        self.line(&Written::End(&end))?;
+        self.line(&WrittenLine::End(&end))?;
         self.out.flush()?;
         Ok((self.contents, self.out))
     }
 
-    fn line(&mut self, content: &Written<'_>) -> io::Result<()> {
+    fn line(&mut self, content: &WrittenLine<'_>) -> io::Result<()> {
         let mut line = serde_json::to_string(content)?;
         // The brace is written after the checksum.
         line.pop();
@@ -172,7 +172,7 @@ pub struct BackupFault {
 }
 
 /// Reads a backup, line by line.
-pub struct Reader<R: BufRead> {
+pub struct BackupReader<R: BufRead> {
     input: R,
     line: u64,
     sums: crc32fast::Hasher,
@@ -182,9 +182,9 @@ pub struct Reader<R: BufRead> {
     ended: bool,
 }
 
-impl<R: BufRead> Reader<R> {
+impl<R: BufRead> BackupReader<R> {
     /// Reads the first line.
-    pub fn begin(input: R) -> Result<Reader<R>, BackupFault> {
+    pub fn begin(input: R) -> Result<BackupReader<R>, BackupFault> {
         let header = Header {
             format: FORMAT,
             made: Timestamp::UNIX_EPOCH,
@@ -192,7 +192,7 @@ impl<R: BufRead> Reader<R> {
             store: String::new(),
             zone: String::new(),
         };
-        let mut reader = Reader {
+        let mut reader = BackupReader {
             input,
             line: 0,
             sums: crc32fast::Hasher::new(),

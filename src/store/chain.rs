@@ -59,7 +59,7 @@ impl DayState {
 
 /// The number and the digest of a day's rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rows {
+pub struct RowsSummary {
     /// The number of rows.
     pub count: u64,
     /// The digest of the rows.
@@ -93,7 +93,7 @@ impl ChainEntry {
         last: Option<(u64, String)>,
         (date, at): (Date, i64),
         state: DayState,
-        closed: Option<Rows>,
+        closed: Option<RowsSummary>,
     ) -> ChainEntry {
         let (number, previous) = last.unwrap_or_else(|| (0, NO_DIGEST.to_owned()));
         let (rows, rows_sha256) =
@@ -183,7 +183,7 @@ pub struct LateRow {
 /// One item of a chain as read from a store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Piece {
+pub enum ChainItem {
     /// An entry.
     Entry(ChainEntry),
     /// A row of the ledger.
@@ -204,7 +204,7 @@ pub trait Chained {
     async fn read_chain(
         &self,
         days: Option<(Date, Date)>,
-        pieces: mpsc::Sender<Piece>,
+        pieces: mpsc::Sender<ChainItem>,
     ) -> Result<(), StoreError>;
 }
 
@@ -217,10 +217,10 @@ pub struct RowsDigest {
 
 impl RowsDigest {
     /// Adds a row; an entry is ignored.
-    pub fn take(&mut self, piece: &Piece) {
+    pub fn take(&mut self, piece: &ChainItem) {
         let fields = match piece {
-            Piece::Entry(_) => return,
-            Piece::Ledger(row) => {
+            ChainItem::Entry(_) => return,
+            ChainItem::Ledger(row) => {
                 let tier = row.tier.clone().unwrap_or_default();
                 let places = [
                     "ledger".to_owned(),
@@ -231,7 +231,7 @@ impl RowsDigest {
                 let numbers = row.numbers.iter().map(i64::to_string);
                 places.into_iter().chain(numbers).collect::<Vec<_>>()
             }
-            Piece::Late(row) => vec![
+            ChainItem::Late(row) => vec![
                 "late".to_owned(),
                 row.key.clone(),
                 row.came.to_string(),
@@ -243,8 +243,8 @@ impl RowsDigest {
     }
 
     /// The number and the digest of the added rows.
-    pub fn finish(self) -> Rows {
-        Rows {
+    pub fn finish(self) -> RowsSummary {
+        RowsSummary {
             count: self.count,
             sha256: hex(&self.digest.finalize()),
         }
@@ -309,14 +309,14 @@ impl ChainCheck {
     }
 
     /// Adds the next item.
-    pub fn take(&mut self, piece: Piece) {
+    pub fn take(&mut self, piece: ChainItem) {
         match &piece {
-            Piece::Ledger(LedgerRow { date, .. }) | Piece::Late(LateRow { date, .. }) => {
+            ChainItem::Ledger(LedgerRow { date, .. }) | ChainItem::Late(LateRow { date, .. }) => {
                 self.rows.entry(*date).or_default().take(&piece);
             }
-            Piece::Entry(_) => {}
+            ChainItem::Entry(_) => {}
         }
-        if let Piece::Entry(entry) = piece {
+        if let ChainItem::Entry(entry) = piece {
             self.take_entry(entry);
         }
     }

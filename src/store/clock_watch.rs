@@ -8,7 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
-use crate::policy::clock_trust::{ClockReading, ClockTrust, Leap, Turn};
+use crate::policy::clock_trust::{ClockChange, ClockReading, ClockTrust, Leap};
 
 /// How often a store looks at its clock.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -39,8 +39,10 @@ impl ClockWatch {
         let turn = self.trust.lock().observe(ClockReading { wall, boot });
         match turn {
             None => {}
-            Some(Turn::Leapt(leap)) => tracing::warn!(by_seconds = leap.by.as_secs_f64(), "{leap}"),
-            Some(Turn::Settled) => tracing::info!(
+            Some(ClockChange::Leapt(leap)) => {
+                tracing::warn!(by_seconds = leap.by.as_secs_f64(), "{leap}")
+            }
+            Some(ClockChange::Settled) => tracing::info!(
                 "the clock agrees with the boot-time clock again: old days of the ledger may be dropped"
             ),
         }

@@ -68,18 +68,18 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::feed::{Polled, Stop};
-use self::inbox::{ChargeAnswer, Waiting};
+use self::inbox::{ChargeAnswer, WaitingCall};
 use self::keys::{ChangeResult, MARK};
 use self::writer::Desk;
-use super::chain::{Chained, Piece};
+use super::chain::{ChainItem, Chained};
 use super::export::{Exported, ImportCounts, ImportMode, Transfer};
 use super::held_file::HeldConnection;
 use super::key_table::Customers;
 use super::status::{Replicas, StoreStatus};
 use super::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
-    Health, Imported, Keeping, KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store,
-    StoreError, Unconfirmed, WithoutStore,
+    Health, Imported, Keeping, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role,
+    Store, StoreError, Unconfirmed, WithoutStore,
 };
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
@@ -258,7 +258,7 @@ impl EmbeddedStore {
 
 impl Drop for EmbeddedStore {
     fn drop(&mut self) {
-        self.stop.tell();
+        self.stop.signal();
         self.desk.inbox.close();
     }
 }
@@ -292,7 +292,7 @@ impl Chained for EmbeddedStore {
     async fn read_chain(
         &self,
         days: Option<(Date, Date)>,
-        pieces: mpsc::Sender<Piece>,
+        pieces: mpsc::Sender<ChainItem>,
     ) -> Result<(), StoreError> {
         let (path, durability) = (self.desk.path.clone(), self.durability);
         let work = move || {
@@ -338,7 +338,7 @@ impl Store for EmbeddedStore {
             return Ok(Decision::Exhausted { used });
         }
         let (caller, answer) = oneshot::channel();
-        self.desk.inbox.put(Waiting::Charge(charge, caller))?;
+        self.desk.inbox.put(WaitingCall::Charge(charge, caller))?;
         match self.answered(answer).await? {
             ChargeAnswer::Other(decision) => Ok(decision),
             ChargeAnswer::Granted(grant) => grant
@@ -363,11 +363,11 @@ impl Store for EmbeddedStore {
             return Ok(used);
         }
         let (caller, answer) = oneshot::channel();
-        self.desk.inbox.put(Waiting::Used(key, day, caller))?;
+        self.desk.inbox.put(WaitingCall::Used(key, day, caller))?;
         self.answered(answer).await
     }
 
-    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
+    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason) {
         self.desk
             .inbox
             .put_refusal(&key.record, day, endpoint, refusal);
@@ -431,7 +431,7 @@ impl Store for EmbeddedStore {
 
     async fn close(&self, deadline: Duration) {
         self.goodbye.store(true, Ordering::Release);
-        self.stop.tell();
+        self.stop.signal();
         self.desk.inbox.close();
         let mut writing = self.writing.clone();
         // The channel has no messages: it closes when the writer has ended.

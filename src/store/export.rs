@@ -62,7 +62,7 @@ pub struct KeyDay {
     /// The rows of the ledger, by producer.
     pub sheets: Vec<Sheet>,
     /// The counted units that were settled after the day was closed.
-    pub late: Vec<Late>,
+    pub late: Vec<LateUnits>,
 }
 
 impl KeyDay {
@@ -136,7 +136,7 @@ impl Sheet {
 /// Units settled after their day was closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Late {
+pub struct LateUnits {
     /// The quarter of an hour in which they were settled (Unix seconds).
     pub came: i64,
     /// Units charged, minus units refunded.

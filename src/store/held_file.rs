@@ -67,7 +67,7 @@ enum FileFault {
     Gone(&'static str, String),
     /// The path of the database, or of one beside it, leads to another file.
     Other(&'static str),
-    /// It is shorter than its header says.
+    /// The file is shorter than its header states.
     Truncated { bytes: u64, wanted: u64 },
     /// It does not begin as a database.
     Overwritten,

@@ -122,7 +122,7 @@ impl KeyTable {
 
     /// The entry that the holder of this secret may use at `now`. One that nobody has ever had is a wrong secret.
     ///
-    /// Takes the same steps whatever comes out, so that the time of a refusal says nothing of its reason. Three look-ups: one
+    /// Takes the same steps whatever comes out, so that the time of a refusal reveals nothing about its reason. Three look-ups: one
     /// among the keys and one among the decoys, of which exactly one finds something; and that one's record, which is
     /// judged. No secret opens a decoy.
     pub fn judge(&self, presented: &KeyDigest, now: Timestamp) -> Result<Arc<KeyEntry>, Unusable> {

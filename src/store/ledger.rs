@@ -67,7 +67,7 @@ fn whole_seconds(duration: Duration) -> i64 {
 /// Why a request of a known key was refused without a charge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Refusal {
+pub enum RefusalReason {
     /// 404: no endpoint has the path; counted under [`NO_ENDPOINT`].
     NotFound,
     /// 405: the endpoint does not take the method.
@@ -171,14 +171,14 @@ impl Totals {
     }
 
     /// Counts refused requests.
-    pub fn refuse(&mut self, refusal: Refusal, requests: u64) {
+    pub fn refuse(&mut self, refusal: RefusalReason, requests: u64) {
         let number = match refusal {
-            Refusal::NotFound => &mut self.refused_not_found,
-            Refusal::Method => &mut self.refused_method,
-            Refusal::Tier => &mut self.refused_tier,
-            Refusal::Burst => &mut self.refused_burst,
-            Refusal::Concurrent => &mut self.refused_concurrent,
-            Refusal::DailyQuota => &mut self.refused_quota,
+            RefusalReason::NotFound => &mut self.refused_not_found,
+            RefusalReason::Method => &mut self.refused_method,
+            RefusalReason::Tier => &mut self.refused_tier,
+            RefusalReason::Burst => &mut self.refused_burst,
+            RefusalReason::Concurrent => &mut self.refused_concurrent,
+            RefusalReason::DailyQuota => &mut self.refused_quota,
         };
         *number = number.saturating_add(requests);
     }
@@ -393,15 +393,15 @@ mod tests {
 
     #[test]
     fn a_day_adds_up_by_endpoint_and_by_tier_and_what_nobody_named_is_unattributed() {
-        let told = day(Some(9), Vec::new());
-        assert_eq!((told.used, told.unattributed, told.over), (9, 2, 0));
-        assert_eq!(told.endpoints["/a"].net(), 5);
-        assert_eq!(told.tiers["pro"].net(), 6);
-        assert_eq!(told.tiers[UNKNOWN_TIER].net(), 1);
-        assert_eq!((told.limit, told.granted), (Some(10), 2));
-        for sums in [&told.endpoints, &told.tiers] {
+        let usage = day(Some(9), Vec::new());
+        assert_eq!((usage.used, usage.unattributed, usage.over), (9, 2, 0));
+        assert_eq!(usage.endpoints["/a"].net(), 5);
+        assert_eq!(usage.tiers["pro"].net(), 6);
+        assert_eq!(usage.tiers[UNKNOWN_TIER].net(), 1);
+        assert_eq!((usage.limit, usage.granted), (Some(10), 2));
+        for sums in [&usage.endpoints, &usage.tiers] {
             let attributed: i64 = sums.values().map(Totals::net).sum();
-            assert_eq!(attributed + told.unattributed, 9);
+            assert_eq!(attributed + usage.unattributed, 9);
         }
         assert_eq!(day(None, Vec::new()).unattributed, 0);
         assert_eq!(day(Some(5), Vec::new()).unattributed, -2);
@@ -424,8 +424,8 @@ mod tests {
                 cell(Some("free"), "/a", 9, unbounded),
             ];
             let place = ("2026-11-21".parse().unwrap(), record.id);
-            let told = DayUsage::of_cells(place, None, cells, Vec::new());
-            assert_eq!((told.used, told.limit, told.over), (57, None, 0));
+            let usage = DayUsage::of_cells(place, None, cells, Vec::new());
+            assert_eq!((usage.used, usage.limit, usage.over), (57, None, 0));
         }
     }
 
@@ -433,12 +433,12 @@ mod tests {
     fn every_reason_has_a_number_of_its_own() {
         let mut totals = Totals::default();
         let reasons = [
-            Refusal::NotFound,
-            Refusal::Method,
-            Refusal::Tier,
-            Refusal::Burst,
-            Refusal::Concurrent,
-            Refusal::DailyQuota,
+            RefusalReason::NotFound,
+            RefusalReason::Method,
+            RefusalReason::Tier,
+            RefusalReason::Burst,
+            RefusalReason::Concurrent,
+            RefusalReason::DailyQuota,
         ];
         for (times, reason) in reasons.into_iter().enumerate() {
             totals.refuse(reason, times as u64 + 1);

@@ -39,7 +39,7 @@ use crate::store::export::{Exported, ImportCounts, ImportMode, Transfer};
 use crate::store::status::{JournalFacts, Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
-    Health, Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store,
+    Health, Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role, Store,
     StoreError, Unconfirmed, WithoutStore,
 };
 
@@ -360,7 +360,7 @@ impl Store for RedisStore {
             Answer::Other(verdict) => match verdict {
                 WaiterResult::Granted { used }
                 | WaiterResult::Exhausted { used }
-                | WaiterResult::Told { used } => Ok(Decision::Exhausted { used }),
+                | WaiterResult::Counted { used } => Ok(Decision::Exhausted { used }),
                 WaiterResult::KeyChanged => Ok(Decision::KeyChanged),
                 WaiterResult::OtherDay { now } => Ok(Decision::OtherDay {
                     now: Timestamp::from_second(now).unwrap_or_else(|_| self.now()),
@@ -392,7 +392,7 @@ impl Store for RedisStore {
         asked.or_else(|error| outage.and_then(|outage| outage.used(key, day)).ok_or(error))
     }
 
-    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
+    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason) {
         self.parts.ledger.refused(key, day, endpoint, refusal);
     }
 

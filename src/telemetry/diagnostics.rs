@@ -19,14 +19,14 @@ pub enum Format {
 }
 
 /// The writer of one format.
-type Writer = Box<dyn Layer<Registry> + Send + Sync>;
+type FormatLayer = Box<dyn Layer<Registry> + Send + Sync>;
 /// The filter of lines, and their writer.
 type Handles = (
     reload::Handle<
         EnvFilter,
-        tracing_subscriber::layer::Layered<reload::Layer<Writer, Registry>, Registry>,
+        tracing_subscriber::layer::Layered<reload::Layer<FormatLayer, Registry>, Registry>,
     >,
-    reload::Handle<Writer, Registry>,
+    reload::Handle<FormatLayer, Registry>,
 );
 
 static HANDLES: OnceLock<Handles> = OnceLock::new();
@@ -60,7 +60,7 @@ fn filter(level: &str) -> EnvFilter {
     ))
 }
 
-fn writer(format: Format) -> Writer {
+fn writer(format: Format) -> FormatLayer {
     let layer = tracing_subscriber::fmt::layer()
         // A line that cannot be written (a full disk) is lost. The default is to print that to standard error, which fails too and
         // panics in the task that logs: the store's task, for example, would never connect again.

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_says_what_came_since_the_one_before() {
+    fn a_sample_shows_what_came_since_the_one_before() {
         let (metrics, history) = (Metrics::new().unwrap(), History::default());
         let note = || {
             history.note(&metrics, Timestamp::UNIX_EPOCH, SAMPLE_INTERVAL);

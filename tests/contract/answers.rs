@@ -6,7 +6,7 @@ use harness::{Behaviour, Call, Protocol, Scene, Store};
 use super::{MARKETS, RANKINGS, TOUCHLINE, assert_quota_status};
 
 #[tokio::test]
-async fn every_answer_to_an_authenticated_request_tells_where_the_key_stands() {
+async fn every_answer_to_an_authenticated_request_reports_the_quota_status() {
     for store in [Store::Embedded, Store::Redis] {
         let mut scene = Scene::builder(TOUCHLINE)
             .store(store)

@@ -111,8 +111,8 @@ async fn a_client_that_takes_a_coding_gets_the_whole_answer_in_it() {
 }
 
 #[tokio::test]
-async fn a_client_that_takes_none_gets_the_answer_as_it_is_and_caches_are_told_that_others_may_not()
-{
+async fn a_client_that_takes_none_gets_the_answer_as_it_is_and_caches_are_informed_that_others_may_not()
+ {
     let mut scene = compressing("http1").start().await;
     let key = scene.issue("starter").await;
     let text = league();
@@ -191,7 +191,7 @@ async fn an_upstream_whose_answers_are_not_to_be_compressed_is_left_alone() {
 }
 
 #[tokio::test]
-async fn answers_without_a_body_say_what_they_would_with_one_and_have_none() {
+async fn answers_without_a_body_show_what_they_would_with_one_and_have_none() {
     for upstream in UPSTREAMS {
         let mut scene = compressing(upstream).start().await;
         let key = scene.issue("starter").await;

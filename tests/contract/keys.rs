@@ -42,7 +42,7 @@ async fn a_request_without_a_key_or_with_an_empty_one_is_missing_its_key() {
 }
 
 /// Every kind of key that is not valid gets one and the same answer.
-async fn no_invalid_key_can_be_told_from_another(store: Store) {
+async fn no_invalid_key_can_be_distinguished_from_another(store: Store) {
     let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
     let good = scene.issue("starter").await;
     let revoked = scene.issue("starter").await;
@@ -93,13 +93,13 @@ async fn no_invalid_key_can_be_told_from_another(store: Store) {
 }
 
 #[tokio::test]
-async fn no_invalid_key_can_be_told_from_another_on_the_embedded_store() {
-    no_invalid_key_can_be_told_from_another(Store::Embedded).await;
+async fn no_invalid_key_can_be_distinguished_from_another_on_the_embedded_store() {
+    no_invalid_key_can_be_distinguished_from_another(Store::Embedded).await;
 }
 
 #[tokio::test]
-async fn no_invalid_key_can_be_told_from_another_on_redis() {
-    no_invalid_key_can_be_told_from_another(Store::Redis).await;
+async fn no_invalid_key_can_be_distinguished_from_another_on_redis() {
+    no_invalid_key_can_be_distinguished_from_another(Store::Redis).await;
 }
 
 #[tokio::test]

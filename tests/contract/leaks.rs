@@ -12,12 +12,12 @@ fn all_of<'a>(answer: &'a Answer, name: &str) -> Vec<&'a str> {
 }
 
 #[tokio::test]
-async fn no_shared_cache_keeps_an_answer_and_what_an_upstream_says_more_strictly_stands() {
+async fn no_shared_cache_keeps_an_answer_and_stricter_rules_of_an_upstream_are_kept() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("starter").await;
     for protocol in Protocol::ALL {
         let client = scene.client(protocol);
-        for (said, told) in [
+        for (message, output) in [
             (None, "private"),
             (
                 Some("public, s-maxage=600, max-age=60"),
@@ -31,12 +31,12 @@ async fn no_shared_cache_keeps_an_answer_and_what_an_upstream_says_more_strictly
                 .header("CDN-Cache-Control", "max-age=600")
                 .header("Surrogate-Control", "max-age=600")
                 .header("Server", "upstream/1.0");
-            if let Some(said) = said {
-                script = script.header("Cache-Control", said);
+            if let Some(message) = message {
+                script = script.header("Cache-Control", message);
             }
             scene.upstream.always(Behaviour::Answer(script));
             let answer = client.get(&key, MARKETS).await;
-            assert_eq!(all_of(&answer, "cache-control"), [told], "{answer:?}");
+            assert_eq!(all_of(&answer, "cache-control"), [output], "{answer:?}");
             assert_eq!(
                 all_of(&answer, "vary").join(", ").to_lowercase(),
                 "accept, x-api-key"
@@ -110,14 +110,14 @@ async fn a_key_in_a_query_or_a_user_agent_is_written_down_nowhere() {
 }
 
 #[tokio::test]
-async fn browsers_are_told_to_come_with_tls_where_that_is_configured_and_over_tls_only() {
+async fn browsers_are_instructed_to_use_tls_where_that_is_configured_and_over_tls_only() {
     let mut scene = Scene::builder(TOUCHLINE)
         .spec(|spec| spec.https_extra = "hsts: 365d".into())
         .start()
         .await;
     let key = scene.issue("starter").await;
     for protocol in Protocol::ALL {
-        let told = protocol.is_tls().then_some("max-age=31536000");
+        let output = protocol.is_tls().then_some("max-age=31536000");
         for call in [
             Call::get(MARKETS).key(&key),
             Call::get(MARKETS),
@@ -127,7 +127,7 @@ async fn browsers_are_told_to_come_with_tls_where_that_is_configured_and_over_tl
             let answer = scene.client(protocol).call(call).await;
             assert_eq!(
                 answer.header("strict-transport-security"),
-                told,
+                output,
                 "{answer:?}"
             );
         }
@@ -138,7 +138,7 @@ async fn browsers_are_told_to_come_with_tls_where_that_is_configured_and_over_tl
             let answer = &exchange.answers[0];
             assert_eq!(
                 (answer.status, answer.header("strict-transport-security")),
-                (400, told)
+                (400, output)
             );
         }
     }

@@ -8,7 +8,7 @@ const SENTENCE: &str = "Markets are back soon.";
 const PREDICTIONS: &str = "/api/v1/data/predictions";
 
 #[tokio::test]
-async fn an_endpoint_under_maintenance_says_so_and_costs_nothing() {
+async fn an_endpoint_under_maintenance_reports_it_and_costs_nothing() {
     for store in [Store::Embedded, Store::Redis] {
         let extra = format!("maintenance: {{ until: 2036-01-01, message: \"{SENTENCE}\" }}");
         let mut scene = Scene::builder(TOUCHLINE)
@@ -78,9 +78,9 @@ async fn maintenance_ends_at_its_instant_and_with_an_edit() {
             "explain", "--key-id", &key.id, "--method", "GET", "--path", MARKETS,
         ];
         let more = ["--at", at, "--output", "json"];
-        let told = scene.cli(&[&question[..], &more].concat()).await;
-        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-        assert_eq!(told["result"], word, "{told}");
+        let reported = scene.cli(&[&question[..], &more].concat()).await;
+        let reported: serde_json::Value = serde_json::from_str(&reported).unwrap();
+        assert_eq!(reported["result"], word, "{reported}");
     }
     scene.assert_ledgers_agree().await;
 }

@@ -107,7 +107,7 @@ async fn own_paths_take_get_and_head_only_and_come_after_their_steps() {
     scene.assert_ledgers_agree().await;
 }
 
-async fn usage_tells_where_the_key_stands_and_is_never_charged(store: Store) {
+async fn usage_reports_the_quota_status_and_is_never_charged(store: Store) {
     let mut scene = Scene::builder(TOUCHLINE)
         .store(store)
         .daily("starter", 2)
@@ -166,13 +166,13 @@ async fn usage_tells_where_the_key_stands_and_is_never_charged(store: Store) {
 }
 
 #[tokio::test]
-async fn usage_tells_where_the_key_stands_and_is_never_charged_on_the_embedded_store() {
-    usage_tells_where_the_key_stands_and_is_never_charged(Store::Embedded).await;
+async fn usage_reports_the_quota_status_and_is_never_charged_on_the_embedded_store() {
+    usage_reports_the_quota_status_and_is_never_charged(Store::Embedded).await;
 }
 
 #[tokio::test]
-async fn usage_tells_where_the_key_stands_and_is_never_charged_on_redis() {
-    usage_tells_where_the_key_stands_and_is_never_charged(Store::Redis).await;
+async fn usage_reports_the_quota_status_and_is_never_charged_on_redis() {
+    usage_reports_the_quota_status_and_is_never_charged(Store::Redis).await;
 }
 
 #[tokio::test]
@@ -239,7 +239,7 @@ async fn usage_follows_a_changed_record_and_ends_with_the_key() {
 }
 
 #[tokio::test]
-async fn usage_that_the_store_cannot_tell_is_a_500() {
+async fn usage_that_the_store_cannot_read_is_a_500() {
     let mut scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);

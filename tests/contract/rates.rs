@@ -37,7 +37,7 @@ fn refused(entries: &[Entry], policy: &str) -> usize {
 }
 
 #[tokio::test]
-async fn a_burst_is_let_in_at_once_and_the_rest_told_when_to_come_back() {
+async fn a_burst_is_let_in_at_once_and_the_rest_sent_the_time_of_the_next_attempt() {
     let mut scene = Scene::builder(TOUCHLINE)
         .tier("starter", "burst: { rate: 1, burst: 3 }")
         .start()
@@ -70,8 +70,8 @@ async fn a_burst_is_let_in_at_once_and_the_rest_told_when_to_come_back() {
     let hits = scene
         .metric("touchline_limit_hits_total{limit=\"burst\"}")
         .await;
-    let told = refused(&scene.client_ledger().entries(), "burst");
-    assert_eq!(hits, told as f64);
+    let output = refused(&scene.client_ledger().entries(), "burst");
+    assert_eq!(hits, output as f64);
     let line = scene.gateways[0].logged_where(|line| line["status"] == 429);
     let line = line.await;
     assert_eq!(
@@ -140,7 +140,7 @@ async fn refused_steps_draw_from_the_burst_and_get_its_429_when_it_is_empty() {
 }
 
 #[tokio::test]
-async fn an_exhausted_quota_is_told_after_the_burst() {
+async fn an_exhausted_quota_is_reported_after_the_burst() {
     let mut scene = Scene::builder(TOUCHLINE)
         .daily("starter", 1)
         .tier("starter", "burst: { rate: 1, burst: 2 }, concurrent: 1")
@@ -430,7 +430,7 @@ async fn the_place_is_free_as_soon_as_the_answer_can_be_read_whole() {
 }
 
 #[tokio::test]
-async fn rates_of_a_shadow_tier_refuse_nothing_and_say_what_they_would_have_refused() {
+async fn rates_of_a_shadow_tier_refuse_nothing_and_show_what_they_would_have_refused() {
     let scene = Scene::builder(TOUCHLINE)
         .tier(
             "starter",

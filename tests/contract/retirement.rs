@@ -13,7 +13,7 @@ fn announced(answer: &Answer) -> [Option<&str>; 2] {
 }
 
 #[tokio::test]
-async fn every_answer_of_an_endpoint_that_is_going_away_says_so_to_whoever_is_authenticated() {
+async fn every_answer_of_an_endpoint_that_is_going_away_reports_it_to_authenticated_clients() {
     let mut scene = Scene::builder(TOUCHLINE)
         .daily("pro", 2)
         .spec(|spec| {

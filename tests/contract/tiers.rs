@@ -73,7 +73,7 @@ async fn a_path_that_is_no_endpoint_is_not_found() {
 }
 
 #[tokio::test]
-async fn a_method_that_the_endpoint_does_not_take_is_told_those_it_does() {
+async fn a_method_that_the_endpoint_does_not_take_gets_those_it_does() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("pro").await;
     for protocol in Protocol::ALL {

@@ -80,7 +80,7 @@ async fn a_body_passes_whole_with_a_length_and_in_chunks_and_after_an_interim_an
 }
 
 #[tokio::test]
-async fn an_answer_without_content_says_nothing_of_its_length() {
+async fn an_answer_without_content_shows_nothing_of_its_length() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("starter").await;
     for framing in [
@@ -119,7 +119,7 @@ async fn an_upstream_that_takes_longer_than_the_total_before_its_header_has_fail
 }
 
 #[tokio::test]
-async fn a_key_whose_record_cannot_be_settled_gets_a_500_that_tells_its_quota_status() {
+async fn a_key_whose_record_cannot_be_settled_gets_a_500_that_reports_its_quota_status() {
     let scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);
@@ -127,10 +127,10 @@ async fn a_key_whose_record_cannot_be_settled_gets_a_500_that_tells_its_quota_st
     let redis = scene.redis.as_ref().unwrap();
     let record = format!("touchline:k:{{{}}}", key.id);
     // Newer than every record that the gateway can be given.
-    let told = redis
+    let output = redis
         .command(&["HSET", &record, "ver", "9007199254740991"])
         .await;
-    assert_eq!(told.unwrap().trim(), ":0");
+    assert_eq!(output.unwrap().trim(), ":0");
     let answer = client.get(&key, MARKETS).await;
     assert_problem(&answer, 500, "INTERNAL_ERROR");
     assert_eq!(answer.number("x-ratelimit-limit"), Some(1_000));
@@ -138,7 +138,7 @@ async fn a_key_whose_record_cannot_be_settled_gets_a_500_that_tells_its_quota_st
 }
 
 #[tokio::test]
-async fn what_an_upstream_says_of_the_caller_and_of_itself_stays_with_the_gateway() {
+async fn what_an_upstream_sends_of_the_caller_and_of_itself_stays_with_the_gateway() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("starter").await;
     let private = [

@@ -108,7 +108,7 @@ async fn an_upstream_over_http2_gets_the_request_rebuilt_and_its_answers_pass_an
 }
 
 #[tokio::test]
-async fn an_upstream_over_http2_that_fails_a_call_gets_our_500_told_and_nothing_charged() {
+async fn an_upstream_over_http2_that_fails_a_call_gets_our_500_logged_and_nothing_charged() {
     let mut scene = over_http2().start().await;
     let key = scene.issue("starter").await;
     let mut failures: Vec<Behaviour> = [500, 502, 503, 504, 599, 401, 403, 407, 408, 421, 429]
@@ -186,7 +186,7 @@ async fn an_answer_over_http2_that_breaks_off_is_visibly_cut_and_refunded() {
 }
 
 #[tokio::test]
-async fn a_request_that_a_server_says_it_has_not_looked_at_is_sent_again_and_charged_once() {
+async fn a_request_that_a_server_reports_unprocessed_is_sent_again_and_charged_once() {
     for refusal in [
         Behaviour::ResetStream(REFUSED_STREAM),
         Behaviour::GoAway(NO_ERROR),

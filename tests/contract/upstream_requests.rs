@@ -35,7 +35,7 @@ async fn the_upstream_learns_who_asks_and_never_by_which_key() {
 }
 
 #[tokio::test]
-async fn forwarding_headers_say_what_the_gateway_saw_and_not_what_the_client_claims() {
+async fn forwarding_headers_show_what_the_gateway_saw_and_not_what_the_client_claims() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("starter").await;
     for protocol in Protocol::ALL {

@@ -110,9 +110,12 @@ impl Browser {
     pub async fn value(&mut self, expression: &str) -> Value {
         let asked =
             json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
-        let said = self.call("Runtime.evaluate", asked).await;
-        assert!(said["exceptionDetails"].is_null(), "{expression}: {said:#}");
-        said["result"]["value"].clone()
+        let reply = self.call("Runtime.evaluate", asked).await;
+        assert!(
+            reply["exceptionDetails"].is_null(),
+            "{expression}: {reply:#}"
+        );
+        reply["result"]["value"].clone()
     }
 
     /// Waits until an expression is true on the page.

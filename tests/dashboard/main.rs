@@ -255,7 +255,7 @@ async fn show_live_figures(browser: &mut Browser, sight: &mut Sight) {
     slow_requests_do_not_flatten_the_chart(browser, &scene).await;
     going_on.store(false, Ordering::Relaxed);
     load.await.unwrap();
-    the_page_says_what_its_figures_say(browser, &scene).await;
+    the_page_shows_what_its_figures_show(browser, &scene).await;
 
     scene.redis.as_mut().unwrap().kill9();
     scene.gateways[0].put_file(&text.replace("daily: 300", "daily: </script>"));
@@ -353,7 +353,7 @@ fn load(
     (tokio::spawn(all), going_on)
 }
 
-async fn the_page_says_what_its_figures_say(browser: &mut Browser, scene: &Scene) {
+async fn the_page_shows_what_its_figures_show(browser: &mut Browser, scene: &Scene) {
     const SHOWN: &str = "({
         near: [...document.querySelectorAll('#near tr')].map(row => [...row.cells].slice(0, 5).map(cell => cell.textContent)),
         today: [...document.querySelectorAll('#today tr')].map(row => [...row.cells].map(cell => cell.textContent)),

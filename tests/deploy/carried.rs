@@ -91,7 +91,7 @@ fn the_configurations_of_compose_and_kubernetes_meet_the_schema() {
 }
 
 #[test]
-fn compose_mounts_only_what_is_there_or_its_head_says_how_to_make() {
+fn compose_mounts_only_what_is_there_or_its_head_states_how_to_make() {
     let compose = text_of("compose.yaml");
     let document = documents("compose.yaml").remove(0);
     let mut seen = 0;

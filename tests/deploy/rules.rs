@@ -30,7 +30,7 @@ fn every_alert_fires_when_it_should_and_is_silent_a_step_before() {
 }
 
 #[test]
-fn every_alert_is_tested_and_says_what_to_do() {
+fn every_alert_is_tested_and_shows_what_to_do() {
     let rules: serde_yaml::Value = serde_yaml::from_str(&text_of("prometheus/alerts.yml")).unwrap();
     let tests = text_of("prometheus/alerts_test.yml");
     let mut seen = 0;

@@ -108,7 +108,7 @@ fn what_is_commented_out_in_the_shipped_file_meets_the_schema_too() {
 }
 
 #[test]
-fn mistakes_that_the_gateway_refuses_are_underlined_where_they_stand() {
+fn mistakes_that_the_gateway_refuses_are_underlined_at_their_places() {
     let validator = validator();
     let text = shipped();
     assert!(is_taken(&text));

@@ -238,11 +238,11 @@ async fn a_second_certificate_without_a_name_ends_the_start() {
     std::fs::write(&config, spec.yaml(&at.join("access.log"))).unwrap();
     let output = harness::gateway::cli(Path::new(TOUCHLINE), &config, None, &["serve"]).await;
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
     let file = nameless.0.display().to_string();
     assert!(
-        said.contains(&file) && said.contains("names no DNS host"),
-        "{said}"
+        message.contains(&file) && message.contains("names no DNS host"),
+        "{message}"
     );
 }
 

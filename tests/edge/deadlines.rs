@@ -28,7 +28,7 @@ async fn hasty(limits: &str) -> Scene {
 
 /// Writes a byte each 50 ms and reads at the same time, until the gateway closes; what it said.
 async fn dribble(mut socket: TcpStream, bytes: &[u8]) -> Vec<u8> {
-    let mut said = Vec::new();
+    let mut message = Vec::new();
     let mut bytes = bytes.iter().cycle();
     let end = Instant::now() + PATIENCE;
     loop {
@@ -36,9 +36,9 @@ async fn dribble(mut socket: TcpStream, bytes: &[u8]) -> Vec<u8> {
         let byte = bytes.next().copied().unwrap();
         let _ = socket.write_all(&[byte]).await;
         let read =
-            tokio::time::timeout(Duration::from_millis(50), socket.read_buf(&mut said)).await;
+            tokio::time::timeout(Duration::from_millis(50), socket.read_buf(&mut message)).await;
         if let Ok(Ok(0) | Err(_)) = read {
-            return said;
+            return message;
         }
     }
 }
@@ -54,12 +54,12 @@ async fn connect(scene: &Scene) -> TcpStream {
 
 /// Reads until the gateway closes.
 async fn closed(mut socket: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> {
-    let mut said = Vec::new();
+    let mut message = Vec::new();
     let read = tokio::time::timeout(PATIENCE, async {
-        while let Ok(1..) = socket.read_buf(&mut said).await {}
+        while let Ok(1..) = socket.read_buf(&mut message).await {}
     });
     read.await.expect("the gateway closes");
-    said
+    message
 }
 
 #[tokio::test]
@@ -71,11 +71,11 @@ async fn a_head_that_dribbles_in_is_refused_and_a_silent_connection_closed() {
         key.key,
         "X-a: b\r\n".repeat(60)
     );
-    let said = dribble(connect(&scene).await, head.as_bytes()).await;
-    let said = String::from_utf8_lossy(&said).into_owned();
+    let message = dribble(connect(&scene).await, head.as_bytes()).await;
+    let message = String::from_utf8_lossy(&message).into_owned();
     assert!(
-        said.starts_with("HTTP/1.1 400 ") && said.contains("\"code\":\"BAD_REQUEST\""),
-        "{said}"
+        message.starts_with("HTTP/1.1 400 ") && message.contains("\"code\":\"BAD_REQUEST\""),
+        "{message}"
     );
     assert!(limit_hits(&scene, "request_head").await >= 1.0);
     assert_eq!(closed(connect(&scene).await).await, b"");
@@ -100,11 +100,11 @@ async fn a_slow_second_head_is_refused_too_and_an_idle_connection_closed() {
             assert!(socket.read_buf(&mut answer).await.unwrap() > 0);
         }
     }
-    let said = dribble(slow, request.as_bytes().strip_suffix(b"\r\n\r\n").unwrap()).await;
+    let message = dribble(slow, request.as_bytes().strip_suffix(b"\r\n\r\n").unwrap()).await;
     assert!(
-        said.starts_with(b"HTTP/1.1 400 "),
+        message.starts_with(b"HTTP/1.1 400 "),
         "{}",
-        said.escape_ascii()
+        message.escape_ascii()
     );
     assert_eq!(closed(idle).await, b"");
     assert!(limit_hits(&scene, "keepalive_idle").await >= 1.0);
@@ -152,11 +152,11 @@ async fn a_body_that_dribbles_in_or_stalls_is_refused_and_refunded() {
         .write_all(format!("{head}Content-Length: 10000\r\n\r\n").as_bytes())
         .await
         .unwrap();
-    let said = dribble(socket, b"x").await;
+    let message = dribble(socket, b"x").await;
     assert!(
-        said.starts_with(b"HTTP/1.1 400 "),
+        message.starts_with(b"HTTP/1.1 400 "),
         "{}",
-        said.escape_ascii()
+        message.escape_ascii()
     );
     assert!(limit_hits(&scene, "request_read").await >= 3.0);
     // Over HTTP/2, where each byte is a frame.
@@ -191,11 +191,11 @@ async fn a_server_has_its_whole_time_after_a_slow_body() {
     socket.write_all(head.as_bytes()).await.unwrap();
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     socket.write_all(b"cd").await.unwrap();
-    let said = closed(socket).await;
+    let message = closed(socket).await;
     assert!(
-        said.starts_with(b"HTTP/1.1 200 "),
+        message.starts_with(b"HTTP/1.1 200 "),
         "{}",
-        said.escape_ascii()
+        message.escape_ascii()
     );
     scene.expect_used(&key, 1).await;
 }
@@ -247,7 +247,7 @@ async fn a_tls_handshake_that_does_not_end_is_ended() {
 }
 
 #[tokio::test]
-async fn an_http_2_client_that_says_nothing_is_closed() {
+async fn an_http_2_client_that_sends_nothing_is_closed() {
     let scene = hasty("request_head: 500ms, keepalive_idle: 1s").await;
     let silent = scene.client(Protocol::Http2Tls).tls_stream().await;
     assert_eq!(closed(silent).await, b"");

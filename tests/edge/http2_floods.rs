@@ -60,7 +60,7 @@ async fn a_flood_of_frames_that_cost_nothing_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_flooding_client_that_reads_is_told_to_calm_down() {
+async fn a_flooding_client_that_reads_gets_enhance_your_calm() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     let mut wire = Wire::open(&scene).await;
     let ping = Frame::new(PING, 0, 0, [7; 8]);

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use super::{MARKETS, TOUCHLINE, limit_hits};
 
 /// Who the upstream and the access log were told that the last request came from.
-async fn told(scene: &Scene, number: usize) -> (String, String) {
+async fn output(scene: &Scene, number: usize) -> (String, String) {
     let recorded = scene.upstream.recorded().pop().unwrap();
     let lines = scene.gateways[0].logged(number).await;
     let client = lines.last().unwrap()["client"].as_str().unwrap().to_owned();
@@ -44,7 +44,7 @@ async fn x_forwarded_for_is_believed_from_trusted_proxies_only() {
                 .header("x-forwarded-host", "api.example");
             let answer = scene.client(protocol).call(call).await;
             assert_eq!(answer.status, 200);
-            let (forwarded, logged) = told(&scene, number + 1).await;
+            let (forwarded, logged) = output(&scene, number + 1).await;
             assert_eq!(forwarded, from, "{trusted} {protocol:?}");
             assert!(logged.starts_with(client), "{logged}");
             let recorded = scene.upstream.recorded().pop().unwrap();
@@ -148,7 +148,7 @@ async fn over_tls(socket: TcpStream) -> tokio_rustls::client::TlsStream<TcpStrea
 }
 
 #[tokio::test]
-async fn the_proxy_protocol_tells_the_client_before_the_first_byte() {
+async fn the_proxy_protocol_names_the_client_before_the_first_byte() {
     let scene = speaking("[127.0.0.0/8]").await;
     let key = scene.issue("starter").await;
     let request = request(&key);
@@ -184,7 +184,7 @@ async fn the_proxy_protocol_tells_the_client_before_the_first_byte() {
             };
             assert!(answer.starts_with("HTTP/1.1 200 "), "{expected}: {answer}");
             number += 1;
-            let (forwarded, logged) = told(&scene, number).await;
+            let (forwarded, logged) = output(&scene, number).await;
             assert!(logged.starts_with(expected), "{logged}");
             let ip = expected.rsplit_once(':').unwrap().0;
             assert_eq!(forwarded, ip.trim_matches(['[', ']']));
@@ -251,7 +251,7 @@ async fn what_is_no_header_of_a_trusted_proxy_is_closed_unanswered() {
 }
 
 #[tokio::test]
-async fn connections_are_counted_for_the_client_that_the_proxy_tells() {
+async fn connections_are_counted_for_the_client_that_the_proxy_names() {
     let scene = speaking("[127.0.0.0/8]").await;
     let key = scene.issue("starter").await;
     let served = async |client: &str| {

@@ -14,7 +14,7 @@ async fn a_gateway_whose_clock_is_minutes_off_costs_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_day_that_ends_while_redis_is_away_costs_no_more_than_the_shares_of_both_days() {
+async fn a_day_that_ends_while_redis_is_unavailable_costs_no_more_than_the_shares_of_both_days() {
     // Few enough to be used up in the second that is left of the first day.
     let spec = StageSpec {
         scarce: 40,
@@ -35,12 +35,17 @@ const LEAP_DAYS: f64 = 800.0;
 async fn days(scene: &Scene) -> Vec<(String, u64)> {
     let words = ["usage", "--from", "2020-01-01", "--to", "2099-12-31"];
     let words = [&words[..], &["--output", "json"]].concat();
-    let told: Value = serde_json::from_str(&scene.cli(&words).await).unwrap();
+    let reported: Value = serde_json::from_str(&scene.cli(&words).await).unwrap();
     let day = |row: &Value| {
         let date = row["date"].as_str().unwrap().to_owned();
         (date, row["used"].as_u64().unwrap())
     };
-    told["days"].as_array().unwrap().iter().map(day).collect()
+    reported["days"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(day)
+        .collect()
 }
 
 /// Waits until the store has looked often enough for something to go that is old.
@@ -69,15 +74,18 @@ async fn readiness(scene: &Scene) -> (u16, Value) {
 }
 
 async fn leapt(scene: &Scene, by: &str) {
-    let told = eventually("the leap is told", async || {
+    let reported = eventually("the leap is told", async || {
         let (status, body) = readiness(scene).await;
         let begins = format!("the clock leapt by {by}");
         let mut reasons = body["reasons"].as_array().unwrap().iter();
-        let told = reasons.any(|reason| reason.as_str().unwrap().starts_with(&begins));
-        told.then_some((status, body))
+        let reported = reasons.any(|reason| reason.as_str().unwrap().starts_with(&begins));
+        reported.then_some((status, body))
     })
     .await;
-    assert_eq!((told.0, &told.1["status"]), (200, &"degraded".into()));
+    assert_eq!(
+        (reported.0, &reported.1["status"]),
+        (200, &"degraded".into())
+    );
     let seconds = scene.metric("touchline_clock_leap_seconds").await;
     let expected = LEAP_DAYS * DAY_SECONDS * if by.starts_with('-') { -1.0 } else { 1.0 };
     assert!((seconds - expected).abs() < 60.0, "{seconds}");

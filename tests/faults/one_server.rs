@@ -47,7 +47,7 @@ async fn an_emptied_redis_costs_no_more_than_it_lost_also_where_a_gateway_dies_w
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_killed_while_redis_is_away_costs_no_more_than_the_shares() {
+async fn a_gateway_killed_while_redis_is_unavailable_costs_no_more_than_the_shares() {
     let fault = Fault::GatewayKilledInOutage {
         gateway: 2,
         time: TIME,
@@ -57,7 +57,7 @@ async fn a_gateway_killed_while_redis_is_away_costs_no_more_than_the_shares() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_while_redis_is_away_costs_no_more_than_the_shares() {
+async fn a_full_disk_while_redis_is_unavailable_costs_no_more_than_the_shares() {
     let fault = Fault::DiskFull {
         gateway: 1,
         time: TIME,

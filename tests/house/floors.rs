@@ -22,7 +22,7 @@ const FORBIDDEN_ROOMS: [&str; 7] = [
     "utils", "util", "common", "helpers", "types", "prelude", "mod",
 ];
 
-pub fn source_files(directory: &Path) -> Vec<PathBuf> {
+pub(super) fn source_files(directory: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -35,7 +35,7 @@ pub fn source_files(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn source_root() -> PathBuf {
+pub(super) fn source_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 

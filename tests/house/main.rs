@@ -11,4 +11,5 @@ mod documents;
 mod floors;
 mod guarantees;
 mod versions;
+mod words;
 mod yardstick;

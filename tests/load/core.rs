@@ -255,14 +255,14 @@ fn instructions() {
             .args(["count", &number.to_string()])
             .output()
             .expect("valgrind is installed");
-        let said = String::from_utf8_lossy(&run.stderr);
-        assert!(run.status.success(), "{said}");
-        let collected = said
+        let message = String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.success(), "{message}");
+        let collected = message
             .lines()
             .find_map(|line| line.split_once("Collected : "))
             .and_then(|(_, count)| count.trim().parse::<u64>().ok());
         let Some(collected @ 1..) = collected else {
-            panic!("callgrind counted nothing: {said}");
+            panic!("callgrind counted nothing: {message}");
         };
         println!("{:12}  {name}", collected / COUNTED);
     }

@@ -1,4 +1,4 @@
-//! The cost of a decision while Redis is away, journal included: `cargo bench --bench outage_decisions`. Figures, not a
+//! The cost of a decision while Redis is unavailable, journal included: `cargo bench --bench outage_decisions`. Figures, not a
 //! verdict.
 //!
 //! 64 clients at once, first at the store itself, then through a gateway with HTTP/1.1 keep-alive connections. Redis is

@@ -70,7 +70,7 @@ async fn a_line_has_every_field_of_its_request() {
             assert!((0..60).contains(&age), "{line}");
             assert!(line["duration_ms"].as_f64().unwrap() > 0.0);
         }
-        let told = |line: &Value| {
+        let output = |line: &Value| {
             json!([
                 line["path"],
                 line["endpoint"],
@@ -85,18 +85,18 @@ async fn a_line_has_every_field_of_its_request() {
         let (id, path) = (&key.id, "/api/v1/data/predictions/fx-1");
         let pattern = "/api/v1/data/predictions/{fixture_id}";
         let expected = json!([path, pattern, id, "starter", 200, "served", 1, false]);
-        assert_eq!(told(served), expected);
+        assert_eq!(output(served), expected);
         assert!(served["upstream_ms"].as_f64().unwrap() > 0.0);
         assert!(served["store_ms"].as_f64().unwrap() > 0.0);
         assert!(served["bytes_sent"].as_u64().unwrap() > 0);
         let outcome = "TIER_INSUFFICIENT";
         let expected = json!([RANKINGS, RANKINGS, id, "starter", 403, outcome, 0, false]);
-        assert_eq!(told(refused), expected);
+        assert_eq!(output(refused), expected);
         let expected = json!([MARKETS, null, null, null, 401, "MISSING_API_KEY", 0, false]);
-        assert_eq!(told(anonymous), expected);
+        assert_eq!(output(anonymous), expected);
         let outcome = "INTERNAL_ERROR";
         let expected = json!([MARKETS, MARKETS, id, "starter", 500, outcome, 1, true]);
-        assert_eq!(told(failed), expected);
+        assert_eq!(output(failed), expected);
         assert!(
             failed["cause"].as_str().unwrap().contains("503"),
             "{failed}"
@@ -226,13 +226,13 @@ async fn of_served_requests_a_share_has_a_line_and_of_others_each() {
         .logged_where(|line| line["status"] == 404)
         .await;
     let lines = scene.gateways[0].access_lines();
-    let told = |status: u16| lines.iter().filter(move |line| line["status"] == status);
-    assert_eq!(told(403).count(), 20);
+    let output = |status: u16| lines.iter().filter(move |line| line["status"] == status);
+    assert_eq!(output(403).count(), 20);
     // 50 by chance, give or take five times its deviation of six.
-    let served = told(200).count();
+    let served = output(200).count();
     assert!((20..=80).contains(&served), "{served} of 200");
-    assert!(told(200).all(|line| line["sample_percent"] == 25));
-    assert!(told(403).all(|line| line["sample_percent"].is_null()));
+    assert!(output(200).all(|line| line["sample_percent"] == 25));
+    assert!(output(403).all(|line| line["sample_percent"].is_null()));
     let (_, text) = scene.admin(0, "/metrics").await;
     let counted: f64 = text
         .lines()

@@ -23,7 +23,7 @@ async fn ask(scene: &Scene, method: &str, path: &str) -> Answer {
 }
 
 #[tokio::test]
-async fn a_gateway_says_that_it_lives_and_is_ready() {
+async fn a_gateway_reports_that_it_lives_and_is_ready() {
     for store in STORES {
         let scene = Scene::builder(TOUCHLINE).store(store).start().await;
         scene.issue("starter").await;
@@ -62,7 +62,7 @@ async fn a_gateway_says_that_it_lives_and_is_ready() {
 }
 
 #[tokio::test]
-async fn a_gateway_that_denies_is_not_ready_without_its_redis_and_says_why() {
+async fn a_gateway_that_denies_is_not_ready_without_its_redis_and_reports_why() {
     let mut scene = Scene::builder(TOUCHLINE)
         .store(Store::Redis)
         .spec(|spec| spec.redis_extra = "timeout: 100ms, outage: deny".into())
@@ -189,8 +189,8 @@ async fn a_token_opens_the_metrics_and_health_needs_none() {
     assert!(String::from_utf8_lossy(&metrics.body).contains("touchline_connections"));
     let ready = ask_as(&scene, "/readyz", &right).await.json();
     assert_eq!(ready["store_up"], true);
-    let said = scene.gateways[0].output();
-    assert!(!said.contains(TOKEN), "{said}");
+    let message = scene.gateways[0].output();
+    assert!(!message.contains(TOKEN), "{message}");
 }
 
 #[tokio::test]

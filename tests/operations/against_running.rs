@@ -23,7 +23,7 @@ fn asked(scene: &Scene) -> String {
 }
 
 /// `about name fact: from → to` of every difference.
-fn told(report: &Value) -> Vec<String> {
+fn reported(report: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
     let differences = report["differences"].as_array().unwrap();
     differences
@@ -37,16 +37,16 @@ fn told(report: &Value) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_file_that_changes_nothing_in_effect_is_told_so() {
+async fn a_file_that_changes_nothing_in_effect_is_reported_as_such() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     let text = format!("# A comment.\n{}", text_of(&scene)).replace("1s", "1000ms");
     let file = next(&scene, &text);
-    let said = run_on(&file, &["check", &asked(&scene)]).await.done();
-    assert!(said.contains("nothing changes in effect"), "{said}");
+    let message = run_on(&file, &["check", &asked(&scene)]).await.done();
+    assert!(message.contains("nothing changes in effect"), "{message}");
 }
 
 #[tokio::test]
-async fn what_changes_is_told_with_the_keys_that_are_above_already_and_is_what_happens() {
+async fn what_changes_is_reported_with_the_keys_that_are_above_already_and_is_what_happens() {
     for store in STORES {
         let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
         let [busy, spared, idle] = [
@@ -76,10 +76,10 @@ async fn what_changes_is_told_with_the_keys_that_are_above_already_and_is_what_h
         spec.upstream_extra = "compression: { min_bytes: 2KiB }".into();
         let file = next(&scene, &spec.yaml(&scene.gateways[0].access_log));
         let arguments = ["check", &asked(&scene), "--output", "json"];
-        let said = run_on(&file, &arguments).await.done();
-        let report: Value = serde_json::from_str(&said).unwrap();
+        let message = run_on(&file, &arguments).await.done();
+        let report: Value = serde_json::from_str(&message).unwrap();
         assert_eq!(
-            told(&report),
+            reported(&report),
             [
                 "tier pro endpoint /api/v1/data/insights: included → -",
                 "tier starter daily: 1000 → 2",
@@ -112,7 +112,7 @@ async fn what_changes_is_told_with_the_keys_that_are_above_already_and_is_what_h
 }
 
 #[tokio::test]
-async fn what_the_gateway_would_refuse_is_told_and_exits_1() {
+async fn what_the_gateway_would_refuse_is_reported_and_exits_1() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     scene.issue("pro").await;
     let text = text_of(&scene).replace("threads: 1", "threads: 2");
@@ -137,20 +137,20 @@ async fn what_the_gateway_would_refuse_is_told_and_exits_1() {
     assert!(ran.stderr.contains("it removes a tier"), "{ran:?}");
 
     let file = next(&scene, &text_of(&scene).replace("daily", "dayly"));
-    let said = run_on(&file, &["check", &asked(&scene)]).await.failed(78);
-    assert!(said.contains("dayly"), "{said}");
+    let message = run_on(&file, &["check", &asked(&scene)]).await.failed(78);
+    assert!(message.contains("dayly"), "{message}");
 }
 
 #[tokio::test]
 async fn without_a_gateway_to_ask_the_address_is_named() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let config = scene.gateways[0].config.clone();
-    let said = run_on(&config, &["check", "--against-running"]).await;
-    assert!(said.failed(2).contains("--against-running="));
+    let message = run_on(&config, &["check", "--against-running"]).await;
+    assert!(message.failed(2).contains("--against-running="));
     scene.gateways[0].terminate();
     let admin = scene.gateways[0].admin.to_string();
-    let said = run_on(&config, &["check", &asked(&scene)]).await.failed(1);
-    assert!(said.contains(&admin), "{said}");
+    let message = run_on(&config, &["check", &asked(&scene)]).await.failed(1);
+    assert!(message.contains(&admin), "{message}");
 }
 
 #[tokio::test]
@@ -160,20 +160,20 @@ async fn a_gateway_with_a_token_is_asked_with_the_token_of_the_file() {
     let with = text_of(&scene).replace(admin, &format!("{admin}, token: 0123456789abcdef"));
     let file = next(&scene, &with);
     // The running one has none yet: the difference is that there is one, not what it is.
-    let said = run_on(&file, &["check", &asked(&scene)]).await.done();
-    assert!(said.contains("listen.admin.token"), "{said}");
-    assert!(!said.contains("0123456789abcdef"), "{said}");
+    let message = run_on(&file, &["check", &asked(&scene)]).await.done();
+    assert!(message.contains("listen.admin.token"), "{message}");
+    assert!(!message.contains("0123456789abcdef"), "{message}");
     scene.gateways[0].put_file(&with);
     eventually("the token is needed", async || {
         (scene.admin(0, "/config").await.0 == 401).then_some(())
     })
     .await;
-    let said = run_on(&file, &["check", &asked(&scene)]).await.done();
-    assert!(said.contains("nothing changes in effect"), "{said}");
+    let message = run_on(&file, &["check", &asked(&scene)]).await.done();
+    assert!(message.contains("nothing changes in effect"), "{message}");
     let other = next(
         &scene,
         &with.replace("0123456789abcdef", "another-token-of-16"),
     );
-    let said = run_on(&other, &["check", &asked(&scene)]).await.failed(1);
-    assert!(said.contains("401"), "{said}");
+    let message = run_on(&other, &["check", &asked(&scene)]).await.failed(1);
+    assert!(message.contains("401"), "{message}");
 }

@@ -19,7 +19,7 @@ async fn trail(scene: &Scene, filter: &[&str]) -> Vec<Value> {
 }
 
 /// Who did what and why.
-fn told(entry: &Value) -> (&str, &str, Option<&str>) {
+fn reported(entry: &Value) -> (&str, &str, Option<&str>) {
     (
         entry["who"].as_str().unwrap(),
         entry["what"].as_str().unwrap(),
@@ -102,7 +102,7 @@ fn life<'a>(key: &'a IssuedKey, day: &'a str) -> Vec<(Vec<&'a str>, Value, Value
 }
 
 #[tokio::test]
-async fn every_command_that_changes_a_key_is_told_with_who_what_before_after_and_why() {
+async fn every_command_that_changes_a_key_is_reported_with_who_what_before_after_and_why() {
     for store in STORES {
         let (scene, day) = (scene(store).await, day_in(30));
         let key = scene
@@ -121,7 +121,7 @@ async fn every_command_that_changes_a_key_is_told_with_who_what_before_after_and
         assert_eq!(entries.len(), 1 + life(&key, &day).len());
         for entry in &entries {
             assert_eq!(entry["key"], key.id.as_str());
-            let (who, _, reason) = told(entry);
+            let (who, _, reason) = reported(entry);
             assert_eq!((who, reason), ("ann", Some("ticket 1")));
         }
         assert!(entries.is_sorted_by_key(|entry| entry["version"].as_u64()));
@@ -144,7 +144,7 @@ async fn every_command_that_changes_a_key_is_told_with_who_what_before_after_and
 }
 
 #[tokio::test]
-async fn the_trail_says_who_it_was_by_argument_environment_or_operating_system() {
+async fn the_trail_records_who_it_was_by_argument_environment_or_operating_system() {
     for store in STORES {
         let scene = scene(store).await;
         let key = scene.issue("starter").await;
@@ -154,7 +154,7 @@ async fn the_trail_says_who_it_was_by_argument_environment_or_operating_system()
         let by = [&*label("c"), &["--by", "ann"]].concat();
         run_as(&scene, Some("cron job"), &by).done();
         let entries = trail(&scene, &["--what", "set-label"]).await;
-        let names: Vec<&str> = entries.iter().map(|entry| told(entry).0).collect();
+        let names: Vec<&str> = entries.iter().map(|entry| reported(entry).0).collect();
         let (user, host) = names[0].split_once('@').unwrap();
         assert!(!user.is_empty() && !host.is_empty(), "{names:?}");
         assert!(user != "unknown" && host != "unknown", "{names:?}");
@@ -183,8 +183,8 @@ async fn what_changed_nothing_is_not_in_the_trail() {
             assert_eq!(ran.code, Some(code), "{command:?}: {ran:?}");
         }
         let entries = trail(&scene, &[]).await;
-        let told: Vec<&str> = entries.iter().map(|entry| told(entry).1).collect();
-        assert_eq!(told, ["issue"]);
+        let reported: Vec<&str> = entries.iter().map(|entry| reported(entry).1).collect();
+        assert_eq!(reported, ["issue"]);
     }
 }
 

@@ -68,11 +68,11 @@ async fn a_certificate_that_cannot_be_used_ends_the_start_and_is_named() {
         spec.certificate = Some((certificate.clone(), key.clone()));
         let config = at.join("gateway.yaml");
         std::fs::write(&config, spec.yaml(&at.join("access.log"))).unwrap();
-        let said = run_on(&config, &["serve"]).await.failed(code);
+        let message = run_on(&config, &["serve"]).await.failed(code);
         for file in named {
-            assert!(said.contains(file.to_str().unwrap()), "{said}");
+            assert!(message.contains(file.to_str().unwrap()), "{message}");
         }
-        assert!(!said.contains("PRIVATE KEY"), "{said}");
+        assert!(!message.contains("PRIVATE KEY"), "{message}");
     }
 }
 
@@ -114,7 +114,7 @@ async fn the_end_of_the_certificate_is_shown_and_warned_of() {
         let end = metrics.lines().find_map(|line| line.strip_prefix(&series));
         let left = end.unwrap().parse::<i64>().unwrap() - jiff::Timestamp::now().as_second();
         assert!((days - 1) * DAY <= left && left <= days * DAY, "{left}");
-        let said = scene.gateways[0].output();
-        assert_eq!(said.contains(WARNED), warned, "{days} days: {said}");
+        let message = scene.gateways[0].output();
+        assert_eq!(message.contains(WARNED), warned, "{days} days: {message}");
     }
 }

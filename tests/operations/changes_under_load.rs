@@ -132,8 +132,8 @@ pub async fn changes_under_load(binary: &str, store: Store, upgrades: u32, seed:
     // It is found out after the listeners were handed over.
     let good = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
     let bad = good.replace("timezone: UTC", "timezone: Asia/Tokyo");
-    let said = scene.gateways[0].fail_to_upgrade(&bad).await;
-    assert!(said.contains("Asia/Tokyo"), "{said}");
+    let message = scene.gateways[0].fail_to_upgrade(&bad).await;
+    assert!(message.contains("Asia/Tokyo"), "{message}");
     assert_eq!(scene.gateways[0].process().ended(), None);
     let (status, body) = scene.admin(0, "/readyz").await;
     assert_eq!(status, 200, "{body}");

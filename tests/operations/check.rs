@@ -35,18 +35,18 @@ fn write_mistakes(directory: &Path) -> std::path::PathBuf {
 #[tokio::test]
 async fn the_shipped_configuration_is_ok() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("gateway.yaml");
-    let said = run_on(&file, &["check"]).await.done();
-    let first = said.lines().next().unwrap();
+    let message = run_on(&file, &["check"]).await.done();
+    let first = message.lines().next().unwrap();
     assert_eq!(first, format!("{}: ok", file.display()));
 }
 
 #[tokio::test]
-async fn all_mistakes_of_a_configuration_are_told_at_once_with_their_places() {
+async fn all_mistakes_of_a_configuration_are_reported_at_once_with_their_places() {
     let directory = tempfile::tempdir().unwrap();
     let file = write_mistakes(directory.path());
-    let said = run_on(&file, &["check"]).await.failed(78);
-    let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), PLACES.len(), "{said}");
+    let message = run_on(&file, &["check"]).await.failed(78);
+    let lines: Vec<&str> = message.lines().collect();
+    assert_eq!(lines.len(), PLACES.len(), "{message}");
     for (line, (place, path)) in lines.iter().zip(PLACES) {
         let start = format!("{}:{place}: {path}: ", file.display());
         assert!(line.starts_with(&start), "{line} should start {start}");
@@ -68,8 +68,12 @@ async fn every_command_refuses_a_bad_configuration_and_does_nothing() {
         "usage",
     ] {
         let words: Vec<&str> = command.split(' ').collect();
-        let said = run_on(&file, &words).await.failed(78);
-        assert_eq!(said.lines().count(), PLACES.len(), "{command}: {said}");
+        let message = run_on(&file, &words).await.failed(78);
+        assert_eq!(
+            message.lines().count(),
+            PLACES.len(),
+            "{command}: {message}"
+        );
     }
     let files = std::fs::read_dir(directory.path()).unwrap().count();
     assert_eq!(files, 1, "only the configuration is there");
@@ -80,7 +84,10 @@ async fn a_configuration_that_is_not_there_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("none.yaml");
     for command in ["serve", "check", "usage"] {
-        let said = run_on(&file, &[command]).await.failed(78);
-        assert!(said.contains(file.to_str().unwrap()), "{command}: {said}");
+        let message = run_on(&file, &[command]).await.failed(78);
+        assert!(
+            message.contains(file.to_str().unwrap()),
+            "{command}: {message}"
+        );
     }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use touchline::clock::Clock;
 use touchline::policy::calendar::Calendar;
 use touchline::store::embedded::{Settings, open};
-use touchline::store::{Charge, Decision, NodeName, Refusal, Role, Store};
+use touchline::store::{Charge, Decision, NodeName, RefusalReason, Role, Store};
 
 use super::{MARKETS, Ran, TOUCHLINE, run_beside};
 use harness::Store as StoreKind;
@@ -55,7 +55,7 @@ async fn charged_in_the_past(scene: &Scene, keys: &[&IssuedKey]) -> Vec<Date> {
                     store.refund(receipt).await.unwrap();
                 }
             }
-            store.refused(&key, day, &INSIGHTS.into(), Refusal::Tier);
+            store.refused(&key, day, &INSIGHTS.into(), RefusalReason::Tier);
         }
         store.close(harness::PATIENCE).await;
         dates.push(day.date);
@@ -66,9 +66,9 @@ async fn charged_in_the_past(scene: &Scene, keys: &[&IssuedKey]) -> Vec<Date> {
 /// Waits until the gateway has closed all of these days.
 async fn closed(scene: &Scene, dates: &[Date]) -> Value {
     eventually("the days are closed", async || {
-        let told = verify(scene, dates, &["--output", "json"]).await.done();
-        let told: Value = serde_json::from_str(&told).unwrap();
-        (told["chain"]["closed_days"] == dates.len()).then_some(told)
+        let reported = verify(scene, dates, &["--output", "json"]).await.done();
+        let reported: Value = serde_json::from_str(&reported).unwrap();
+        (reported["chain"]["closed_days"] == dates.len()).then_some(reported)
     })
     .await
 }
@@ -129,8 +129,8 @@ async fn a_closed_day_that_was_changed_by_hand_is_named() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     let (sound, broken) = (scene.issue("pro").await, scene.issue("pro").await);
     let dates = charged_in_the_past(&scene, &[&sound, &broken]).await;
-    let told = closed(&scene, &dates).await;
-    let chain = &told["chain"];
+    let reported = closed(&scene, &dates).await;
+    let chain = &reported["chain"];
     assert_eq!(
         (
             &chain["entries"],
@@ -144,8 +144,8 @@ async fn a_closed_day_that_was_changed_by_hand_is_named() {
         change(&scene, done, dates[1], &broken);
         let ran = verify(&scene, &dates, &[]).await;
         assert_eq!(ran.code, Some(1), "{what}: {ran:?}");
-        for told in [&ran.stdout, &ran.stderr] {
-            assert!(told.contains(&dates[1].to_string()), "{what}: {ran:?}");
+        for reported in [&ran.stdout, &ran.stderr] {
+            assert!(reported.contains(&dates[1].to_string()), "{what}: {ran:?}");
         }
         // A day's digest covers all its keys: for one of them it is not compared.
         verify(&scene, &dates, &["--key", &sound.id]).await.done();
@@ -206,19 +206,19 @@ async fn an_export_is_checked_by_the_script_of_the_documentation() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     let (one, other) = (scene.issue("pro").await, scene.issue("pro").await);
     let dates = charged_in_the_past(&scene, &[&one, &other]).await;
-    let told = closed(&scene, &dates).await;
+    let reported = closed(&scene, &dates).await;
     let whole = export(&scene, &dates).await;
     let ran = checked_by_a_stranger(&scene, &whole);
-    let said = ran.done();
-    assert!(said.contains("3 closed days"), "{said}");
+    let message = ran.done();
+    assert!(message.contains("3 closed days"), "{message}");
     assert!(
-        said.contains(told["chain"]["digest"].as_str().unwrap()),
-        "{said}"
+        message.contains(reported["chain"]["digest"].as_str().unwrap()),
+        "{message}"
     );
     // Some of the days, and all there are.
     let part = export(&scene, &dates[1..2]).await;
-    let said = checked_by_a_stranger(&scene, &part).done();
-    assert!(said.contains("1 closed days"), "{said}");
+    let message = checked_by_a_stranger(&scene, &part).done();
+    assert!(message.contains("1 closed days"), "{message}");
     let all = scene.cli(&["usage", "export"]).await;
     checked_by_a_stranger(&scene, &all).done();
     // Changes in the export.
@@ -271,9 +271,9 @@ async fn redis_keeps_no_chain_of_closed_days() {
     let export = run_beside(&scene.gateways[0], &["usage", "export"]).await;
     assert!(export.failed(1).contains("chain of closed days"));
     let json = ["usage", "verify", "--output", "json"];
-    let told = run_beside(&scene.gateways[0], &json).await.done();
-    let told: Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["chain"], Value::Null);
+    let reported = run_beside(&scene.gateways[0], &json).await.done();
+    let reported: Value = serde_json::from_str(&reported).unwrap();
+    assert_eq!(reported["chain"], Value::Null);
     let digest = ["usage", "verify", "--digest", "00"];
     let ran = run_beside(&scene.gateways[0], &digest).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");

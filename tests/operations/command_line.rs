@@ -94,8 +94,8 @@ async fn a_key_that_was_made_elsewhere_is_found_by_its_digest_and_an_old_one_by_
         for line in OF_A_KEY.into_iter().chain(["keys revoke ID --yes"]) {
             let ran = run(&scene, line, key).await;
             assert_eq!(ran.code, Some(0), "{line}: {ran:?}");
-            let told = format!("{ran:?}");
-            assert!(!told.contains(key), "{line}: {ran:?}");
+            let reported = format!("{ran:?}");
+            assert!(!reported.contains(key), "{line}: {ran:?}");
         }
         let text = run(&scene, "keys show ID", id).await.done();
         assert!(text.contains("revoked"), "{text}");

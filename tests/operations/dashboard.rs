@@ -27,7 +27,7 @@ async fn figures(scene: &Scene, gateway: usize) -> Value {
 }
 
 /// What the command says of today by tier: the sum of everything, and the rows.
-async fn told_by_the_command(scene: &Scene) -> Value {
+async fn reported_by_the_command(scene: &Scene) -> Value {
     let words = ["usage", "--by", "tier", "--output", "json"];
     serde_json::from_str(&scene.cli(&words).await).unwrap()
 }
@@ -50,7 +50,7 @@ async fn surveyed(scene: &Scene, gateway: usize, expected: &Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_dashboard_of_each_gateway_tells_what_the_ledger_holds_of_all() {
+async fn the_dashboard_of_each_gateway_reports_what_the_ledger_holds_of_all() {
     for store in STORES {
         let mut scene = Scene::builder(TOUCHLINE)
             .store(store)
@@ -82,16 +82,16 @@ async fn the_dashboard_of_each_gateway_tells_what_the_ledger_holds_of_all() {
         client.get(&pro, MARKETS).await;
 
         let expected = eventually("the ledger is whole", async || {
-            let told = told_by_the_command(&scene).await;
-            let total = &told["total"];
+            let reported = reported_by_the_command(&scene).await;
+            let total = &reported["total"];
             let whole = total["requests"] == 2 * DAILY + 2 && total["refunded"] == 1;
             let refused = total["refused_quota"] == 3 && total["refused_tier"] == 4;
-            (whole && refused && total["unattributed"] == 0).then_some(told)
+            (whole && refused && total["unattributed"] == 0).then_some(reported)
         })
         .await;
         for gateway in 0..2 {
-            let told = surveyed(&scene, gateway, &expected).await;
-            let today = &told["today"];
+            let reported = surveyed(&scene, gateway, &expected).await;
+            let today = &reported["today"];
             assert_eq!(today["unattributed"], 0, "{today:#}");
             let tiers = today["tiers"].as_array().unwrap();
             let rows = expected["rows"].as_array().unwrap();
@@ -172,7 +172,7 @@ async fn however_often_the_dashboard_is_asked_the_store_has_a_rest_of_5_s_betwee
 }
 
 #[tokio::test]
-async fn a_key_that_nobody_may_use_is_not_told_as_near_its_limit() {
+async fn an_unusable_key_is_not_reported_as_near_its_limit() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     let client = scene.client(Protocol::Http1);
     let keys = [
@@ -226,7 +226,7 @@ async fn each_gateway_states_its_own_name_version_and_uptime_and_the_zone_of_the
 }
 
 #[tokio::test]
-async fn samples_tell_every_request_once() {
+async fn samples_report_every_request_once() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);
@@ -236,18 +236,18 @@ async fn samples_tell_every_request_once() {
     client.call(Call::get(MARKETS)).await;
     scene.upstream.always(Behaviour::Status(503));
     client.get(&key, MARKETS).await;
-    let told = eventually("the sample has ended", async || {
-        let told = figures(&scene, 0).await;
-        let samples = told["samples"].as_array().unwrap();
+    let reported = eventually("the sample has ended", async || {
+        let reported = figures(&scene, 0).await;
+        let samples = reported["samples"].as_array().unwrap();
         let sum = |name: &str| -> u64 {
             let counts = samples.iter().map(|one| &one["requests"][name]);
             counts.map(|count| count.as_u64().unwrap()).sum()
         };
         let sums = ["served", "refused", "limited", "failed", "client_closed"].map(sum);
-        (sums == [2, 3, 0, 1, 0]).then_some(told)
+        (sums == [2, 3, 0, 1, 0]).then_some(reported)
     })
     .await;
-    let samples = told["samples"].as_array().unwrap();
+    let samples = reported["samples"].as_array().unwrap();
     let busy = samples
         .iter()
         .find(|one| one["requests"]["served"] != 0)
@@ -264,12 +264,12 @@ async fn samples_tell_every_request_once() {
         { "tier": "starter", "outcome": "TIER_INSUFFICIENT", "requests": 1 },
         { "tier": "starter", "outcome": "served", "requests": 2 },
     ]);
-    assert_eq!(told["answered"], answered);
+    assert_eq!(reported["answered"], answered);
     scene.assert_ledgers_agree().await;
 }
 
 #[tokio::test]
-async fn servers_that_are_out_are_told() {
+async fn servers_that_are_out_are_reported() {
     let mut scene = Scene::builder(TOUCHLINE)
         .more_servers(1)
         .spec(|spec| {
@@ -282,8 +282,8 @@ async fn servers_that_are_out_are_told() {
     let addresses = [&scene.upstream, &scene.more_upstreams[0]];
     let addresses = addresses.map(|one| one.address().to_string());
     let servers = async |scene: &Scene| {
-        let told = figures(scene, 0).await;
-        let upstream = &told["upstreams"][0];
+        let reported = figures(scene, 0).await;
+        let upstream = &reported["upstreams"][0];
         let servers = upstream["servers"].as_array().cloned().unwrap_or_default();
         let up = |address: &String| {
             let server = servers
@@ -307,7 +307,7 @@ async fn servers_that_are_out_are_told() {
 }
 
 #[tokio::test]
-async fn without_redis_the_dashboard_says_so_and_keeps_what_it_knew() {
+async fn without_redis_the_dashboard_reports_it_and_keeps_what_it_knew() {
     let mut scene = Scene::builder(TOUCHLINE)
         .store(Store::Redis)
         .spec(|spec| spec.redis_extra = "timeout: 100ms".into())
@@ -322,23 +322,24 @@ async fn without_redis_the_dashboard_says_so_and_keeps_what_it_knew() {
     .await;
     scene.redis.as_mut().unwrap().kill9();
     eventually("the store is told as away", async || {
-        let told = figures(&scene, 0).await;
-        let away =
-            told["readiness"]["status"] == "degraded" && told["readiness"]["store_up"] == false;
-        let known = told["today"]["used"] == 1;
-        (away && known && told["today_error"].is_string()).then_some(())
+        let reported = figures(&scene, 0).await;
+        let away = reported["readiness"]["status"] == "degraded"
+            && reported["readiness"]["store_up"] == false;
+        let known = reported["today"]["used"] == 1;
+        (away && known && reported["today_error"].is_string()).then_some(())
     })
     .await;
     scene.redis.as_mut().unwrap().restart().await;
     eventually("the store is asked again", async || {
-        let told = figures(&scene, 0).await;
-        (told["readiness"]["status"] == "ready" && told["today_error"].is_null()).then_some(())
+        let reported = figures(&scene, 0).await;
+        (reported["readiness"]["status"] == "ready" && reported["today_error"].is_null())
+            .then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn before_the_keys_are_loaded_the_dashboard_tells_no_day_rather_than_a_part_of_one() {
+async fn before_the_keys_are_loaded_the_dashboard_reports_no_day_rather_than_a_part_of_one() {
     let mut scene = Scene::builder(TOUCHLINE)
         .store(Store::Redis)
         .durable_redis()
@@ -364,9 +365,9 @@ async fn before_the_keys_are_loaded_the_dashboard_tells_no_day_rather_than_a_par
     }
     scene.gateways[0].restart().await;
     for _ in 0..20 {
-        let told = figures(&scene, 0).await;
-        assert_eq!(told["readiness"]["keys_loaded"], false, "{told}");
-        assert_eq!(told["today"], Value::Null, "{told}");
+        let reported = figures(&scene, 0).await;
+        assert_eq!(reported["readiness"]["keys_loaded"], false, "{reported}");
+        assert_eq!(reported["today"], Value::Null, "{reported}");
     }
     scene.redis.as_mut().unwrap().restart().await;
     eventually("the day is told", async || {
@@ -398,7 +399,7 @@ async fn knows_no_key() -> (Scene, IssuedKey) {
 }
 
 #[tokio::test]
-async fn a_gateway_that_never_had_a_key_says_so_and_not_that_it_serves() {
+async fn a_gateway_that_never_had_a_key_reports_it_and_not_that_it_serves() {
     let (mut scene, key) = knows_no_key().await;
     let client = scene.client(Protocol::Http1);
     assert_eq!(client.get(&key, MARKETS).await.status, 500);
@@ -436,17 +437,17 @@ async fn a_server_that_was_never_asked_is_not_shown_as_well_nor_one_that_fails()
     let (mut scene, key) = knows_no_key().await;
     let server = async |scene: &Scene| {
         eventually("the server is shown", async || {
-            let told = figures(scene, 0).await;
-            let server = told["upstreams"][0]["servers"][0].clone();
+            let reported = figures(scene, 0).await;
+            let server = reported["upstreams"][0]["servers"][0].clone();
             (!server.is_null()).then_some(server)
         })
         .await
     };
-    let told = server(&scene).await;
+    let reported = server(&scene).await;
     assert_eq!(
-        (&told["up"], &told["answered"]),
+        (&reported["up"], &reported["answered"]),
         (&true.into(), &Value::Null),
-        "{told}"
+        "{reported}"
     );
     scene.redis.as_mut().unwrap().restart().await;
     let client = scene.client(Protocol::Http1);
@@ -468,7 +469,7 @@ async fn a_server_that_was_never_asked_is_not_shown_as_well_nor_one_that_fails()
 }
 
 #[tokio::test]
-async fn a_day_that_is_over_is_never_told_as_today() {
+async fn a_day_that_is_over_is_never_reported_as_today() {
     let scene = Scene::builder(TOUCHLINE).faketime().start().await;
     // Before the clock is moved: by the new time the gateway's last heartbeat is old, and nobody would await its knowing the key.
     let key = scene.issue("starter").await;
@@ -484,9 +485,12 @@ async fn a_day_that_is_over_is_never_told_as_today() {
     .await;
     scene.clock().set_before_midnight(Duration::ZERO);
     let after = eventually("the next day is told", async || {
-        let told = figures(&scene, 0).await;
-        let today = told["today"].clone();
-        assert!(today.is_null() || today["date"] != before["date"], "{told}");
+        let reported = figures(&scene, 0).await;
+        let today = reported["today"].clone();
+        assert!(
+            today.is_null() || today["date"] != before["date"],
+            "{reported}"
+        );
         (!today.is_null()).then_some(today)
     })
     .await;
@@ -494,7 +498,7 @@ async fn a_day_that_is_over_is_never_told_as_today() {
 }
 
 #[tokio::test]
-async fn reloads_are_told_with_outcome_and_reason() {
+async fn reloads_are_reported_with_outcome_and_reason() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     let started = figures(&scene, 0).await;
     let first = &started["reloads"][0];
@@ -507,8 +511,8 @@ async fn reloads_are_told_with_outcome_and_reason() {
     scene.gateways[0].put_file(&text.replace("daily: 1000", "daily: </script>"));
     let reloads = async |count: usize| {
         eventually("the reload is told", async || {
-            let told = figures(&scene, 0).await;
-            let reloads = told["reloads"].as_array().unwrap();
+            let reported = figures(&scene, 0).await;
+            let reloads = reported["reloads"].as_array().unwrap();
             (reloads.len() == count).then(|| reloads.clone())
         })
         .await
@@ -606,8 +610,8 @@ async fn the_page_is_the_same_whatever_the_names_and_the_figures_have_them_as_th
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
     }
     eventually("the names are told", async || {
-        let told = figures(&scene, 0).await;
-        let nearest = told["today"]["nearest"].as_array()?.clone();
+        let reported = figures(&scene, 0).await;
+        let nearest = reported["today"]["nearest"].as_array()?.clone();
         let has = |name: &&str| {
             let mut keys = nearest.iter();
             keys.any(|key| key["customer"] == **name && key["label"] == **name)

@@ -28,22 +28,22 @@ fn open_files(scene: &mut Scene) -> (String, String) {
 }
 
 #[tokio::test]
-async fn the_soft_limit_of_open_files_is_raised_and_a_hard_one_that_is_too_small_is_told() {
+async fn the_soft_limit_of_open_files_is_raised_and_a_hard_one_that_is_too_small_is_reported() {
     const TOLD: &str = "limits.connections exceeds the open files of the process";
     let directory = tempfile::tempdir().unwrap();
     let small = after(&directory, "ulimit -S -n 256; ulimit -H -n 2000");
     let mut scene = Scene::builder(small).start().await;
     assert_eq!(open_files(&mut scene), ("2000".into(), "2000".into()));
-    let said = scene.gateways[0].output();
+    let message = scene.gateways[0].output();
     assert!(
-        said.contains(TOLD) && said.contains("\"wanted\":40256"),
-        "{said}"
+        message.contains(TOLD) && message.contains("\"wanted\":40256"),
+        "{message}"
     );
     let mut scene = Scene::builder(after(&directory, "ulimit -S -n 256; ulimit -H -n 2000"))
         .spec(|spec| spec.extra_yaml = "limits: { connections: 872 }".into())
         .start()
         .await;
     assert_eq!(open_files(&mut scene).0, "2000");
-    let said = scene.gateways[0].output();
-    assert!(!said.contains(TOLD), "{said}");
+    let message = scene.gateways[0].output();
+    assert!(!message.contains(TOLD), "{message}");
 }

@@ -32,7 +32,7 @@ async fn arrived(scene: &Scene, requests: usize) {
 }
 
 #[tokio::test]
-async fn a_gateway_told_to_stop_finishes_what_is_in_flight_and_takes_nothing_new() {
+async fn a_gateway_asked_to_stop_finishes_what_is_in_flight_and_takes_nothing_new() {
     for store in STORES {
         let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
         let key = scene.issue("starter").await;
@@ -163,10 +163,10 @@ async fn requests_that_outlast_the_grace_are_cut_off_and_the_gateway_ends_with_0
         "{took:?}: not before its time"
     );
     assert!(in_flight.await.unwrap().is_err());
-    let said = scene.gateways[0].output();
+    let message = scene.gateways[0].output();
     assert!(
-        said.contains("were cut because limits.shutdown_grace ended"),
-        "{said}"
+        message.contains("were cut because limits.shutdown_grace ended"),
+        "{message}"
     );
     assert_eq!(
         scene.gateways[0].access_lines().len(),

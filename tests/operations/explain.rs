@@ -43,17 +43,17 @@ fn refusing_step(explained: &Value) -> Option<u64> {
 
 /// Asserts that the gateway did what had been explained.
 #[track_caller]
-fn assert_told(explained: &Value, answer: &Answer) {
-    let told = &explained["answer"];
-    let expected = told["status"].as_u64().unwrap_or(200);
+fn assert_reported(explained: &Value, answer: &Answer) {
+    let reported = &explained["answer"];
+    let expected = reported["status"].as_u64().unwrap_or(200);
     assert_eq!(
         u64::from(answer.status),
         expected,
         "{explained}\n{answer:?}"
     );
     let code = answer.code();
-    assert_eq!(told["code"].as_str(), code.as_deref(), "{explained}");
-    let headers = told["headers"].as_object().unwrap();
+    assert_eq!(reported["code"].as_str(), code.as_deref(), "{explained}");
+    let headers = reported["headers"].as_object().unwrap();
     for (name, value) in headers {
         let got = answer.header(name);
         if MOVING.contains(&name.as_str()) {
@@ -67,7 +67,7 @@ fn assert_told(explained: &Value, answer: &Answer) {
         let own = name.as_str().contains("ratelimit") || name == "retry-after" || name == "sunset";
         assert!(!own || headers.contains_key(name.as_str()), "{name}");
     }
-    if let Some(body) = told["body"].as_object() {
+    if let Some(body) = reported["body"].as_object() {
         let mut got = answer.json();
         got.as_object_mut().unwrap().remove("request_id");
         assert_eq!(got, Value::Object(body.clone()));
@@ -122,7 +122,7 @@ async fn what_is_explained_is_what_the_gateway_answers() {
                 continue; // Clients of the harness do not open tunnels.
             }
             let call = Call::new(method, path).key(key);
-            assert_told(&before, &client.call(call).await);
+            assert_reported(&before, &client.call(call).await);
         }
         let mut allowed = harness::Allowances::default();
         allowed.limits.insert(shadow.id.clone(), 6);
@@ -136,7 +136,7 @@ async fn every_state_of_a_key_is_explained_and_answered_alike() {
     for store in STORES {
         let mut scene = builder(store).start().await;
         let client = scene.client(Protocol::Http1);
-        for (changes, told) in [
+        for (changes, reported) in [
             (
                 &["suspend", "ID", "--yes", "--reason", "unpaid"][..],
                 "the key is suspended; last change: suspend by ",
@@ -163,8 +163,8 @@ async fn every_state_of_a_key_is_explained_and_answered_alike() {
             let after = explained(&scene, &key, "GET", MARKETS).await;
             assert_eq!(refusing_step(&after), Some(3), "{after}");
             let reason = after["steps"][2]["reason"].as_str().unwrap();
-            assert!(reason.starts_with(told), "{reason}");
-            assert_told(&after, &client.get(&key, MARKETS).await);
+            assert!(reason.starts_with(reported), "{reason}");
+            assert_reported(&after, &client.get(&key, MARKETS).await);
         }
         // Before the subscription ends, and behind it.
         let key = scene

@@ -235,7 +235,7 @@ async fn a_journal_that_is_moved_removed_replaced_or_damaged_serves_nothing_with
         assert_eq!(scene.metric("touchline_journal_failed").await, 1.0);
         assert_eq!(status_of(&scene, &key).await, 200, "{fate:?}");
         scene.redis.as_mut().unwrap().kill9();
-        eventually("Redis is away", async || {
+        eventually("Redis is unavailable", async || {
             let (status, body) = readiness(&scene).await;
             (body["store_up"] == false).then(|| {
                 assert_eq!(

@@ -54,10 +54,10 @@ async fn listed(scene: &Scene) -> usize {
 /// How many keys the gateway's table holds.
 async fn keys_of(scene: &Scene) -> usize {
     let (_, metrics) = scene.admin(0, "/metrics").await;
-    let told = metrics
+    let reported = metrics
         .lines()
         .find_map(|line| line.strip_prefix("touchline_keys "));
-    told.unwrap().parse().unwrap()
+    reported.unwrap().parse().unwrap()
 }
 
 /// The secret of a key made elsewhere.
@@ -135,19 +135,19 @@ async fn keys_of_any_format_are_imported_by_value_and_by_digest_and_charged() {
         assert!(scene.cli(&show).await.contains("\"by digest\""));
         let answer = client.get(&*foreign(4), MARKETS).await;
         assert_eq!(answer.status, 401);
-        let told: Vec<Value> = serde_json::from_str(
+        let reported: Vec<Value> = serde_json::from_str(
             &scene
                 .cli(&["audit", "--what", "import", "--output", "json"])
                 .await,
         )
         .unwrap();
-        assert_eq!(told.len(), 3);
+        assert_eq!(reported.len(), 3);
         scene.assert_ledgers_agree().await;
     }
 }
 
 #[tokio::test]
-async fn a_file_with_mistakes_is_told_all_of_them_and_imports_nothing() {
+async fn all_mistakes_of_a_file_are_reported_and_nothing_is_imported() {
     for store in STORES {
         let scene = scene(store).await;
         let stored = scene.issue("starter").await;
@@ -168,7 +168,7 @@ async fn a_file_with_mistakes_is_told_all_of_them_and_imports_nothing() {
         let path = file(&scene, "keys.csv", &text);
         let name = path.display();
         for options in [[].as_slice(), &["--dry-run"]] {
-            let said = import(&scene, &path, options).await.failed(1);
+            let message = import(&scene, &path, options).await.failed(1);
             for expected in [
                 "nothing was imported: 5 mistakes".to_owned(),
                 format!("{name}:3: key: the key is shorter than 24 characters"),
@@ -177,18 +177,21 @@ async fn a_file_with_mistakes_is_told_all_of_them_and_imports_nothing() {
                 format!("{name}:6: the id {} belongs to another key", stored.id),
                 format!("{name}:7: customer: the field is missing"),
             ] {
-                assert!(said.contains(&expected), "{expected} is not in {said}");
+                assert!(
+                    message.contains(&expected),
+                    "{expected} is not in {message}"
+                );
             }
-            assert!(!said.contains("acme.live"), "{said}");
+            assert!(!message.contains("acme.live"), "{message}");
         }
         assert_eq!(listed(&scene).await, 1);
 
         let path = file(&scene, "keys", "key,customer,tier\n");
-        let said = import(&scene, &path, &[]).await.failed(2);
-        assert!(said.contains("add --format csv"), "{said}");
+        let message = import(&scene, &path, &[]).await.failed(2);
+        assert!(message.contains("add --format csv"), "{message}");
         let missing = scene.outside().join("missing.csv");
-        let said = import(&scene, &missing, &[]).await.failed(1);
-        assert!(said.contains("cannot open"), "{said}");
+        let message = import(&scene, &missing, &[]).await.failed(1);
+        assert!(message.contains("cannot open"), "{message}");
     }
 }
 
@@ -198,9 +201,9 @@ async fn a_dry_run_writes_nothing() {
         let scene = scene(store).await;
         let text = format!("key,customer,tier\n{},Acme,pro\n", foreign(1));
         let path = file(&scene, "keys.csv", &text);
-        let said = import(&scene, &path, &["--dry-run"]).await.done();
+        let message = import(&scene, &path, &["--dry-run"]).await.done();
         assert_eq!(
-            said,
+            message,
             "the file has no mistakes: 1 keys to import, 0 already stored\n"
         );
         assert_eq!(listed(&scene).await, 0);
@@ -208,7 +211,7 @@ async fn a_dry_run_writes_nothing() {
 }
 
 #[tokio::test]
-async fn an_export_without_digests_tells_nothing_of_secrets_and_cannot_be_imported() {
+async fn an_export_without_digests_shows_nothing_of_secrets_and_cannot_be_imported() {
     for store in STORES {
         let scene = scene(store).await;
         let key = scene.issue("starter").await;
@@ -225,8 +228,8 @@ async fn an_export_without_digests_tells_nothing_of_secrets_and_cannot_be_import
         let with = export(&scene).await;
         assert!(with.contains(&sha256(&key.key)) && !with.contains(&key.key));
         let path = file(&scene, "keys.csv", &csv);
-        let said = import(&scene, &path, &[]).await.failed(1);
-        assert!(said.contains("neither a key nor a digest"), "{said}");
+        let message = import(&scene, &path, &[]).await.failed(1);
+        assert!(message.contains("neither a key nor a digest"), "{message}");
 
         let path = scene.outside().join("out.jsonl");
         let words = ["keys", "export", path.to_str().unwrap()];
@@ -236,8 +239,8 @@ async fn an_export_without_digests_tells_nothing_of_secrets_and_cannot_be_import
             &std::fs::metadata(&path).unwrap().permissions(),
         );
         assert_eq!(mode & 0o777, 0o600);
-        let said = run_beside(&scene.gateways[0], &words).await.failed(1);
-        assert!(said.contains("already exists"), "{said}");
+        let message = run_beside(&scene.gateways[0], &words).await.failed(1);
+        assert!(message.contains("already exists"), "{message}");
     }
 }
 

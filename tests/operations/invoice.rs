@@ -86,7 +86,7 @@ async fn a_key_issued_moved_up_and_revoked_within_a_minute_and_not_used_is_bille
 }
 
 #[tokio::test]
-async fn a_month_in_which_every_request_was_refunded_is_billed_as_unused_and_says_so() {
+async fn a_month_in_which_every_request_was_refunded_is_billed_as_unused_and_reports_it() {
     for store in STORES {
         let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
         let month = this_month();

@@ -68,7 +68,7 @@ async fn an_issued_key_works_at_once_and_is_listed_and_shown_without_its_secret(
 }
 
 #[tokio::test]
-async fn a_key_is_told_once_in_the_form_asked_for() {
+async fn a_key_is_reported_once_in_the_form_asked_for() {
     let scene = scene(Store::Embedded).await;
     let issue = ["keys", "issue", "--tier", "pro", "--customer", "Acme"];
     let ran = run_beside(&scene.gateways[0], &issue).await;
@@ -150,15 +150,15 @@ async fn a_key_that_could_not_work_is_not_issued() {
             let words = [&["keys", "issue", "--customer", "Acme"], arguments].concat();
             run_beside(&scene.gateways[0], &words).await
         };
-        let said = issue(&["--tier", "gold"]).await.failed(1);
+        let message = issue(&["--tier", "gold"]).await.failed(1);
         assert!(
-            said.contains("\"gold\"") && said.contains("starter, pro, enterprise"),
-            "{said}"
+            message.contains("\"gold\"") && message.contains("starter, pro, enterprise"),
+            "{message}"
         );
-        let said = issue(&["--tier", "pro", "--expires", "2020-02-29"])
+        let message = issue(&["--tier", "pro", "--expires", "2020-02-29"])
             .await
             .failed(1);
-        assert!(said.contains("2020-02-29 is in the past"), "{said}");
+        assert!(message.contains("2020-02-29 is in the past"), "{message}");
         issue(&["--tier", "pro", "--expires", "2021-02-29"])
             .await
             .failed(2);
@@ -179,34 +179,37 @@ async fn revoking_needs_a_yes_and_twice_is_once() {
         let mut scene = scene(store).await;
         let key = scene.issue("starter").await;
         let client = scene.client(Protocol::Http1);
-        let said = run_beside(&scene.gateways[0], &["keys", "revoke", &key.id])
+        let message = run_beside(&scene.gateways[0], &["keys", "revoke", &key.id])
             .await
             .failed(2);
-        assert!(said.contains("--yes"), "{said}");
+        assert!(message.contains("--yes"), "{message}");
         assert_eq!(state_of(&scene, &key).await, "active");
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
 
         let revoke = ["keys", "revoke", &key.id, "--yes"];
-        let said = run_beside(&scene.gateways[0], &revoke).await.done();
-        assert_eq!(said, format!("{} is revoked\n", key.id));
+        let message = run_beside(&scene.gateways[0], &revoke).await.done();
+        assert_eq!(message, format!("{} is revoked\n", key.id));
         assert_eq!(client.get(&key, MARKETS).await.status, 401);
-        let said = run_beside(&scene.gateways[0], &revoke).await.done();
-        assert_eq!(said, format!("{} is revoked already\n", key.id));
+        let message = run_beside(&scene.gateways[0], &revoke).await.done();
+        assert_eq!(message, format!("{} is revoked already\n", key.id));
         assert_eq!(state_of(&scene, &key).await, "revoked");
         scene.assert_ledgers_agree().await;
     }
 }
 
 #[tokio::test]
-async fn a_key_id_that_nobody_has_is_told() {
+async fn an_unknown_key_id_is_reported() {
     for store in STORES {
         let scene = scene(store).await;
         for command in [
             ["keys", "show", "4fZk09QwXy2B", "--output", "json"].as_slice(),
             &["keys", "revoke", "4fZk09QwXy2B", "--yes"],
         ] {
-            let said = run_beside(&scene.gateways[0], command).await.failed(1);
-            assert!(said.contains("there is no key 4fZk09QwXy2B"), "{said}");
+            let message = run_beside(&scene.gateways[0], command).await.failed(1);
+            assert!(
+                message.contains("there is no key 4fZk09QwXy2B"),
+                "{message}"
+            );
         }
     }
 }
@@ -271,17 +274,20 @@ async fn a_reader_that_went_away_is_no_failure_unless_a_key_is_lost() {
         assert_eq!(ran.code, Some(0), "{command}: {ran:?}");
         assert_eq!(ran.stderr, "", "{command}");
     }
-    let said = run("keys issue --tier pro --customer Acme").failed(1);
-    assert!(said.contains("was issued but could not be shown"), "{said}");
-    let said = run(&format!("keys rotate {} --overlap 1h", key.id)).failed(1);
-    assert!(said.contains("the rotation was reverted"), "{said}");
+    let message = run("keys issue --tier pro --customer Acme").failed(1);
+    assert!(
+        message.contains("was issued but could not be shown"),
+        "{message}"
+    );
+    let message = run(&format!("keys rotate {} --overlap 1h", key.id)).failed(1);
+    assert!(message.contains("the rotation was reverted"), "{message}");
     let show = ["keys", "show", &key.id, "--output", "json"];
     let shown = json(&scene.cli(&show).await);
     assert_eq!(shown["previous_until"], Value::Null);
     let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
     assert_eq!(answer.status, 200);
-    let said = run(&format!("keys rotate {} --overlap 0s --yes", key.id)).failed(1);
-    assert!(said.contains("rotate the key again"), "{said}");
+    let message = run(&format!("keys rotate {} --overlap 0s --yes", key.id)).failed(1);
+    assert!(message.contains("rotate the key again"), "{message}");
     let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
     assert_eq!(answer.status, 401);
 }

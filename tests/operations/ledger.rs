@@ -172,9 +172,12 @@ async fn verify_fails_with_the_key_and_the_day_that_were_changed_by_hand() {
         corrupt(&scene, &broken, &date).await;
         let ran = run_beside(&scene.gateways[0], &["usage", "verify"]).await;
         assert_eq!(ran.code, Some(1), "{ran:?}");
-        for told in [&ran.stdout, &ran.stderr] {
-            assert!(told.contains(&broken.id) && told.contains(&date), "{ran:?}");
-            assert!(!told.contains(&sound.id), "{ran:?}");
+        for reported in [&ran.stdout, &ran.stderr] {
+            assert!(
+                reported.contains(&broken.id) && reported.contains(&date),
+                "{ran:?}"
+            );
+            assert!(!reported.contains(&sound.id), "{ran:?}");
         }
         let only = ["usage", "verify", "--key", &sound.id];
         run_beside(&scene.gateways[0], &only).await.done();
@@ -219,7 +222,7 @@ async fn a_months_invoice_lists_days_units_and_prices_by_customer_key_and_tier()
         assert!(ran.stderr.contains("is not closed yet"), "{ran:?}");
         let invoice: Value = serde_json::from_str(&ran.done()).unwrap();
         let lines = invoice["lines"].as_array().unwrap();
-        let told = |key: &IssuedKey, tier: &str| {
+        let reported = |key: &IssuedKey, tier: &str| {
             let line = lines
                 .iter()
                 .find(|line| line["key"] == key.id.as_str() && line["tier"] == tier);
@@ -236,16 +239,16 @@ async fn a_months_invoice_lists_days_units_and_prices_by_customer_key_and_tier()
         };
         assert_eq!(lines.len(), 3, "{invoice}");
         // Both were issued today, and midnight may have passed since.
-        let days = told(&idle, "enterprise")[1];
+        let days = reported(&idle, "enterprise")[1];
         assert!((1..=2).contains(&days), "{invoice}");
         let first: jiff::civil::Date = format!("{month}-01").parse().unwrap();
         let month_days = first.days_in_month() as u64;
         let part = |price: u64| price * days / month_days;
         let (pro, enterprise) = (part(29_900), part(79_900));
-        assert_eq!(told(&moved, "starter"), [9_900, 0, 1, 1, 1, 0]);
-        assert_eq!(told(&moved, "pro"), [29_900, days, 2, 2, 2, pro]);
+        assert_eq!(reported(&moved, "starter"), [9_900, 0, 1, 1, 1, 0]);
+        assert_eq!(reported(&moved, "pro"), [29_900, days, 2, 2, 2, pro]);
         let idle_line = [79_900, days, 0, 0, 0, enterprise];
-        assert_eq!(told(&idle, "enterprise"), idle_line);
+        assert_eq!(reported(&idle, "enterprise"), idle_line);
         assert_eq!(invoice["amount_cents"], pro + enterprise);
         assert_eq!(
             (&invoice["currency"], &invoice["closed"]),
@@ -374,7 +377,7 @@ async fn verify_holds_after_every_gateway_was_killed_and_redis_emptied() {
         (saved_keys(&scene)? == keys.len() as i64).then_some(())
     })
     .await;
-    let mut told = 0;
+    let mut reported = 0;
     for death in 0..DEATHS {
         let before = scene.client_ledger().entries().len();
         let mut clients = tokio::task::JoinSet::new();
@@ -391,7 +394,7 @@ async fn verify_holds_after_every_gateway_was_killed_and_redis_emptied() {
         }
         eventually("the gateways are under load, and journal it", async || {
             let answered = scene.client_ledger().entries().len() > before + 400;
-            (answered && journaled(&scene) > told + 100).then_some(())
+            (answered && journaled(&scene) > reported + 100).then_some(())
         })
         .await;
         for gateway in &mut scene.gateways {
@@ -404,11 +407,11 @@ async fn verify_holds_after_every_gateway_was_killed_and_redis_emptied() {
             gateway.restart().await;
         }
         // Nothing is charged any more: the journals are all that is known.
-        told = journaled(&scene);
+        reported = journaled(&scene);
         eventually("the counts are told again", async || {
             let ran = run_beside(&scene.gateways[0], &["usage", "--output", "json"]).await;
             let report: Value = serde_json::from_str(&ran.stdout).ok()?;
-            (report["total"]["used"].as_i64()? == told).then_some(())
+            (report["total"]["used"].as_i64()? == reported).then_some(())
         })
         .await;
         let ran = run_beside(&scene.gateways[0], &["usage", "verify"]).await;

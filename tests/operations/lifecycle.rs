@@ -65,8 +65,8 @@ async fn a_rotation_with_overlap_keeps_both_secrets_one_id_and_one_count() {
         assert!(record["previous_until"].is_string(), "{record}");
         // The secret before ends with the next rotation, which therefore asks.
         let again = ["keys", "rotate", &old.id, "--overlap", "24h"];
-        let said = run_beside(&scene.gateways[0], &again).await.failed(2);
-        assert!(said.contains("--yes"), "{said}");
+        let message = run_beside(&scene.gateways[0], &again).await.failed(2);
+        assert!(message.contains("--yes"), "{message}");
         let newest = scene.rotate(&new, &["--overlap", "24h", "--yes"]).await;
         for (key, status) in [(&old, 401), (&new, 200), (&newest, 200)] {
             assert_everywhere(&scene, key, MARKETS, status).await;
@@ -119,16 +119,16 @@ async fn a_rotation_under_load_refuses_nobody_and_counts_everything_once() {
         let mut scene = builder(store).daily("starter", 1_000_000).start().await;
         let old = scene.issue("starter").await;
         let served = Arc::new(AtomicU64::new(0));
-        let (tell, told) = tokio::sync::watch::channel(None::<IssuedKey>);
+        let (report, reported) = tokio::sync::watch::channel(None::<IssuedKey>);
         let mut clients = JoinSet::new();
         for number in 0..4 {
             let client = scene.client_of(number % 2, Protocol::Http1);
-            let (old, served, told) = (old.clone(), Arc::clone(&served), told.clone());
+            let (old, served, reported) = (old.clone(), Arc::clone(&served), reported.clone());
             clients.spawn(async move {
                 // Goes over to the new secret as soon as it is known; every other client keeps the old one.
                 let mut with_new = 0;
                 while with_new < 50 {
-                    let new = told.borrow().clone();
+                    let new = reported.borrow().clone();
                     with_new += u64::from(new.is_some());
                     let key = new.filter(|_| number < 2).unwrap_or_else(|| old.clone());
                     let answer = client.get(&key, MARKETS).await;
@@ -142,7 +142,7 @@ async fn a_rotation_under_load_refuses_nobody_and_counts_everything_once() {
         })
         .await;
         let new = scene.rotate(&old, &["--overlap", "1h"]).await;
-        tell.send(Some(new.clone())).unwrap();
+        report.send(Some(new.clone())).unwrap();
         clients.join_all().await;
         assert_eq!(scene.used(&new).await, served.load(Ordering::Relaxed));
         scene.assert_ledgers_agree().await;
@@ -160,8 +160,8 @@ async fn a_suspended_key_is_refused_until_it_is_resumed() {
         assert_eq!(suspended["changed"], true);
         assert_everywhere(&scene, &key, MARKETS, 401).await;
         let twice = ["keys", "suspend", &key.id];
-        let said = run_beside(&scene.gateways[0], &twice).await.done();
-        assert_eq!(said, format!("{} is suspended already\n", key.id));
+        let message = run_beside(&scene.gateways[0], &twice).await.done();
+        assert_eq!(message, format!("{} is suspended already\n", key.id));
         assert_eq!(
             change(&scene, &["resume", &key.id]).await["state"],
             "active"
@@ -188,9 +188,9 @@ async fn a_revoked_key_cannot_be_resumed_nor_changed() {
             &["keys", "set-expiry", &key.id, "never"],
             &["keys", "grant", &key.id, "--extra", "5", "--reason", "x"],
         ] {
-            let said = run_beside(&scene.gateways[0], arguments).await.failed(1);
+            let message = run_beside(&scene.gateways[0], arguments).await.failed(1);
             let next = "revoked, which is final: issue another with `touchline keys issue`";
-            assert!(said.contains(next), "{arguments:?}: {said}");
+            assert!(message.contains(next), "{arguments:?}: {message}");
         }
         assert_eq!(shown(&scene, &key).await, before);
         assert_everywhere(&scene, &key, MARKETS, 401).await;
@@ -236,9 +236,9 @@ async fn a_downgrade_below_what_was_used_refuses_until_the_next_day() {
         assert_everywhere(&scene, &key, INSIGHTS, 200).await;
         assert_everywhere(&scene, &key, MARKETS, 200).await;
         let asked = ["keys", "set-tier", &key.id, "starter"];
-        let said = run_beside(&scene.gateways[0], &asked).await.failed(2);
-        assert!(said.contains("falls from 9 to 2"), "{said}");
-        assert!(said.contains(INSIGHTS), "{said}");
+        let message = run_beside(&scene.gateways[0], &asked).await.failed(2);
+        assert!(message.contains("falls from 9 to 2"), "{message}");
+        assert!(message.contains(INSIGHTS), "{message}");
         change(&scene, &["set-tier", &key.id, "starter", "--yes"]).await;
         for (target, status) in [(MARKETS, 429), (INSIGHTS, 403)] {
             for gateway in 0..2 {
@@ -307,10 +307,10 @@ async fn a_grant_raises_the_limit_at_once_and_only_for_its_day() {
             (200, Some(1))
         );
         let past = [&["keys"], later.as_slice(), &[&*today]].concat();
-        let said = run_beside(&scene.gateways[0], &past).await.failed(1);
+        let message = run_beside(&scene.gateways[0], &past).await.failed(1);
         assert!(
-            said.contains(&format!("{today} is over: grant units for")),
-            "{said}"
+            message.contains(&format!("{today} is over: grant units for")),
+            "{message}"
         );
         scene.assert_ledgers_agree_with(&limits(&key, 5)).await;
     }
@@ -368,10 +368,10 @@ async fn whoever_would_be_cut_off_is_not_without_a_yes() {
             &["keys", "set-tier", &key.id, "starter"],
             &["keys", "set-expiry", &key.id, "2020-01-31"],
         ] {
-            let said = run_beside(&scene.gateways[0], arguments).await.failed(2);
+            let message = run_beside(&scene.gateways[0], arguments).await.failed(2);
             assert!(
-                said.contains("nothing was changed") && said.contains("--yes"),
-                "{said}"
+                message.contains("nothing was changed") && message.contains("--yes"),
+                "{message}"
             );
         }
         assert_eq!(shown(&scene, &key).await, before);
@@ -431,11 +431,11 @@ async fn keys_are_renamed_and_found_by_what_is_known_of_them() {
 }
 
 #[tokio::test]
-async fn each_change_says_in_one_sentence_what_it_made() {
+async fn each_change_states_in_one_sentence_what_it_made() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("starter").await;
     let id = &*key.id;
-    for (arguments, said) in [
+    for (arguments, message) in [
         (
             ["set-tier", id, "pro"].as_slice(),
             "is in tier pro, was in starter",
@@ -453,7 +453,7 @@ async fn each_change_says_in_one_sentence_what_it_made() {
         (&["resume", id], "is active already"),
     ] {
         let text = scene.cli(&[&["keys"], arguments].concat()).await;
-        assert_eq!(text, format!("{id} {said}\n"));
+        assert_eq!(text, format!("{id} {message}\n"));
     }
     let grant = ["keys", "grant", id, "--extra", "5", "--reason", "Cup final"];
     let text = scene.cli(&grant).await;

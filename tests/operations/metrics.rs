@@ -34,7 +34,7 @@ async fn counted(scene: &Scene, requests: f64) -> BTreeMap<String, f64> {
 }
 
 #[tokio::test]
-async fn the_metrics_tell_what_happened() {
+async fn the_metrics_report_what_happened() {
     for store in STORES {
         let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
         let key = scene.issue("starter").await;

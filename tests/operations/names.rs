@@ -61,7 +61,7 @@ impl Resolver {
     }
 
     /// What the name leads to from now on; `None`: it cannot be resolved.
-    fn say(&self, address: Option<SocketAddr>) {
+    fn state_text(&self, address: Option<SocketAddr>) {
         let address = address.map_or("-".to_owned(), |address| address.ip().to_string());
         let next = self.names().with_extension("next");
         std::fs::write(&next, format!("{NAME} {address}\n")).unwrap();
@@ -111,7 +111,7 @@ async fn requests_follow_a_name_to_its_new_address_and_none_fails() {
         let before = RecordingUpstream::start().await;
         let port = before.address().port();
         let after = RecordingUpstream::start_at(([127, 0, 0, 2], port).into()).await;
-        resolver.say(Some(before.address()));
+        resolver.state_text(Some(before.address()));
         let mut scene = Scene::builder(resolver.program())
             .store(store)
             .daily("enterprise", 100_000_000)
@@ -128,7 +128,7 @@ async fn requests_follow_a_name_to_its_new_address_and_none_fails() {
             callers.spawn(call_on(scene.client(protocol), key, stop.clone()));
         }
         only_one_is_asked(&before, &after).await;
-        resolver.say(Some(after.address()));
+        resolver.state_text(Some(after.address()));
         only_one_is_asked(&after, &before).await;
         eventually("only the new address is shown", async || {
             let (_, metrics) = scene.admin(0, "/metrics").await;
@@ -143,14 +143,14 @@ async fn requests_follow_a_name_to_its_new_address_and_none_fails() {
         })
         .await;
         // A name that leads nowhere changes nothing.
-        resolver.say(None);
+        resolver.state_text(None);
         let failures = "touchline_upstream_resolve_failures_total{upstream=\"prediction-data\"}";
         eventually("the failure is told", async || {
             (scene.metric(failures).await > 0.0).then_some(())
         })
         .await;
         only_one_is_asked(&after, &before).await;
-        resolver.say(Some(before.address()));
+        resolver.state_text(Some(before.address()));
         only_one_is_asked(&before, &after).await;
         stop.store(true, Ordering::Relaxed);
         callers.join_all().await;
@@ -199,7 +199,7 @@ async fn a_name_is_served_by_its_addresses_and_resolved_while_requests_go_on() {
 
 /// The first server of a scene, by a name that the resolver does not know yet.
 fn named(resolver: &Resolver, port: u16) -> SceneBuilder {
-    resolver.say(None);
+    resolver.state_text(None);
     Scene::builder(resolver.program()).spec(move |spec| {
         spec.upstream_name = Some(format!("{NAME}:{port}"));
     })
@@ -242,7 +242,7 @@ async fn a_gateway_starts_before_the_name_of_its_server_resolves_and_asks_it_whe
         lines.any(|line| line.contains("WARN") && line.contains(&format!("{NAME}:{port}"))),
         "{output}"
     );
-    resolver.say(Some(server.address()));
+    resolver.state_text(Some(server.address()));
     eventually("the server is asked", async || {
         let answer = client.get(&key, MARKETS).await;
         (answer.status == 200).then_some(())
@@ -294,7 +294,7 @@ async fn a_server_whose_name_does_not_resolve_leaves_the_requests_to_the_others(
 #[tokio::test]
 async fn a_gateway_starts_before_the_name_of_its_redis_resolves_and_serves_when_it_does() {
     let resolver = Resolver::new();
-    resolver.say(None);
+    resolver.state_text(None);
     let mut scene = Scene::builder(resolver.program())
         .store(Store::Redis)
         .spec(|spec| {
@@ -308,7 +308,7 @@ async fn a_gateway_starts_before_the_name_of_its_redis_resolves_and_serves_when_
     let (status, body) = scene.admin(0, "/readyz").await;
     assert_eq!(status, 503, "{body}");
     assert!(body.contains(r#""store_up":false"#), "{body}");
-    resolver.say(Some("127.0.0.1:0".parse().unwrap()));
+    resolver.state_text(Some("127.0.0.1:0".parse().unwrap()));
     eventually("the gateway is ready", async || {
         let (status, _) = scene.admin(0, "/readyz").await;
         (status == 200).then_some(())

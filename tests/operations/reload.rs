@@ -107,10 +107,10 @@ async fn a_changed_limit_holds_from_the_next_request_and_touches_no_count() {
             hashes,
             [format!("touchline_config_info{{hash=\"{hash}\"}} 1")]
         );
-        let said = logged(&mut scene, "configuration applied", 1).await;
-        assert_eq!(said[0]["configuration"], hash);
-        assert_eq!(said[0]["previous"], before["hash"]);
-        assert_eq!(said[0]["cause"], "change");
+        let reply = logged(&mut scene, "configuration applied", 1).await;
+        assert_eq!(reply[0]["configuration"], hash);
+        assert_eq!(reply[0]["previous"], before["hash"]);
+        assert_eq!(reply[0]["cause"], "change");
         scene.assert_ledgers_agree().await;
     }
 }
@@ -204,12 +204,12 @@ async fn a_hangup_signal_has_the_file_read_again() {
         })
         .await;
     }
-    let said = logged(&mut scene, "configuration applied", 3).await;
-    assert!(said.iter().all(|line| line["cause"] == "signal"));
+    let reply = logged(&mut scene, "configuration applied", 3).await;
+    assert!(reply.iter().all(|line| line["cause"] == "signal"));
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_used_leaves_the_last_good_one_in_force_and_says_why() {
+async fn a_file_that_cannot_be_used_leaves_the_last_good_one_in_force_and_reports_why() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("starter").await;
     let before = config_of(&scene).await;
@@ -231,9 +231,9 @@ async fn a_file_that_cannot_be_used_leaves_the_last_good_one_in_force_and_says_w
     let name = "touchline_config_reloads_total{outcome=\"refused\"}";
     assert_eq!(sample(&scene, name).await, Some(1.0));
     let refusal = "configuration refused: the last valid one stays";
-    let said = logged(&mut scene, refusal, 1).await;
-    assert_eq!(said[0]["reason"], reason);
-    assert_eq!(said[0]["configuration"], before["hash"]);
+    let reply = logged(&mut scene, refusal, 1).await;
+    assert_eq!(reply[0]["reason"], reason);
+    assert_eq!(reply[0]["configuration"], before["hash"]);
 
     std::fs::remove_file(&scene.gateways[0].config).unwrap();
     refused_with(&scene, &["cannot read the file"]).await;
@@ -289,8 +289,8 @@ async fn what_only_a_restart_changes_is_refused_with_its_key_and_line() {
         scene.gateways[0].put_file(&text);
         let line = if path == "store" { "store:" } else { new };
         let position = format!("yaml:{}:", line_of(&scene, line));
-        let told = format!(": {path}: a change of this key needs a restart");
-        let reason = refused_with(&scene, &[&position, &told]).await;
+        let reported = format!(": {path}: a change of this key needs a restart");
+        let reason = refused_with(&scene, &[&position, &reported]).await;
         assert_eq!(reason.lines().count(), 1, "{reason}");
     }
     assert_eq!(config_of(&scene).await["hash"], before["hash"]);
@@ -338,7 +338,7 @@ async fn a_tier_that_keys_hold_stays_until_they_hold_another() {
 }
 
 #[tokio::test]
-async fn whether_keys_hold_a_tier_is_not_guessed_while_redis_is_away() {
+async fn whether_keys_hold_a_tier_is_not_guessed_while_redis_is_unavailable() {
     let mut scene = Scene::builder(TOUCHLINE)
         .store(Store::Redis)
         .spec(|spec| spec.redis_extra = "timeout: 100ms".into())
@@ -491,24 +491,24 @@ async fn log_level_format_and_the_access_logs_place_change_live() {
     })
     .await;
     assert_eq!(written(&old), 1);
-    let said = scene.gateways[0].output();
+    let reply = scene.gateways[0].output();
     assert!(
-        said.contains("configuration applied configuration="),
-        "{said}"
+        reply.contains("configuration applied configuration="),
+        "{reply}"
     );
 
     let hash = after["hash"].as_str().unwrap().to_owned();
     scene.gateways[0].put_file(&text.replace("level: info", "level: error"));
     let quiet = applied_after(&scene, &after).await;
     let now = quiet["hash"].as_str().unwrap();
-    let said = scene.gateways[0].output();
-    assert!(said.contains(&hash) && !said.contains(now), "{said}");
+    let reply = scene.gateways[0].output();
+    assert!(reply.contains(&hash) && !reply.contains(now), "{reply}");
     scene.gateways[0].put_file(&good.replace("level: info", "level: nonsense"));
     refused_with(&scene, &["logging.level"]).await;
-    let said = scene.gateways[0].output();
+    let reply = scene.gateways[0].output();
     assert!(
-        !said.contains("configuration refused"),
-        "only errors: {said}"
+        !reply.contains("configuration refused"),
+        "only errors: {reply}"
     );
 
     let nowhere = scene.directory().join("no/such/directory/access.log");

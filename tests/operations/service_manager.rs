@@ -22,7 +22,7 @@ fn spec(directory: &Path) -> GatewaySpec {
 }
 
 #[test]
-fn a_service_manager_is_told_of_start_reload_refusal_and_stop() {
+fn a_service_manager_is_notified_of_start_reload_refusal_and_stop() {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();
     let socket = UnixDatagram::bind(at.join("notify")).unwrap();
@@ -50,9 +50,9 @@ fn a_service_manager_is_told_of_start_reload_refusal_and_stop() {
     std::fs::write(&config, good.replace("daily", "dayly")).unwrap();
     gateway.hang_up();
     let refused = "READY=1\nSTATUS=the configuration file is refused";
-    let mut said = heard(&socket);
-    while !said.starts_with(refused) {
-        said = heard(&socket);
+    let mut reply = heard(&socket);
+    while !reply.starts_with(refused) {
+        reply = heard(&socket);
     }
 
     gateway.ask_to_end();

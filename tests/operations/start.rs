@@ -37,11 +37,11 @@ async fn an_address_in_use_ends_the_start_at_once_and_is_named() {
         assert!(yaml.contains(&free), "{yaml}");
         let config = write(directory.path(), &yaml.replace(&free, &used));
         let began = Instant::now();
-        let said = run_on(&config, &["serve"]).await.failed(1);
+        let reply = run_on(&config, &["serve"]).await.failed(1);
         assert!(began.elapsed() < AT_ONCE);
         assert!(
-            said.contains(&address) && said.contains(&format!("listen.{name}.address")),
-            "{said}"
+            reply.contains(&address) && reply.contains(&format!("listen.{name}.address")),
+            "{reply}"
         );
         assert!(!directory.path().join("touchline.db").exists());
     }
@@ -58,10 +58,10 @@ async fn a_store_of_another_time_zone_is_refused_and_both_zones_are_named() {
         let config = write(scene.directory(), &yaml);
         for command in ["serve", "keys list", "usage"] {
             let words: Vec<&str> = command.split(' ').collect();
-            let said = run_on(&config, &words).await.failed(1);
+            let reply = run_on(&config, &words).await.failed(1);
             assert!(
-                said.contains("UTC") && said.contains("America/New_York"),
-                "{store:?} {command}: {said}"
+                reply.contains("UTC") && reply.contains("America/New_York"),
+                "{store:?} {command}: {reply}"
             );
         }
         let client = scene.client(Protocol::Http1);
@@ -79,8 +79,8 @@ async fn a_store_file_that_is_no_database_is_named_and_left_alone() {
     let yaml = spec(directory.path()).yaml(&directory.path().join("access.log"));
     let config = write(directory.path(), &yaml);
     for command in ["serve", "usage"] {
-        let said = run_on(&config, &[command]).await.failed(1);
-        assert!(said.contains(file.to_str().unwrap()), "{said}");
+        let reply = run_on(&config, &[command]).await.failed(1);
+        assert!(reply.contains(file.to_str().unwrap()), "{reply}");
     }
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
 }
@@ -90,15 +90,15 @@ async fn an_access_log_that_cannot_be_written_ends_the_start() {
     let directory = tempfile::tempdir().unwrap();
     let log = directory.path().join("no/such/directory/access.log");
     let config = write(directory.path(), &spec(directory.path()).yaml(&log));
-    let said = run_on(&config, &["serve"]).await.failed(1);
+    let reply = run_on(&config, &["serve"]).await.failed(1);
     assert!(
-        said.contains(log.to_str().unwrap()) && said.contains("logging.access_log"),
-        "{said}"
+        reply.contains(log.to_str().unwrap()) && reply.contains("logging.access_log"),
+        "{reply}"
     );
 }
 
 #[tokio::test]
-async fn the_first_line_says_where_it_listens() {
+async fn the_first_line_states_where_it_listens() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let stdout = scene.gateways[0].process().stdout.clone();
     let text = std::fs::read_to_string(stdout).unwrap();

@@ -54,13 +54,13 @@ fn text(path: &Path) -> &str {
 /// `touchline store copy` with the result as JSON.
 async fn copied(from: &Path, to: &Path, more: &[&str]) -> Value {
     let words = ["store", "copy", "--to", text(to), "--output", "json"];
-    let told = run_on(from, &[&words, more].concat()).await.done();
-    serde_json::from_str(&told).unwrap()
+    let reported = run_on(from, &[&words, more].concat()).await.done();
+    serde_json::from_str(&reported).unwrap()
 }
 
 /// All that operators can see of a store: keys with digests, counts and ledger, its proof, audit trail.
 async fn holdings(config: &Path) -> Vec<Value> {
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for words in [
         &["usage", "--from", "2020-01-01", "--output", "json"][..],
         &[
@@ -79,15 +79,15 @@ async fn holdings(config: &Path) -> Vec<Value> {
         if let Some(report) = value.as_object_mut() {
             report.remove("chain");
         }
-        told.push(value);
+        reported.push(value);
     }
     let export = ["keys", "export", "-", "--format", "jsonl", "--with-digests"];
     let rows = run_on(config, &export).await.done();
     // Keys of one instant, such as those of one import, have no order that both kinds of store tell.
     let mut rows: Vec<&str> = rows.lines().collect();
     rows.sort_unstable();
-    told.push(rows.into_iter().collect());
-    told
+    reported.push(rows.into_iter().collect());
+    reported
 }
 
 /// Calls, one after the other; their statuses.
@@ -156,27 +156,27 @@ async fn all_that_a_store_holds_is_the_same_in_the_other_kind_of_store_and_back(
         let before = holdings(&here).await;
         assert_eq!(before[0]["total"]["used"], DAILY + 7, "{before:?}");
         for (from, to) in [(&here, &first), (&first, &second), (&second, &third)] {
-            let told = copied(from, to, &[]).await;
+            let reported = copied(from, to, &[]).await;
             for (read, taken, count) in [
                 ("keys", "keys_added", 3),
                 ("audit_entries", "audit_entries_added", 8),
                 ("key_days", "key_days_added", 2),
             ] {
-                assert_eq!(told["read"][read], count, "{told}");
-                assert_eq!(told["taken"][taken], count, "{told}");
+                assert_eq!(reported["read"][read], count, "{reported}");
+                assert_eq!(reported["taken"][taken], count, "{reported}");
             }
             assert_eq!(holdings(to).await, before, "{}", to.display());
         }
         // What comes back to where it came from, or comes twice, is known there.
         for (from, to) in [(&third, &here), (&second, &here), (&here, &second)] {
-            let told = copied(from, to, &["--merge"]).await;
+            let reported = copied(from, to, &["--merge"]).await;
             for new in [
                 "keys_added",
                 "keys_replaced",
                 "audit_entries_added",
                 "key_days_added",
             ] {
-                assert_eq!(told["taken"][new], 0, "{told}");
+                assert_eq!(reported["taken"][new], 0, "{reported}");
             }
             assert_eq!(holdings(to).await, before, "{}", to.display());
         }
@@ -271,11 +271,12 @@ async fn a_backup_is_read_by_its_owner_only_and_restored_into_either_kind_of_sto
     let server = redis(&scene).await;
     let file = scene.outside().join("backup.jsonl");
     let backup = ["store", "backup", text(&file)];
-    let said = run_beside(&scene.gateways[0], &backup).await;
+    let message = run_beside(&scene.gateways[0], &backup).await;
     assert!(
-        said.stderr
+        message
+            .stderr
             .contains("3 keys, 8 audit entries, 2 days of keys"),
-        "{said:?}"
+        "{message:?}"
     );
     let mode = std::fs::metadata(&file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -322,13 +323,13 @@ async fn a_damaged_cut_off_or_later_backup_is_refused_with_its_line_and_nothing_
         ("id,key\n", 1, "not a backup"),
     ] {
         std::fs::write(&file, text_of_file).unwrap();
-        let said = run_on(&to, &["store", "restore", text(&file)])
+        let message = run_on(&to, &["store", "restore", text(&file)])
             .await
             .failed(1);
-        assert!(said.contains(&format!("line {line}:")), "{said}");
+        assert!(message.contains(&format!("line {line}:")), "{message}");
         assert!(
-            said.contains(word) && said.contains("backup.jsonl"),
-            "{said}"
+            message.contains(word) && message.contains("backup.jsonl"),
+            "{message}"
         );
         let keys = run_on(&to, &["keys", "list", "--output", "json"])
             .await
@@ -341,7 +342,7 @@ async fn a_damaged_cut_off_or_later_backup_is_refused_with_its_line_and_nothing_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_holds_something_is_not_filled_unless_told_and_a_rehearsal_writes_nothing() {
+async fn a_store_that_holds_something_is_not_filled_unless_asked_and_a_rehearsal_writes_nothing() {
     let scene = lived_in(Store::Embedded).await;
     let server = redis(&scene).await;
     let here = scene.gateways[0].config.clone();
@@ -418,27 +419,27 @@ async fn a_copy_that_was_interrupted_is_completed_by_running_it_again() {
         .command(&["CONFIG", "SET", "maxmemory", &most])
         .await
         .unwrap();
-    let said = run_on(&here, &["store", "copy", "--to", text(&to)])
+    let message = run_on(&here, &["store", "copy", "--to", text(&to)])
         .await
         .failed(1);
     assert!(
-        said.contains("run it again with --merge") && said.contains("OOM"),
-        "{said}"
+        message.contains("run it again with --merge") && message.contains("OOM"),
+        "{message}"
     );
     server
         .command(&["CONFIG", "SET", "maxmemory", "0"])
         .await
         .unwrap();
-    let told = copied(&here, &to, &["--merge"]).await;
-    let number = |name: &str| told["taken"][name].as_u64().unwrap();
+    let reported = copied(&here, &to, &["--merge"]).await;
+    let number = |name: &str| reported["taken"][name].as_u64().unwrap();
     assert!(
         number("keys_added") > 0 && number("keys_held") > 0,
-        "{told}"
+        "{reported}"
     );
     assert_eq!(
         number("keys_added") + number("keys_held"),
         KEYS as u64,
-        "{told}"
+        "{reported}"
     );
     assert_eq!(holdings(&to).await, holdings(&here).await);
 }
@@ -467,8 +468,8 @@ async fn keys_that_are_copied_into_the_store_of_a_running_gateway_are_served_and
         let scene = Scene::builder(TOUCHLINE).store(store).start().await;
         let source = configuration(&scene, "source", file_spec(&scene, "source.db"));
         let of_source = async |words: &[&str]| -> Value {
-            let told = run_on(&source, &[words, &["--output", "json"]].concat()).await;
-            serde_json::from_str(&told.done()).unwrap()
+            let reported = run_on(&source, &[words, &["--output", "json"]].concat()).await;
+            serde_json::from_str(&reported.done()).unwrap()
         };
         let issue = ["keys", "issue", "--tier", "pro", "--customer", "Acme"];
         let issued = of_source(&issue).await;
@@ -504,8 +505,8 @@ async fn a_backup_that_fails_leaves_nothing_in_the_way_of_the_next_one() {
     let file = scene.outside().join("backup.jsonl");
     server.kill9();
     let words = ["store", "backup", text(&file)];
-    let said = run_on(&config, &words).await.failed(1);
-    assert!(said.contains("Redis"), "{said}");
+    let message = run_on(&config, &words).await.failed(1);
+    assert!(message.contains("Redis"), "{message}");
     assert!(!file.exists());
     server.restart().await;
     run_on(&config, &words).await.done();
@@ -521,9 +522,9 @@ async fn a_store_that_counts_days_elsewhere_is_not_copied_into() {
     let other = same.replace("timezone: UTC", "timezone: Asia/Tokyo");
     std::fs::write(&there, other).unwrap();
     let words = ["store", "copy", "--to", text(&there)];
-    let said = run_on(&here, &words).await.failed(1);
+    let message = run_on(&here, &words).await.failed(1);
     for word in ["UTC", "Asia/Tokyo", "quota.timezone"] {
-        assert!(said.contains(word), "{said}");
+        assert!(message.contains(word), "{message}");
     }
     assert!(!scene.outside().join("there.db").exists());
 }

@@ -111,9 +111,9 @@ async fn a_command_on_the_store_needs_what_the_store_needs_and_a_file_without_mi
         ),
     ] {
         let file = write(directory.path(), "gateway.yaml", &wrong);
-        let said = run(&file, "keys list").await.failed(78);
-        assert_eq!(said.lines().count(), 1, "{said}");
-        assert!(said.contains(&format!(": {path}: ")), "{said}");
+        let message = run(&file, "keys list").await.failed(78);
+        assert_eq!(message.lines().count(), 1, "{message}");
+        assert!(message.contains(&format!(": {path}: ")), "{message}");
     }
 }
 
@@ -122,12 +122,12 @@ async fn check_and_serve_name_every_file_that_cannot_be_read_and_every_variable_
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path(), "gateway.yaml", FILE);
     for command in ["check", "serve"] {
-        let said = run(&file, command).await.failed(78);
-        let paths: Vec<&str> = said
+        let message = run(&file, command).await.failed(78);
+        let paths: Vec<&str> = message
             .lines()
             .map(|line| line.split(": ").nth(1).unwrap())
             .collect();
-        assert_eq!(paths, MISSING, "{command}: {said}");
+        assert_eq!(paths, MISSING, "{command}: {message}");
     }
 }
 
@@ -203,8 +203,8 @@ async fn check_offline_asks_for_no_name_file_or_variable_and_finds_the_mistakes_
             " }\n  admin",
         );
     let file = write(directory.path(), "gateway.yaml", &wrong);
-    let said = run(&file, "check --offline").await.failed(78);
-    let paths: Vec<&str> = said
+    let message = run(&file, "check --offline").await.failed(78);
+    let paths: Vec<&str> = message
         .lines()
         .map(|line| line.split(": ").nth(1).unwrap())
         .collect();
@@ -214,5 +214,5 @@ async fn check_offline_asks_for_no_name_file_or_variable_and_finds_the_mistakes_
         "endpoints[0].tiers[0]",
         "upstreams.u.header.value",
     ];
-    assert_eq!(paths, expected, "{said}");
+    assert_eq!(paths, expected, "{message}");
 }

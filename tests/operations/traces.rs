@@ -36,7 +36,7 @@ async fn counted(scene: &Scene, outcome: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn a_recorded_request_is_exported_in_its_callers_trace_and_tells_no_key() {
+async fn a_recorded_request_is_exported_in_its_callers_trace_and_shows_no_key() {
     let collector = Collector::start().await;
     let secret = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(secret.path(), "Bearer of-the-collector\n").unwrap();
@@ -102,7 +102,7 @@ async fn a_recorded_request_is_exported_in_its_callers_trace_and_tells_no_key() 
 }
 
 #[tokio::test]
-async fn refused_and_failed_requests_are_told_with_what_became_of_them() {
+async fn refused_and_failed_requests_are_reported_with_what_became_of_them() {
     let collector = Collector::start().await;
     let scene = tracing_to(&collector.url(), "sample: 0%").start().await;
     let key = scene.issue("starter").await;
@@ -170,8 +170,8 @@ async fn a_request_that_is_sent_again_has_a_span_for_each_attempt() {
         server(second),
         scene.more_upstreams[0].address().to_string()
     );
-    let told = scene.upstream.recorded()[0].values("traceparent");
-    assert!(told[0].contains(&first.id), "{told:?}");
+    let reported = scene.upstream.recorded()[0].values("traceparent");
+    assert!(reported[0].contains(&first.id), "{reported:?}");
 }
 
 #[tokio::test]
@@ -232,7 +232,7 @@ async fn what_is_not_sampled_is_not_exported_and_of_new_traces_only_the_share() 
 }
 
 #[tokio::test]
-async fn a_collector_that_is_away_fails_no_request_and_what_is_dropped_is_counted() {
+async fn a_collector_that_is_unavailable_fails_no_request_and_what_is_dropped_is_counted() {
     let collector = Collector::start().await;
     collector.set(Collecting::Refuses(503));
     let mut scene = tracing_to(&collector.url(), "sample: 100%").start().await;

@@ -40,8 +40,8 @@ async fn a_successor_that_does_not_come_up_leaves_the_gateway_as_it_was() {
         ),
     ] {
         std::fs::write(&next, at_socket(&text)).unwrap();
-        let said = run_on(&next, &["serve", "--upgrade"]).await.failed(code);
-        assert!(said.contains(word), "{said}");
+        let message = run_on(&next, &["serve", "--upgrade"]).await.failed(code);
+        assert!(message.contains(word), "{message}");
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
         assert_eq!(scene.gateways[0].process().ended(), None);
     }
@@ -58,7 +58,8 @@ async fn a_successor_that_does_not_come_up_leaves_the_gateway_as_it_was() {
 }
 
 #[tokio::test]
-async fn an_upgrade_while_redis_is_away_leaves_both_processes_one_share_and_is_settled_exactly() {
+async fn an_upgrade_while_redis_is_unavailable_leaves_both_processes_one_share_and_is_settled_exactly()
+ {
     let mut scene = upgradable(Store::Redis)
         .spec(|spec| spec.redis_extra = "timeout: 100ms".into())
         .durable_redis()
@@ -134,9 +135,9 @@ async fn successor_without_keys() -> (Scene, IssuedKey, String) {
 async fn a_successor_that_knows_no_key_leaves_the_gateway_that_does_as_it_was() {
     let (mut scene, key, elsewhere) = successor_without_keys().await;
     let client = scene.client(Protocol::Http1);
-    let said = scene.gateways[0].fail_to_upgrade(&elsewhere).await;
-    assert!(said.contains("continues to serve"), "{said}");
-    assert!(said.contains("touchline store status"), "{said}");
+    let message = scene.gateways[0].fail_to_upgrade(&elsewhere).await;
+    assert!(message.contains("continues to serve"), "{message}");
+    assert!(message.contains("touchline store status"), "{message}");
     assert_eq!(scene.gateways[0].process().ended(), None);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
     eventually("the gateway says so", async || {
@@ -154,16 +155,17 @@ async fn a_successor_that_knows_no_key_leaves_the_gateway_that_does_as_it_was() 
 }
 
 #[tokio::test]
-async fn a_successor_takes_over_as_soon_as_redis_tells_it_the_keys() {
+async fn a_successor_takes_over_as_soon_as_redis_has_sent_it_the_keys() {
     let (mut scene, key, elsewhere) = successor_without_keys().await;
     let client = scene.client(Protocol::Http1);
     scene.gateways[0].put_file(&elsewhere);
-    let said = scene.gateways[0].process().stderr.clone();
+    let message = scene.gateways[0].process().stderr.clone();
     let redis = scene.redis.as_mut().unwrap();
     let comes_back = async {
         eventually("the successor waits", async || {
-            let said = std::fs::read_to_string(&said).unwrap();
-            said.contains("the running gateway continues meanwhile")
+            let message = std::fs::read_to_string(&message).unwrap();
+            message
+                .contains("the running gateway continues meanwhile")
                 .then_some(())
         })
         .await;
@@ -341,10 +343,10 @@ async fn a_second_successor_is_refused_while_the_first_one_waits_for_its_keys() 
     scene.gateways[0].put_file(&elsewhere);
     let mut first = scene.gateways[0].begin_upgrade("first");
     logs(&first, "the running gateway continues meanwhile").await;
-    let said = scene.gateways[0].fail_to_upgrade(&good).await;
+    let message = scene.gateways[0].fail_to_upgrade(&good).await;
     assert!(
-        said.contains("does not hand over its listeners now"),
-        "{said}"
+        message.contains("does not hand over its listeners now"),
+        "{message}"
     );
     first.kill9();
     scene.gateways[0].put_file(&good);
@@ -415,12 +417,12 @@ async fn an_upgrade_in_front_of_http2_upstreams_ends_what_is_in_flight_and_fails
             let client = Arc::new(scene.client(protocol));
             callers.spawn(call_on(client, key.clone(), stop.clone()));
         }
-        let said = scene.gateways[0].process().stderr.clone();
+        let message = scene.gateways[0].process().stderr.clone();
         let upstream = &scene.upstream;
         let release_later = async {
             eventually("the successor has taken over", async || {
-                let said = std::fs::read_to_string(&said).unwrap();
-                said.contains("a successor has taken over").then_some(())
+                let message = std::fs::read_to_string(&message).unwrap();
+                message.contains("a successor has taken over").then_some(())
             })
             .await;
             eventually(
@@ -458,10 +460,10 @@ async fn an_upgrade_of_nothing_is_refused() {
         good.replace("upgrade.sock", socket.to_str().unwrap()),
     )
     .unwrap();
-    let said = run_on(&next, &["serve", "--upgrade"]).await.failed(1);
-    assert!(said.contains(socket.to_str().unwrap()), "{said}");
+    let message = run_on(&next, &["serve", "--upgrade"]).await.failed(1);
+    assert!(message.contains(socket.to_str().unwrap()), "{message}");
     let without = good.replace("  upgrade: upgrade.sock\n", "");
     std::fs::write(&next, &without).unwrap();
-    let said = run_on(&next, &["serve", "--upgrade"]).await.failed(2);
-    assert!(said.contains("listen.upgrade"), "{said}");
+    let message = run_on(&next, &["serve", "--upgrade"]).await.failed(2);
+    assert!(message.contains("listen.upgrade"), "{message}");
 }

@@ -233,8 +233,8 @@ async fn what_is_spoken_over_tls_is_agreed_on_by_alpn() {
     let lines = stage.scene.gateways[0].logged(15).await;
     let causes = lines.iter().filter_map(|line| line["cause"].as_str());
     let causes = causes.collect::<Vec<_>>().join("\n");
-    for told in ["NoApplicationProtocol", "did not agree to it by ALPN"] {
-        assert!(causes.contains(told), "{causes}");
+    for output in ["NoApplicationProtocol", "did not agree to it by ALPN"] {
+        assert!(causes.contains(output), "{causes}");
     }
     stage.scene.expect_used(&stage.key, 10).await;
 }
@@ -265,7 +265,7 @@ async fn a_server_that_wants_http1_after_all_gets_it_under_auto() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_speak_http2_is_told_of_and_costs_nothing() {
+async fn a_server_that_does_not_speak_http2_is_reported_and_costs_nothing() {
     let mut scene = Scene::builder(TOUCHLINE)
         .spec(|spec| spec.upstream_extra = "protocol: http2".into())
         .start()

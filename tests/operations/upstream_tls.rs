@@ -302,8 +302,8 @@ async fn an_upstream_is_shown_the_secret_and_nobody_else_is() {
         assert!(!request.text().contains("forged"));
     }
     for path in ["/metrics", "/config", "/readyz"] {
-        let (_, told) = stage.scene.admin(0, path).await;
-        assert!(!told.contains(SECRET), "{path}");
+        let (_, reported) = stage.scene.admin(0, path).await;
+        assert!(!reported.contains(SECRET), "{path}");
     }
     stage.scene.gateways[0].terminate();
     assert!(!stage.scene.gateways[0].output().contains(SECRET));

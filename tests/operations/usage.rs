@@ -39,7 +39,7 @@ async fn report(scene: &Scene, arguments: &[&str]) -> Value {
 }
 
 #[tokio::test]
-async fn usage_by_key_and_by_day_tells_the_same_in_every_form() {
+async fn usage_by_key_and_by_day_reports_the_same_in_every_form() {
     for store in STORES {
         let (mut scene, one, other) = busy_scene(store).await;
         let by_key = report(&scene, &["--by", "key"]).await;
@@ -115,7 +115,7 @@ async fn usage_is_of_the_days_asked_for() {
             }
         }
         let backwards = ["usage", "--from", "2026-02-02", "--to", "2026-02-01"];
-        let said = run_beside(&scene.gateways[0], &backwards).await.failed(2);
-        assert!(said.contains("2026-02-02") && said.contains("2026-02-01"));
+        let message = run_beside(&scene.gateways[0], &backwards).await.failed(2);
+        assert!(message.contains("2026-02-02") && message.contains("2026-02-01"));
     }
 }

@@ -148,7 +148,7 @@ fn verified(delivery: &Recorded) -> (String, Value) {
 }
 
 #[tokio::test]
-async fn each_share_is_told_once_by_three_gateways_together() {
+async fn each_share_is_reported_once_by_three_gateways_together() {
     for store in STORES {
         let mut scene = builder(store).gateways(3).start().await;
         let key = scene.issue("starter").await;
@@ -319,20 +319,20 @@ async fn three_gateways_deliver_each_event_once_where_nothing_fails() {
             (pending == 0).then_some(())
         })
         .await;
-        let mut told: Vec<String> = receiver
+        let mut reported: Vec<String> = receiver
             .recorded()
             .iter()
             .map(|one| verified(one).0)
             .collect();
-        told.sort();
-        assert_eq!(told, logged(&scene));
-        assert_eq!(told.len(), 9);
+        reported.sort();
+        assert_eq!(reported, logged(&scene));
+        assert_eq!(reported.len(), 9);
         scene.assert_ledgers_agree().await;
     }
 }
 
 #[tokio::test]
-async fn an_emptied_redis_is_told_the_claims_again_without_a_second_line() {
+async fn an_emptied_redis_receives_the_claims_again_without_a_second_line() {
     let receiver = RecordingUpstream::start().await;
     receiver.always(Behaviour::Status(200));
     let mut scene = telling(Store::Redis, &receiver).gateways(3).start().await;
@@ -377,7 +377,7 @@ async fn an_emptied_redis_is_told_the_claims_again_without_a_second_line() {
 }
 
 #[tokio::test]
-async fn a_share_that_was_passed_without_redis_is_told_when_it_is_back() {
+async fn a_share_that_was_passed_without_redis_is_reported_when_it_is_back() {
     let receiver = RecordingUpstream::start().await;
     receiver.always(Behaviour::Status(200));
     let mut scene = telling(Store::Redis, &receiver)
@@ -405,7 +405,7 @@ async fn a_share_that_was_passed_without_redis_is_told_when_it_is_back() {
 }
 
 #[tokio::test]
-async fn what_a_gateway_had_claimed_that_is_gone_with_the_data_of_redis_is_told_again() {
+async fn what_a_gateway_had_claimed_that_is_gone_with_the_data_of_redis_is_reported_again() {
     let mut scene = builder(Store::Redis).gateways(2).start().await;
     let key = scene.issue("starter").await;
     let client = scene.client_of(1, Protocol::Http1);

@@ -97,7 +97,7 @@ async fn the_share_ends_in_a_500_and_never_in_a_401_or_429() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deny_answers_500_and_is_not_ready_while_redis_is_away() {
+async fn deny_answers_500_and_is_not_ready_while_redis_is_unavailable() {
     let mut scene = Scene::builder(TOUCHLINE)
         .store(Store::Redis)
         .spec(|spec| spec.redis_extra = "timeout: 300ms, outage: deny".into())

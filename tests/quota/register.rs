@@ -200,8 +200,8 @@ async fn a_gateway_that_ended_in_order_is_named_by_no_change_and_one_that_could_
     let ran = revoke(&scene, &key).await;
     assert_eq!(ran.code, Some(3), "{ran:?}");
     assert!(ran.stderr.contains(&far), "{ran:?}");
-    let said = scene.gateways[1].output();
-    assert!(said.contains("closed without signing off"), "{said}");
+    let message = scene.gateways[1].output();
+    assert!(message.contains("closed without signing off"), "{message}");
     scene.assert_ledgers_agree().await;
 }
 
@@ -227,21 +227,21 @@ async fn a_silent_gateway_is_struck_off_by_an_operator_which_is_in_the_audit_tra
 
     wire.set(Wire::Refuses);
     is_silent(&scene, &far).await;
-    let told = status(&scene).await;
-    assert_eq!(told["silent"][0]["name"], far.as_str(), "{told}");
-    let since: jiff::Timestamp = told["silent"][0]["since"]
+    let reported = status(&scene).await;
+    assert_eq!(reported["silent"][0]["name"], far.as_str(), "{reported}");
+    let since: jiff::Timestamp = reported["silent"][0]["since"]
         .as_str()
         .unwrap()
         .parse()
         .unwrap();
     assert!(since < jiff::Timestamp::now());
-    let warnings = told["warnings"].as_array().unwrap();
+    let warnings = reported["warnings"].as_array().unwrap();
     let remedy = format!("touchline store forget {far}");
     assert!(
         warnings
             .iter()
             .any(|one| one.as_str().unwrap().contains(&remedy)),
-        "{told}"
+        "{reported}"
     );
     let table = scene.cli(&["store", "status"]).await;
     assert!(table.contains("SILENT SINCE"), "{table}");

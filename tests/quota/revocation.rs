@@ -11,7 +11,7 @@ const TARGETS: [(&str, u16); 3] = [
     ("/none", 404),
 ];
 
-async fn assert_all_gateways_say(scene: &Scene, key: &IssuedKey, refused: bool) {
+async fn assert_all_gateways_state(scene: &Scene, key: &IssuedKey, refused: bool) {
     for gateway in 0..scene.gateways.len() {
         let client = scene.client_of(gateway, Protocol::Http1);
         for (target, served) in TARGETS {
@@ -31,9 +31,9 @@ async fn revocation_holds_from_the_next_request(store: Store) {
     // Several keys, so that a change seen by luck of timing does not pass.
     for _ in 0..5 {
         let key = scene.issue("starter").await;
-        assert_all_gateways_say(&scene, &key, false).await;
+        assert_all_gateways_state(&scene, &key, false).await;
         scene.cli(&["keys", "revoke", &key.id, "--yes"]).await;
-        assert_all_gateways_say(&scene, &key, true).await;
+        assert_all_gateways_state(&scene, &key, true).await;
     }
     scene.assert_ledgers_agree().await;
 }
@@ -58,7 +58,7 @@ async fn a_key_is_served_from_the_next_request_after_it_was_issued() {
             .await;
         for _ in 0..5 {
             let key = scene.issue("starter").await;
-            assert_all_gateways_say(&scene, &key, false).await;
+            assert_all_gateways_state(&scene, &key, false).await;
         }
         scene.assert_ledgers_agree().await;
     }
@@ -82,8 +82,8 @@ async fn a_gateway_that_pauses_is_named_by_a_command_that_it_has_not_applied() {
                 .cli(&["keys", "suspend", &key.id, "--yes"])
                 .await;
             scene.gateways[1].process().resume();
-            let said = String::from_utf8_lossy(&output.stderr);
-            let named = pids.each_ref().map(|pid| said.contains(pid));
+            let message = String::from_utf8_lossy(&output.stderr);
+            let named = pids.each_ref().map(|pid| message.contains(pid));
             (!output.status.success() && named == [false, true]).then_some(())
         })
         .await;

@@ -19,10 +19,10 @@ fn shadow_scene(store: Store) -> SceneBuilder {
 }
 
 #[track_caller]
-fn assert_told(answer: &Answer, status: u16, remaining: u64) {
+fn assert_reported(answer: &Answer, status: u16, remaining: u64) {
     assert_eq!(answer.status, status, "{answer:?}");
-    let told = answer.number("x-ratelimit-remaining");
-    assert_eq!(told, Some(remaining), "{answer:?}");
+    let output = answer.number("x-ratelimit-remaining");
+    assert_eq!(output, Some(remaining), "{answer:?}");
     assert_eq!(answer.number("x-ratelimit-limit"), Some(LIMIT));
 }
 
@@ -65,14 +65,14 @@ async fn a_tier_that_is_not_enforced_is_counted_past_its_limit_and_refused_nothi
         for call in 1..=12_u64 {
             let client = scene.client_of(usize::from(call % 2 == 0), Protocol::Http1);
             let answer = client.get(&key, MARKETS).await;
-            assert_told(&answer, 200, LIMIT.saturating_sub(call));
+            assert_reported(&answer, 200, LIMIT.saturating_sub(call));
         }
         let client = scene.client_of(0, Protocol::Http2Tls);
-        assert_told(&client.get(&key, RANKINGS).await, 200, 0);
+        assert_reported(&client.get(&key, RANKINGS).await, 200, 0);
         // Who one is and what there is is judged as ever.
-        assert_told(&client.get(&key, "/none").await, 404, 0);
+        assert_reported(&client.get(&key, "/none").await, 404, 0);
         let deleted = client.call(Call::new("DELETE", MARKETS).key(&key)).await;
-        assert_told(&deleted, 405, 0);
+        assert_reported(&deleted, 405, 0);
         assert_eq!(client.call(Call::get(MARKETS)).await.status, 401);
         let usage = client.get(&key, "/api/v1/usage").await.json();
         assert_eq!(
@@ -106,7 +106,7 @@ async fn a_failed_call_of_a_shadow_tier_above_its_limit_is_refunded() {
             assert_eq!(client.get(&key, MARKETS).await.status, 200);
         }
         scene.upstream.always(harness::Behaviour::Status(503));
-        assert_told(&client.get(&key, MARKETS).await, 500, 0);
+        assert_reported(&client.get(&key, MARKETS).await, 500, 0);
         agree_at(&mut scene, &key, 7).await;
     }
 }

@@ -31,7 +31,7 @@ async fn served(scene: &Scene, gateway: usize, key: &IssuedKey, calls: usize) {
     }
 }
 
-async fn tell(scene: &Scene, words: &[&str]) {
+async fn report(scene: &Scene, words: &[&str]) {
     let reply = scene.redis.as_ref().unwrap().command(words).await.unwrap();
     assert!(!reply.starts_with('-'), "{words:?}: {reply}");
 }
@@ -45,16 +45,16 @@ async fn refuses_writes_between(begins: &[&str], ends: &[&str]) {
         .await;
     let key = scene.issue("starter").await;
     served(&scene, 0, &key, CALLS).await;
-    tell(&scene, begins).await;
+    report(&scene, begins).await;
     served(&scene, 0, &key, CALLS).await;
     becomes(&scene, "degraded").await;
     served(&scene, 0, &key, CALLS).await;
-    let (status, told) = readiness(&scene).await;
+    let (status, reported) = readiness(&scene).await;
     assert_eq!(
-        (status, told["pending_units"].as_u64()),
+        (status, reported["pending_units"].as_u64()),
         (200, Some(2 * CALLS as u64))
     );
-    tell(&scene, ends).await;
+    report(&scene, ends).await;
     becomes(&scene, "ready").await;
     served(&scene, 0, &key, CALLS).await;
     scene.expect_used(&key, 4 * CALLS as u64).await;
@@ -98,7 +98,7 @@ async fn restarted_with_a_little_lost(persistence: Persistence) {
         served(&scene, gateway, &key, CALLS).await;
     }
     match persistence {
-        Persistence::Snapshot => tell(&scene, &["SAVE"]).await,
+        Persistence::Snapshot => report(&scene, &["SAVE"]).await,
         Persistence::AppendOnly => {}
     }
     for gateway in [0, 1] {
@@ -209,7 +209,7 @@ impl Drop for Disk {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_journal_disk_denies_says_so_and_recovers_when_there_is_room() {
+async fn a_full_journal_disk_denies_reports_it_and_recovers_when_there_is_room() {
     let directory = tempfile::tempdir().unwrap();
     let disk = Disk::at(directory.path().join("disk"));
     let journal = disk.path().join("journal.db");
@@ -228,20 +228,20 @@ async fn a_full_journal_disk_denies_says_so_and_recovers_when_there_is_room() {
     // While Redis answers nobody is refused for it.
     served(&scene, 0, &key, CALLS).await;
     eventually("the journal is known to fail", async || {
-        let (status, told) = readiness(&scene).await;
-        assert_eq!(status, 200, "{told}");
-        (told["without_store"] == "journal_failed").then_some(())
+        let (status, reported) = readiness(&scene).await;
+        assert_eq!(status, 200, "{reported}");
+        (reported["without_store"] == "journal_failed").then_some(())
     })
     .await;
     scene.redis.as_mut().unwrap().stop();
-    eventually("Redis is away", async || {
+    eventually("Redis is unavailable", async || {
         let answer = scene
             .client(Protocol::Http1)
             .call(Call::get(MARKETS).key(&key))
             .await;
         assert!(answer.status == 500, "{answer:?}");
-        let (status, told) = readiness(&scene).await;
-        (status == 503 && told["without_store"] == "journal_failed").then_some(())
+        let (status, reported) = readiness(&scene).await;
+        (status == 503 && reported["without_store"] == "journal_failed").then_some(())
     })
     .await;
     disk.free(&mut scene);

@@ -193,7 +193,7 @@ fn add(total: &mut Report, report: &Report, seed: u64, took: Instant) {
     );
 }
 
-fn told(rounds: u64, total: &Report) -> String {
+fn output(rounds: u64, total: &Report) -> String {
     let figures = &total.figures;
     format!(
         "{} requests in {rounds} rounds: {} served, {} refused with 429, {} answered 500 without a fault of the upstream, {} \
@@ -244,7 +244,7 @@ async fn requests(setting: &Setting) -> Result<(&'static str, String), String> {
         add(&mut total, &report, seed, began);
         rounds += 1;
     }
-    Ok(("requests", told(rounds, &total)))
+    Ok(("requests", output(rounds, &total)))
 }
 
 /// Sentinel and Cluster in turn.
@@ -273,7 +273,7 @@ async fn topologies(setting: &Setting) -> Result<(&'static str, String), String>
         add(&mut total, &report, seed, began);
         rounds += 1;
     }
-    Ok(("Sentinel and Cluster", told(rounds, &total)))
+    Ok(("Sentinel and Cluster", output(rounds, &total)))
 }
 
 /// One random gateway is killed each half second, and restarted; the load pauses only while ledgers are compared.
@@ -300,5 +300,5 @@ async fn kills(setting: &Setting) -> Result<(&'static str, String), String> {
         add(&mut total, &report, seed, began);
         rounds += 1;
     }
-    Ok(("kills", told(rounds, &total)))
+    Ok(("kills", output(rounds, &total)))
 }

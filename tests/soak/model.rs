@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use touchline::policy::quota::{
-    Account, Asked, Call, ModelCall, ModelDay, Reply, Share, StoredRecord, Terms, WaiterResult,
+    Account, Asked, Call, ModelCall, ModelDay, NodeShare, Reply, StoredRecord, WaiterResult,
+    WaiterTerms,
 };
 
 // The modules of the library's own tests.

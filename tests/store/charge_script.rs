@@ -89,7 +89,7 @@ fn number(code: Code) -> i64 {
 }
 
 /// The script's answer to a model's reply.
-fn told(reply: &Reply, used: i64) -> String {
+fn output(reply: &Reply, used: i64) -> String {
     let version = reply.version.map_or(-1, |version| version as i64);
     let (code, grant, record) = (number(reply.code), reply.grant, &reply.record);
     format!("{code} {grant} {used} {version} {record}")
@@ -268,7 +268,7 @@ async fn the_script_and_its_model_agree_on_30_000_random_calls() {
                 let (_, call) = &calls[place];
                 let (producer, fresh) = senders[place];
                 let expected = key.play(call, producer, fresh, now);
-                let expected_text = told(&expected, key.day.used);
+                let expected_text = output(&expected, key.day.used);
                 assert_eq!(
                     answers[place],
                     expected_text,
@@ -283,9 +283,9 @@ async fn the_script_and_its_model_agree_on_30_000_random_calls() {
     }
     let mut adjusted = 0;
     for (number, key) in keys.iter().enumerate() {
-        let told = adjustments(&mut connection, number as u64).await;
-        assert_eq!(told, key.day.adjustments, "key {number}");
-        adjusted += u64::from(!told.is_empty());
+        let output = adjustments(&mut connection, number as u64).await;
+        assert_eq!(output, key.day.adjustments, "key {number}");
+        adjusted += u64::from(!output.is_empty());
     }
     assert!(adjusted > KEYS / 20, "{adjusted} keys were adjusted");
     assert_eq!(seen.values().sum::<u64>(), KEYS * CALLS_PER_KEY);

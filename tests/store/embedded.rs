@@ -404,8 +404,8 @@ async fn a_key_known_to_be_exhausted_is_refused_without_asking_the_database() {
     let asked = tokio::time::timeout(PATIENCE, async {
         loop {
             let mut asking = store.charge(charge(&key, day, 3, 1));
-            let told = tokio::time::timeout(Duration::from_millis(50), &mut asking).await;
-            if told.is_err() {
+            let output = tokio::time::timeout(Duration::from_millis(50), &mut asking).await;
+            if output.is_err() {
                 other.execute_batch("ROLLBACK").unwrap();
                 return asking.await;
             }
@@ -469,7 +469,7 @@ async fn the_ledger_of_one_key_is_found_date_by_date() {
             granted(store.charge(asked).await);
         }
     }
-    let told = |from: &str, to: &str| {
+    let output = |from: &str, to: &str| {
         let (from, to) = (from.parse().unwrap(), to.parse().unwrap());
         let (store, id) = (store.clone(), keys[0].record.id);
         async move {
@@ -485,9 +485,9 @@ async fn the_ledger_of_one_key_is_found_date_by_date() {
         }
     };
     let all = ["2099-10-31", "2099-11-01", "2099-11-21"];
-    assert_eq!(told("2001-01-01", "2199-12-31").await, all);
-    assert_eq!(told("2099-10-31", "2099-11-21").await, all);
-    assert_eq!(told("2099-11-01", "2099-11-20").await, [all[1]]);
-    assert_eq!(told("2099-11-22", "2099-12-01").await, [""; 0]);
-    assert_eq!(told("2001-01-01", "2002-01-01").await, [""; 0]);
+    assert_eq!(output("2001-01-01", "2199-12-31").await, all);
+    assert_eq!(output("2099-10-31", "2099-11-21").await, all);
+    assert_eq!(output("2099-11-01", "2099-11-20").await, [all[1]]);
+    assert_eq!(output("2099-11-22", "2099-12-01").await, [""; 0]);
+    assert_eq!(output("2001-01-01", "2002-01-01").await, [""; 0]);
 }

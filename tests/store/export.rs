@@ -127,7 +127,7 @@ async fn an_event_is_delivered_once_although_its_store_was_changed() {
 }
 
 #[tokio::test]
-async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_told_alike() {
+async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_reported_alike() {
     let stores = Stores::new().await;
     let redis = stores.redis("a").await;
     let key = issue(&redis).await;

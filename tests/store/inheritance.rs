@@ -76,13 +76,13 @@ async fn ledger_agrees(store: &RedisStore, key: &KeyEntry) {
             day.endpoints.get("markets")?,
             day.endpoints.get("insights")?,
         );
-        let told = (
+        let output = (
             day.used,
             markets.charged,
             insights.charged,
             insights.refunded,
         );
-        (told == (25, 25, 15, 15)).then_some(())
+        (output == (25, 25, 15, 15)).then_some(())
     })
     .await;
 }

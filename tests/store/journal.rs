@@ -133,12 +133,12 @@ async fn counts_and_ledger_of_a_key_are_in_the_journal_together_or_not_at_all() 
         allow(directory.path());
         flush(&server).await;
         let next = gateway(&server, directory.path(), OFTEN).await;
-        let told = eventually("the next process has settled the journal", async || {
-            let told = proof(&next, &key, day).await;
-            told.filter(|(used, unattributed, _)| *used > 0 && *unattributed <= 0)
+        let output = eventually("the next process has settled the journal", async || {
+            let output = proof(&next, &key, day).await;
+            output.filter(|(used, unattributed, _)| *used > 0 && *unattributed <= 0)
         })
         .await;
-        assert_eq!(told, (4, 0, Vec::new()), "{table} refused");
+        assert_eq!(output, (4, 0, Vec::new()), "{table} refused");
     }
 }
 
@@ -150,8 +150,8 @@ async fn what_could_be_inherited_by_halves_only_is_inherited_whole_by_the_next()
         let killed = gateway(&server, directory.path(), NEVER).await;
         granted(killed.charge(charge(&key, day, LIMIT, 25)).await);
         eventually("Redis has all of it", async || {
-            let told = proof(&killed, &key, day).await?;
-            (told == (25, 0, Vec::new())).then_some(())
+            let output = proof(&killed, &key, day).await?;
+            (output == (25, 0, Vec::new())).then_some(())
         })
         .await;
         drop(killed);
@@ -165,8 +165,8 @@ async fn what_could_be_inherited_by_halves_only_is_inherited_whole_by_the_next()
         assert_eq!(written(directory.path()), (25, 25), "{table} refused");
         flush(&server).await;
         eventually("all of it is told again", async || {
-            let told = proof(&next, &key, day).await?;
-            (told == (25, 0, Vec::new())).then_some(())
+            let output = proof(&next, &key, day).await?;
+            (output == (25, 0, Vec::new())).then_some(())
         })
         .await;
     }

@@ -78,7 +78,7 @@ impl Site {
             .unwrap()
     }
 
-    async fn tell(&self, words: &[&str]) -> redis::Value {
+    async fn report(&self, words: &[&str]) -> redis::Value {
         let mut command = redis::cmd(words[0]);
         command.arg(&words[1..]);
         command
@@ -89,7 +89,7 @@ impl Site {
 
     /// Whether a name is in Redis.
     async fn has(&self, name: &str) -> bool {
-        self.tell(&["EXISTS", name]).await == redis::Value::Int(1)
+        self.report(&["EXISTS", name]).await == redis::Value::Int(1)
     }
 
     /// How often Redis was called, by command.
@@ -151,7 +151,7 @@ async fn keys_are_loaded_past_any_number_of_counts() {
     }
     let fill =
         "for i = 1, 20000 do redis.call('SET', 'touchline:q:{' .. i .. '}:2026-11-21', 1) end";
-    site.tell(&["EVAL", fill, "0"]).await;
+    site.report(&["EVAL", fill, "0"]).await;
     let first = site.gateway().await;
     has_record(&first, &keys[39].record).await;
     // The gateway also walks over the store a second after its start, for what older versions wrote with an expiry.
@@ -187,7 +187,7 @@ async fn a_store_filled_before_there_was_an_index_is_loaded_and_indexed() {
     let command = site.command().await;
     let key = issue(&command).await;
     for set in 0..16 {
-        site.tell(&["DEL", &format!("touchline:ids:{{{set}}}")])
+        site.report(&["DEL", &format!("touchline:ids:{{{set}}}")])
             .await;
     }
     assert_eq!(
@@ -216,7 +216,7 @@ async fn an_id_in_the_index_without_a_record_harms_nobody() {
     let dangling = new_record("pro");
     for set in 0..16 {
         let name = format!("touchline:ids:{{{set}}}");
-        site.tell(&["SADD", &name, dangling.id.as_str(), "no id"])
+        site.report(&["SADD", &name, dangling.id.as_str(), "no id"])
             .await;
     }
     for _ in 0..2 {
@@ -242,7 +242,7 @@ async fn after_flushall_the_running_gateways_write_back_keys_and_revocations() {
     has_record(&gateway, &revoked).await;
     // The second time there is no feed any more, and its end cannot tell that the store was emptied.
     for _ in 0..2 {
-        site.tell(&["FLUSHALL"]).await;
+        site.report(&["FLUSHALL"]).await;
         is_stored(&site, &active.record).await;
         is_stored(&site, &revoked).await;
         eventually("the zone is remembered", async || {
@@ -278,7 +278,7 @@ async fn after_flushall_and_a_restart_of_the_gateway_every_key_is_as_it_was() {
     has_record(&gateway, &revoked).await;
     gateway.close(PATIENCE).await;
     drop(gateway);
-    site.tell(&["FLUSHALL"]).await;
+    site.report(&["FLUSHALL"]).await;
 
     let gateway = site.gateway().await;
     let held = |id: KeyId| gateway.keys().get(id).unwrap().record.clone();
@@ -327,7 +327,7 @@ async fn a_gateway_that_was_killed_has_saved_its_keys_before() {
         looked_at.push(path);
     }
     assert!(looked_at.contains(&site.replica()), "{looked_at:?}");
-    site.tell(&["FLUSHALL"]).await;
+    site.report(&["FLUSHALL"]).await;
     let gateway = site.gateway().await;
     assert_eq!(gateway.keys().get(record.id).unwrap().record, record);
 }
@@ -517,7 +517,7 @@ async fn learns_what_it_missed(meanwhile: &[&[&str]]) {
     let new = issue(&command).await;
     let revoked = revoked(&command, &old).await;
     for words in meanwhile {
-        site.tell(words).await;
+        site.report(words).await;
     }
     assert_eq!(gateway.keys().len(), 1, "it was cut off");
     proxy.pass_replies();
@@ -555,7 +555,7 @@ async fn older_data_are_brought_up_to_date(restarts: bool) {
     let command = site.command().await;
     let kept = issue(&command).await;
     let gateway = site.gateway().await;
-    site.tell(&["SAVE"]).await;
+    site.report(&["SAVE"]).await;
     let lost = issue(&command).await;
     let revoked = revoked(&command, &kept).await;
     has_record(&gateway, &lost.record).await;
@@ -597,7 +597,7 @@ async fn a_redis_restarted_with_older_data_is_brought_up_to_date_by_a_gateway_th
 
 /// What a command that died half-way or a failover leaves, and no feed tells of.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_periodic_walk_finds_what_no_feed_told_and_writes_back_what_redis_lost() {
+async fn the_periodic_walk_finds_what_no_feed_reported_and_writes_back_what_redis_lost() {
     let site = Site::new().await;
     let command = site.command().await;
     let (lost, outdated) = (issue(&command).await, issue(&command).await);
@@ -612,7 +612,7 @@ async fn the_periodic_walk_finds_what_no_feed_told_and_writes_back_what_redis_lo
             serde_json::to_string(record).unwrap(),
         );
         let name = name(record.id);
-        site.tell(&["HSET", &name, "ver", &version, "rec", &packed])
+        site.report(&["HSET", &name, "ver", &version, "rec", &packed])
             .await;
     };
     let untold = KeyRecord {
@@ -621,10 +621,10 @@ async fn the_periodic_walk_finds_what_no_feed_told_and_writes_back_what_redis_lo
     };
     put(&untold).await;
     put(&outdated.record).await;
-    site.tell(&["DEL", &name(lost.record.id)]).await;
-    site.tell(&["DEL", &format!("touchline:d:{}", lost.record.digest)])
+    site.report(&["DEL", &name(lost.record.id)]).await;
+    site.report(&["DEL", &format!("touchline:d:{}", lost.record.digest)])
         .await;
-    site.tell(&["DEL", "touchline:zone"]).await;
+    site.report(&["DEL", "touchline:zone"]).await;
 
     gateway.repair().await.unwrap();
     assert_eq!(gateway.keys().get(untold.id).unwrap().record, untold);

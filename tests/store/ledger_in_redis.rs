@@ -369,7 +369,7 @@ async fn counts_and_ledger_go_together_when_the_retention_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_two_days_charged_last_stay_in_redis_whatever_the_clock_says() {
+async fn the_two_days_charged_last_stay_in_redis_whatever_the_clock_shows() {
     let server = RedisServer::start().await;
     let key = {
         let first: Arc<dyn Store> = gateway_with(trusting(&server)).await;

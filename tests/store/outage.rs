@@ -1,4 +1,4 @@
-//! What a gateway serves while Redis is away, and that it is settled exactly once.
+//! What a gateway serves while Redis is unavailable, and that it is settled exactly once.
 
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -105,7 +105,7 @@ async fn back(store: &RedisStore) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_redis_leaves_a_lone_gateway_exactly_what_was_left_and_gets_it_told_once() {
+async fn a_killed_redis_leaves_a_lone_gateway_exactly_what_was_left_and_settles_it_once() {
     let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
     let (key, day) = (issued(&server).await, today());
     let store = gateway(server.url(), directory.path(), |_| ()).await;
@@ -303,7 +303,7 @@ async fn one_of_two_gateways_that_is_cut_off_serves_half_of_what_was_left() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_processes_on_one_journal_serve_one_share_together_while_redis_is_away() {
+async fn two_processes_on_one_journal_serve_one_share_together_while_redis_is_unavailable() {
     let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
     let (key, day) = (issued(&server).await, today());
     let two = |outage: &mut OutageSettings| outage.min_nodes = NonZeroU64::new(2).unwrap();
@@ -460,7 +460,7 @@ async fn a_clock_that_leaps_in_an_outage_drops_nothing_from_the_journal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_journal_that_cannot_be_written_denies_and_says_so() {
+async fn a_journal_that_cannot_be_written_denies_and_reports_it() {
     let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
     let (key, day) = (issued(&server).await, today());
     // A directory stands where the file should be.

@@ -69,7 +69,7 @@ enum Absence {
     BlackHole,
 }
 
-/// What stands on the port while Redis is away.
+/// What stands on the port while Redis is unavailable.
 enum Stand {
     Nothing,
     Silence(JoinHandle<()>),

@@ -314,7 +314,7 @@ async fn an_emptied_redis_is_filled_again_without_a_reconnection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_forgot_its_scripts_is_told_them_again() {
+async fn a_redis_that_forgot_its_scripts_gets_them_again() {
     let server = RedisServer::start().await;
     let key = issued(&server).await;
     let store: Arc<dyn Store> = gateway_at(server.url()).await;
@@ -369,7 +369,7 @@ async fn a_gateway_opens_without_redis_and_recovers_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_without_redis_is_told_where_it_looked_and_what_to_do() {
+async fn a_command_without_redis_reports_where_it_looked_and_what_to_do() {
     let mut server = RedisServer::start().await;
     server.kill();
     let url = format!("redis://user:s3cret@127.0.0.1:{}/0", server.port());

@@ -90,7 +90,7 @@ async fn a_wrong_password_is_refused_without_being_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_that_cannot_be_read_is_told_at_once() {
+async fn a_certificate_that_cannot_be_read_is_reported_at_once() {
     let mut settings = Server::shared().await.settings();
     settings.tls.as_mut().unwrap().ca_file = Some("/none".into());
     let opened = open(settings, Role::Command, ZONE, Clock::system()).await;

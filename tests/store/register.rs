@@ -77,7 +77,7 @@ async fn a_killed_gateway_is_answered_for_by_one_that_runs_on_its_replica() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_emptied_redis_is_told_again_which_gateways_are_silent() {
+async fn an_emptied_redis_receives_again_which_gateways_are_silent() {
     let (server, directory) = (RedisServer::start().await, TempDir::new().unwrap());
     let command = command(&server).await;
     let place = |name: &str| directory.path().join(name);
@@ -96,7 +96,7 @@ async fn an_emptied_redis_is_told_again_which_gateways_are_silent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_machines_with_copies_of_one_replica_are_told_apart() {
+async fn two_machines_with_copies_of_one_replica_are_distinguished() {
     let (server, directory) = (RedisServer::start().await, TempDir::new().unwrap());
     let command = command(&server).await;
     let (here, there) = (

@@ -21,7 +21,7 @@ fn warns_of(status: &Value, part: &str) -> bool {
 }
 
 #[tokio::test]
-async fn the_status_of_a_redis_tells_its_server_gateways_and_broken_promises() {
+async fn the_status_of_a_redis_reports_its_server_gateways_and_broken_promises() {
     let scene = Scene::builder(TOUCHLINE)
         .store(SceneStore::Redis)
         .gateways(2)
@@ -29,16 +29,16 @@ async fn the_status_of_a_redis_tells_its_server_gateways_and_broken_promises() {
         .await;
     let key = scene.issue("pro").await;
     let redis = scene.redis.as_ref().unwrap();
-    let told = eventually("both gateways are current", async || {
-        let told = status(&scene).await;
-        let gateways = told["gateways"].as_array()?;
+    let reported = eventually("both gateways are current", async || {
+        let reported = status(&scene).await;
+        let gateways = reported["gateways"].as_array()?;
         let current = gateways
             .iter()
             .all(|one| one["lag_seconds"] == 0.0 && one["keys"] == 1);
-        (gateways.len() == 2 && current).then_some(told)
+        (gateways.len() == 2 && current).then_some(reported)
     })
     .await;
-    let store = &told["store"];
+    let store = &reported["store"];
     assert_eq!(store["kind"], "redis");
     assert_eq!(store["topology"], "single");
     assert_eq!(store["index_complete"], true);
@@ -47,12 +47,15 @@ async fn the_status_of_a_redis_tells_its_server_gateways_and_broken_promises() {
     assert_eq!(server["address"], redis.url());
     assert_eq!(server["role"], "master");
     assert_eq!(server["run_id"].as_str().unwrap().len(), 40);
-    assert_eq!(told["keys"], 1);
-    assert_eq!(told["gateways"][0]["version"], env!("CARGO_PKG_VERSION"));
-    assert!(told["clock_difference_seconds"].as_f64().unwrap().abs() < 1.0);
+    assert_eq!(reported["keys"], 1);
+    assert_eq!(
+        reported["gateways"][0]["version"],
+        env!("CARGO_PKG_VERSION")
+    );
+    assert!(reported["clock_difference_seconds"].as_f64().unwrap().abs() < 1.0);
     assert!(
-        warns_of(&told, "appendonly") && !warns_of(&told, "noeviction"),
-        "{told}"
+        warns_of(&reported, "appendonly") && !warns_of(&reported, "noeviction"),
+        "{reported}"
     );
 
     redis
@@ -63,10 +66,10 @@ async fn the_status_of_a_redis_tells_its_server_gateways_and_broken_promises() {
         .command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"])
         .await
         .unwrap();
-    let told = status(&scene).await;
+    let reported = status(&scene).await;
     assert!(
-        !warns_of(&told, "appendonly") && warns_of(&told, "noeviction"),
-        "{told}"
+        !warns_of(&reported, "appendonly") && warns_of(&reported, "noeviction"),
+        "{reported}"
     );
 
     let table = scene.cli(&["store", "status"]).await;
@@ -83,18 +86,18 @@ async fn the_status_of_a_redis_tells_its_server_gateways_and_broken_promises() {
 }
 
 #[tokio::test]
-async fn the_status_of_an_embedded_store_tells_its_file_and_gateways() {
+async fn the_status_of_an_embedded_store_reports_its_file_and_gateways() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     scene.issue("pro").await;
-    let told = status(&scene).await;
-    let store = &told["store"];
+    let reported = status(&scene).await;
+    let store = &reported["store"];
     assert_eq!(store["kind"], "embedded");
     assert_eq!(store["schema_version"], 4);
     assert_eq!(store["durability"], "1s");
     assert!(store["path"].as_str().unwrap().ends_with("touchline.db"));
     assert!(store["bytes"].as_u64().unwrap() > 0);
-    assert_eq!(told["keys"], 1);
-    assert_eq!(told["gateways"].as_array().unwrap().len(), 1);
+    assert_eq!(reported["keys"], 1);
+    assert_eq!(reported["gateways"].as_array().unwrap().len(), 1);
     let table = scene.cli(&["store", "status"]).await;
     for part in ["touchline.db", "0 pending for the webhook"] {
         assert!(table.contains(part), "{part}: {table}");
@@ -110,27 +113,27 @@ async fn the_status_of_a_store_that_cannot_be_used_fails_with_what_where_and_how
     scene.redis.as_mut().unwrap().kill9();
     let output = scene.gateways[0].cli(&["store", "status"]).await;
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     let port = scene.redis.as_ref().unwrap().port().to_string();
     assert!(
-        said.contains(&port) && said.contains("store.redis"),
-        "{said}"
+        message.contains(&port) && message.contains("store.redis"),
+        "{message}"
     );
 }
 
 #[tokio::test]
-async fn a_command_says_so_when_no_replica_of_redis_has_confirmed_its_change() {
+async fn a_command_reports_it_when_no_replica_of_redis_has_confirmed_its_change() {
     let scene = Scene::builder(TOUCHLINE)
         .store(SceneStore::Redis)
         .start()
         .await;
     let issue = ["keys", "issue", "--tier", "pro", "--customer", "Acme"];
-    let said_of = async || {
+    let message_of = async || {
         let output = scene.gateways[0].cli(&issue).await;
         assert!(output.status.success());
         String::from_utf8(output.stderr).unwrap()
     };
-    assert!(!said_of().await.contains("replica"), "there is none");
+    assert!(!message_of().await.contains("replica"), "there is none");
 
     let master = scene.redis.as_ref().unwrap();
     let replica = RedisServer::start().await;
@@ -145,20 +148,20 @@ async fn a_command_says_so_when_no_replica_of_redis_has_confirmed_its_change() {
         info.contains("state=online").then_some(())
     })
     .await;
-    let said = said_of().await;
-    assert!(!said.contains("replica"), "{said}");
+    let message = message_of().await;
+    assert!(!message.contains("replica"), "{message}");
 
     replica.hang();
-    let said = said_of().await;
+    let message = message_of().await;
     assert!(
-        said.contains("none of the 1 replicas of Redis confirmed"),
-        "{said}"
+        message.contains("none of the 1 replicas of Redis confirmed"),
+        "{message}"
     );
     replica.resume();
 }
 
 #[tokio::test]
-async fn the_status_tells_each_gateways_breaker_journal_and_clock() {
+async fn the_status_reports_each_gateways_breaker_journal_and_clock() {
     let mut scene = Scene::builder(TOUCHLINE)
         .store(SceneStore::Redis)
         .gateways(2)
@@ -173,9 +176,9 @@ async fn the_status_tells_each_gateways_breaker_journal_and_clock() {
     }
     std::fs::create_dir(&journal).unwrap();
     scene.gateways[1].restart().await;
-    let told = eventually("both gateways tell", async || {
-        let told = status(&scene).await;
-        let gateways = told["gateways"].as_array()?;
+    let reported = eventually("both gateways tell", async || {
+        let reported = status(&scene).await;
+        let gateways = reported["gateways"].as_array()?;
         let failed = gateways
             .iter()
             .filter(|one| one["service"]["journal_error"].is_string());
@@ -183,19 +186,22 @@ async fn the_status_tells_each_gateways_breaker_journal_and_clock() {
             .iter()
             .filter(|one| one["service"]["journal_error"].is_null());
         // The one that was killed is forgotten after some seconds.
-        (failed.count() == 1 && sound.count() == 1).then_some(told)
+        (failed.count() == 1 && sound.count() == 1).then_some(reported)
     })
     .await;
-    for gateway in told["gateways"].as_array().unwrap() {
-        assert_eq!(gateway["breaker"]["state"], "closed", "{told}");
+    for gateway in reported["gateways"].as_array().unwrap() {
+        assert_eq!(gateway["breaker"]["state"], "closed", "{reported}");
         assert!(gateway["breaker"]["since_seconds"].as_f64().unwrap() >= 0.0);
         assert_eq!(gateway["service"]["outage"], "bounded");
         assert_eq!(gateway["service"]["journal"], "var/journal.db");
         assert_eq!(gateway["service"]["pending_units"], 0);
         let difference = gateway["clock_difference_seconds"].as_f64().unwrap();
-        assert!(difference.abs() < 1.0, "{told}");
+        assert!(difference.abs() < 1.0, "{reported}");
     }
-    assert!(warns_of(&told, "cannot write its journal"), "{told}");
+    assert!(
+        warns_of(&reported, "cannot write its journal"),
+        "{reported}"
+    );
     let table = scene.cli(&["store", "status"]).await;
     for part in ["BREAKER", "closed for", "PENDING", "CLOCK", "failed"] {
         assert!(table.contains(part), "{part}: {table}");
@@ -203,7 +209,7 @@ async fn the_status_tells_each_gateways_breaker_journal_and_clock() {
 }
 
 #[tokio::test]
-async fn the_status_without_redis_tells_what_this_machines_journal_holds() {
+async fn the_status_without_redis_reports_what_this_machines_journal_holds() {
     let directory = tempfile::tempdir().unwrap();
     let journal = directory.path().join("journal.db");
     let extra = format!("timeout: 300ms, journal: \"{}\"", journal.display());
@@ -216,8 +222,11 @@ async fn the_status_without_redis_tells_what_this_machines_journal_holds() {
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
-    let told = status(&scene).await;
-    assert_eq!(told["store"]["journal"]["path"], journal.to_str().unwrap());
+    let reported = status(&scene).await;
+    assert_eq!(
+        reported["store"]["journal"]["path"],
+        journal.to_str().unwrap()
+    );
     scene.redis.as_mut().unwrap().kill9();
     for _ in 0..3 {
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
@@ -230,16 +239,16 @@ async fn the_status_without_redis_tells_what_this_machines_journal_holds() {
         let output = scene.gateways[0].cli(&asked).await;
         assert_eq!(output.status.code(), Some(1));
         let port = scene.redis.as_ref().unwrap().port().to_string();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains(&port), "{said}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains(&port), "{message}");
         let shown = String::from_utf8(output.stdout).unwrap();
         match arguments {
             "json" => {
-                let told: Value = serde_json::from_str(&shown).unwrap();
-                assert_eq!(told["journal"]["pending_units"], 3, "{told}");
-                let store = told["journal"]["store"].as_str().unwrap();
-                assert!(store.contains(&port), "{told}");
-                assert!(told["error"].as_str().unwrap().contains(&port));
+                let reported: Value = serde_json::from_str(&shown).unwrap();
+                assert_eq!(reported["journal"]["pending_units"], 3, "{reported}");
+                let store = reported["journal"]["store"].as_str().unwrap();
+                assert!(store.contains(&port), "{reported}");
+                assert!(reported["error"].as_str().unwrap().contains(&port));
             }
             _ => assert!(shown.contains("3 units pending"), "{shown}"),
         }

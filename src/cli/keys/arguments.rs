@@ -267,8 +267,11 @@ mod tests {
         let day = "2027-01-31".parse().unwrap();
         assert_eq!(parse_last_day("2027-01-31"), Ok(LastDay::On(day)));
         for bad in ["", "Never", "none", "2027-02-30"] {
-            let said = parse_last_day(bad).unwrap_err();
-            assert!(said.contains("2027-01-31, or never"), "{bad:?}: {said}");
+            let message = parse_last_day(bad).unwrap_err();
+            assert!(
+                message.contains("2027-01-31, or never"),
+                "{bad:?}: {message}"
+            );
         }
     }
 }

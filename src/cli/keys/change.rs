@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author};
 use crate::policy::key_record::{KeyRecord, TierName};
-use crate::policy::lifecycle::{self, KeyChange, Loss, Offer};
+use crate::policy::lifecycle::{self, KeyChange, Loss, TierOffer};
 use crate::store::{ChangeError, ChangeMark, StoreError};
 
 /// How often a change is attempted: another command may change the key at the same time, or while the operator is asked.
@@ -127,10 +127,10 @@ pub(super) async fn make(
     bail!("other commands keep changing the key {id}: nothing was changed, try again")
 }
 
-fn offer(config: &Config, name: &TierName) -> Option<Offer> {
+fn offer(config: &Config, name: &TierName) -> Option<TierOffer> {
     let tier = config.tier(name)?;
     let endpoints = config.endpoints.iter();
-    Some(Offer {
+    Some(TierOffer {
         daily: tier.daily.get(),
         endpoints: endpoints
             .filter(|endpoint| endpoint.included_in(name))

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_form_of_a_file_is_asked_for_or_told_by_its_ending() {
+    fn the_form_of_a_file_is_an_argument_or_derived_from_its_ending() {
         let of = |asked, name: &str| FileFormat::of(asked, Path::new(name));
         assert_eq!(of(None, "keys.csv"), Some(FileFormat::Csv));
         assert_eq!(of(None, "a.csv/keys.jsonl"), Some(FileFormat::Jsonl));

@@ -21,7 +21,7 @@ use crate::cli::{CLOSE_DEADLINE, note, on_runtime};
 use crate::clock::Clock;
 use crate::config::StoreConfig;
 use crate::server;
-use crate::store::backup::{Contents, FORMAT, Header, Reader, Writer};
+use crate::store::backup::{BackupReader, BackupWriter, Contents, FORMAT, Header};
 use crate::store::export::{Exported, ImportCounts, ImportMode};
 use crate::store::redis::journal_facts;
 use crate::store::{Role, Store};
@@ -89,7 +89,7 @@ struct TransferOutcome {
 }
 
 /// The destination of pieces, batch by batch.
-struct Target {
+struct TransferTarget {
     /// `None` for a missing database, which a rehearsal does not create.
     store: Option<Arc<dyn Store>>,
     mode: ImportMode,
@@ -139,7 +139,7 @@ async fn write_backup(
     out: impl Write,
 ) -> anyhow::Result<Contents> {
     let source = open_source(from).await?;
-    let mut writer = Writer::begin(out, header)?;
+    let mut writer = BackupWriter::begin(out, header)?;
     let exported = transfer(&*source, async |piece| Ok(writer.put(&piece)?)).await;
     source.close(CLOSE_DEADLINE).await;
     exported?;
@@ -167,7 +167,7 @@ pub(super) fn restore(
         header.by
     ));
     let mut target = on_runtime(async {
-        let mut target = Target::open(&to, &order.how).await?;
+        let mut target = TransferTarget::open(&to, &order.how).await?;
         let filled = async {
             let mut reader = opened(&order.file)?;
             while let Some(piece) = reader.next_piece().with_context(|| shown.clone())? {
@@ -183,10 +183,10 @@ pub(super) fn restore(
     target.report((shown, to.shown()), &order.how, out)
 }
 
-fn opened(file: &Path) -> anyhow::Result<Reader<BufReader<File>>> {
+fn opened(file: &Path) -> anyhow::Result<BackupReader<BufReader<File>>> {
     let shown = file.display();
     let file = File::open(file).with_context(|| format!("cannot read {shown}"))?;
-    Reader::begin(BufReader::new(file)).with_context(|| shown.to_string())
+    BackupReader::begin(BufReader::new(file)).with_context(|| shown.to_string())
 }
 
 pub(super) fn copy(
@@ -207,7 +207,7 @@ pub(super) fn copy(
     note_journal(&from);
     let mut target = on_runtime(async {
         let source = open_source(&from).await?;
-        let mut target = Target::open(&to, &order.how).await?;
+        let mut target = TransferTarget::open(&to, &order.how).await?;
         let filled = transfer(&*source, async |piece| target.put(piece).await).await;
         let filled = match filled {
             Ok(()) => target.flush().await,
@@ -284,7 +284,7 @@ async fn transfer(
 }
 
 /// An error with a note on its consequences.
-fn interrupted(filled: anyhow::Result<()>, target: &Target) -> anyhow::Result<()> {
+fn interrupted(filled: anyhow::Result<()>, target: &TransferTarget) -> anyhow::Result<()> {
     let Err(error) = filled else { return Ok(()) };
     let begun = target.mode == ImportMode::Write && target.imported != ImportCounts::default();
     match begun {
@@ -295,8 +295,8 @@ fn interrupted(filled: anyhow::Result<()>, target: &Target) -> anyhow::Result<()
     }
 }
 
-impl Target {
-    async fn open(to: &StorePlace, how: &How) -> anyhow::Result<Target> {
+impl TransferTarget {
+    async fn open(to: &StorePlace, how: &How) -> anyhow::Result<TransferTarget> {
         let mode = match how.dry_run {
             true => ImportMode::DryRun,
             false => ImportMode::Write,
@@ -306,7 +306,7 @@ impl Target {
             true => None,
             false => Some(open(to).await?),
         };
-        let target = Target {
+        let target = TransferTarget {
             store,
             mode,
             batch: Vec::with_capacity(BATCH),

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::{Session, range};
 use crate::cli::output::parse_date;
-use crate::store::chain::{ChainCheck, CheckedChain, Piece};
+use crate::store::chain::{ChainCheck, ChainItem, CheckedChain};
 
 /// The number of pieces read ahead.
 const AHEAD: usize = 1_000;
@@ -37,7 +37,7 @@ pub(super) struct ExportedDays {
 enum ExportLine<'a> {
     TouchlineLedger(ExportHead),
     #[serde(untagged)]
-    Piece(&'a Piece),
+    Piece(&'a ChainItem),
 }
 
 #[derive(Serialize)]

@@ -128,7 +128,7 @@ impl Serialize for UsageCounts {
 
 /// One row.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Row {
+pub(super) struct GroupRow {
     /// Column and cell; `None` if the key is not in the key table.
     pub names: Vec<(&'static str, Option<String>)>,
     /// The number of keys in the row; not set for a row of one key.
@@ -136,7 +136,7 @@ pub(super) struct Row {
     pub counts: UsageCounts,
 }
 
-impl Serialize for Row {
+impl Serialize for GroupRow {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         for (name, cell) in &self.names {
@@ -214,7 +214,7 @@ pub(super) fn rows(
     usage: &[DayUsage],
     config: &Config,
     records: &Records,
-) -> Vec<Row> {
+) -> Vec<GroupRow> {
     let mut groups: BTreeMap<String, (BTreeSet<KeyId>, UsageCounts)> = BTreeMap::new();
     for usage in usage {
         for (name, part) in by.parts(usage, config, records) {
@@ -223,16 +223,17 @@ pub(super) fn rows(
             counts.add(&part);
         }
     }
-    let mut rows: Vec<Row> = groups
+    let mut rows: Vec<GroupRow> = groups
         .into_iter()
-        .map(|(name, (keys, counts))| Row {
+        .map(|(name, (keys, counts))| GroupRow {
             names: names(by, name, records),
             keys: (by != Grouping::Key).then_some(keys.len()),
             counts,
         })
         .collect();
     if by == Grouping::Key {
-        let cell = |row: &Row, column: usize| row.names.get(column).map(|(_, cell)| cell.clone());
+        let cell =
+            |row: &GroupRow, column: usize| row.names.get(column).map(|(_, cell)| cell.clone());
         rows.sort_by_key(|row| (cell(row, 1), cell(row, 0)));
     }
     rows

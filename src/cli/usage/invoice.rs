@@ -128,7 +128,7 @@ impl<'c> BillingTerms<'c> {
     }
 
     /// Whether a key's record alone shows its tier in the month: its last change was before the month, or was its first.
-    fn is_told_by(&self, record: &KeyRecord) -> bool {
+    fn is_decided_by(&self, record: &KeyRecord) -> bool {
         let first = self.days.first().map_or(i64::MAX, |day| day.start);
         let is_new = matches!(record.last_change.action, Action::Issue | Action::Import);
         is_new || record.updated.as_second() < first
@@ -253,7 +253,7 @@ async fn life(
     terms: &BillingTerms<'_>,
     record: &KeyRecord,
 ) -> anyhow::Result<Life> {
-    if terms.is_told_by(record) {
+    if terms.is_decided_by(record) {
         return Ok(Life::of(record, &[]));
     }
     let wanted = Wanted {

@@ -6,7 +6,7 @@ use jiff::civil::Date;
 use serde::Serialize;
 
 use super::bars::{Screen, put_behind};
-use super::grouping::{Grouping, NUMBERS, Row, UsageCounts, rows, total};
+use super::grouping::{GroupRow, Grouping, NUMBERS, UsageCounts, rows, total};
 use super::{LedgerQuery, Session, is_of, records};
 use crate::cli::key_argument::id_of;
 use crate::cli::output::{RowsFormat, table_lines, write_csv, write_json};
@@ -17,11 +17,11 @@ const SHOWN: [&str; 4] = ["used", "requests", "charged", "refunded"];
 const SHOWN_IF_ANY: [&str; 3] = ["unattributed", "over", "adjusted"];
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct LedgerReport<'a> {
     from: Date,
     to: Date,
     by: Grouping,
-    rows: &'a [Row],
+    rows: &'a [GroupRow],
     total: &'a UsageCounts,
     /// The ledger itself, by day, key and endpoint, for programs that reconcile it.
     days: &'a [DayUsage],
@@ -43,7 +43,7 @@ pub(super) async fn run(
     let (rows, total) = (rows(by, &usage, &session.config, &records), total(&usage));
     match output {
         RowsFormat::Json => {
-            let report = Report {
+            let report = LedgerReport {
                 from,
                 to,
                 by,
@@ -58,7 +58,7 @@ pub(super) async fn run(
     }
 }
 
-fn csv(out: &mut dyn Write, by: Grouping, rows: &[Row]) -> anyhow::Result<()> {
+fn csv(out: &mut dyn Write, by: Grouping, rows: &[GroupRow]) -> anyhow::Result<()> {
     let header: Vec<&str> = by.columns().iter().chain(&NUMBERS).copied().collect();
     let cells: Vec<Vec<String>> = rows
         .iter()
@@ -72,7 +72,7 @@ fn csv(out: &mut dyn Write, by: Grouping, rows: &[Row]) -> anyhow::Result<()> {
 }
 
 /// The cells before the numbers.
-fn named(row: &Row) -> impl Iterator<Item = String> {
+fn named(row: &GroupRow) -> impl Iterator<Item = String> {
     let names = row.names.iter();
     let names = names.map(|(_, cell)| cell.clone().unwrap_or_default());
     names.chain(row.keys.map(|keys| keys.to_string()))
@@ -88,7 +88,7 @@ fn number(counts: &UsageCounts, name: &str) -> i64 {
 fn table(
     out: &mut dyn Write,
     by: Grouping,
-    rows: &[Row],
+    rows: &[GroupRow],
     total: &UsageCounts,
     screen: Screen,
 ) -> anyhow::Result<()> {
@@ -125,8 +125,8 @@ mod tests {
     use super::*;
     use crate::store::Totals;
 
-    fn row(date: &str, used: i64, over: u64) -> Row {
-        Row {
+    fn row(date: &str, used: i64, over: u64) -> GroupRow {
+        GroupRow {
             names: vec![("date", Some(date.into()))],
             keys: Some(2),
             counts: UsageCounts {

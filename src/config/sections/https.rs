@@ -264,7 +264,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
     }
 
     #[test]
-    fn mistakes_are_told_with_their_place_and_a_hint() {
+    fn mistakes_are_reported_with_their_place_and_a_hint() {
         let cases = [
             (
                 "certificates: []",
@@ -303,9 +303,9 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
                  (write required or optional)",
             ),
         ];
-        let told = cases.map(|(inside, _)| (inside, https(inside).unwrap_err().join(", ")));
+        let reported = cases.map(|(inside, _)| (inside, https(inside).unwrap_err().join(", ")));
         assert_eq!(
-            told,
+            reported,
             cases.map(|(inside, problem)| (inside, problem.to_owned()))
         );
     }

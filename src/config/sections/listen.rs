@@ -26,7 +26,7 @@ rows! {
         /// HTTPS for clients, HTTP/2 and HTTP/1.1.
         https: Option<Https> = section(|check, at, rows| Some(https(check, at, rows)));
         /// A cleartext listener that redirects every request to HTTPS (308). Without this section there is none.
-        redirect: Option<Redirect> = section(redirect);
+        redirect: Option<RedirectListener> = section(redirect);
         /// Networks of the proxies in front of the gateway. X-Forwarded-For, -Proto and -Host and the PROXY protocol are accepted from
         /// these only.
         trusted_proxies: Vec<Network> = texts(network).or_list(&[]);
@@ -83,7 +83,7 @@ pub struct Admin {
 
 /// The listener that redirects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Redirect {
+pub struct RedirectListener {
     /// The address to listen on, also outside loopback.
     pub address: SocketAddr,
     /// The target of the redirects.
@@ -117,7 +117,7 @@ pub(super) fn listen(check: &mut Check<'_>, at: &Path, mut listen: Listen) -> Li
     }
     let of_http = |one: &Http| (one.address, one.proxy_protocol);
     let of_https = |one: &Https| (one.address, one.proxy_protocol);
-    let of_redirect = |one: &Redirect| (one.address, one.proxy_protocol);
+    let of_redirect = |one: &RedirectListener| (one.address, one.proxy_protocol);
     let listeners = [
         ("http", listen.http.as_ref().map(of_http)),
         ("https", listen.https.as_ref().map(of_https)),
@@ -161,8 +161,8 @@ fn http(check: &mut Check<'_>, at: &Path, http: Http) -> Http {
     http
 }
 
-fn redirect(_: &mut Check<'_>, _: &Path, rows: RedirectRows) -> Option<Redirect> {
-    Some(Redirect {
+fn redirect(_: &mut Check<'_>, _: &Path, rows: RedirectRows) -> Option<RedirectListener> {
+    Some(RedirectListener {
         address: rows.address,
         rule: Rule {
             port: rows.port,
@@ -224,7 +224,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
         match Config::parse("g.yaml", &text, &|_| None) {
             Ok(config) => Ok(config.listen),
             Err(errors) => {
-                let told = errors.problems.iter().map(|problem| {
+                let reported = errors.problems.iter().map(|problem| {
                     let (line, column) = (problem.line, problem.column);
                     let hint = problem.hint.as_deref().unwrap_or_default();
                     format!(
@@ -232,25 +232,25 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
                         problem.path, problem.message
                     )
                 });
-                Err(told.collect::<Vec<String>>().join(", "))
+                Err(reported.collect::<Vec<String>>().join(", "))
             }
         }
     }
 
     #[test]
-    fn nobody_is_trusted_and_nothing_redirected_unless_said() {
+    fn no_proxy_is_trusted_and_nothing_redirected_unless_configured() {
         let shipped = listen("http: {}, https: {}").unwrap();
         assert_eq!(shipped.redirect, None);
         assert_eq!(shipped.trusted_proxies, []);
         assert_eq!(shipped.http.unwrap().proxy_protocol, ProxyProtocol::Absent);
         assert_eq!(shipped.https.unwrap().proxy_protocol, ProxyProtocol::Absent);
-        let said = "http: {proxy_protocol: true}, https: {proxy_protocol: false}, \
+        let written = "http: {proxy_protocol: true}, https: {proxy_protocol: false}, \
                     trusted_proxies: [10.0.0.0/8, \"2001:db8::1\"], \
                     redirect: {address: 0.0.0.0:80, port: 8443, hosts: [API.example, \"[::1]\"]}";
-        let said = listen(said).unwrap();
-        assert_eq!(said.http.unwrap().proxy_protocol, ProxyProtocol::Spoken);
-        assert_eq!(said.trusted_proxies.len(), 2);
-        let redirect = Redirect {
+        let written = listen(written).unwrap();
+        assert_eq!(written.http.unwrap().proxy_protocol, ProxyProtocol::Spoken);
+        assert_eq!(written.trusted_proxies.len(), 2);
+        let redirect = RedirectListener {
             address: "0.0.0.0:80".parse().unwrap(),
             rule: Rule {
                 port: 8443,
@@ -258,14 +258,14 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
             },
             proxy_protocol: ProxyProtocol::Absent,
         };
-        assert_eq!(said.redirect, Some(redirect));
+        assert_eq!(written.redirect, Some(redirect));
         let bare = listen("https: {}, redirect: {address: 0.0.0.0:80}").unwrap();
         let rule = bare.redirect.unwrap().rule;
         assert_eq!((rule.port, rule.hosts), (443, Vec::new()));
     }
 
     #[test]
-    fn mistakes_are_told_with_their_place_and_a_hint() {
+    fn mistakes_are_reported_with_their_place_and_a_hint() {
         let cases = [
             (
                 "http: {}, trusted_proxies: [10.0.0.1/8]",
@@ -306,9 +306,9 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
                  (write a name without a port, such as api.example.com)",
             ),
         ];
-        let told = cases.map(|(inside, _)| (inside, listen(inside).unwrap_err()));
+        let reported = cases.map(|(inside, _)| (inside, listen(inside).unwrap_err()));
         assert_eq!(
-            told,
+            reported,
             cases.map(|(inside, problem)| (inside, problem.to_owned()))
         );
     }

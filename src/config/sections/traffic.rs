@@ -7,7 +7,7 @@ use std::sync::Arc;
 use http::Method;
 
 use super::retirement::{LinksRows, When, retirement, when};
-use super::upstreams::Upstream;
+use super::upstreams::UpstreamConfig;
 use crate::config::check::{Check, Wrong, nearest};
 use crate::config::outline::Path;
 use crate::config::rows::{
@@ -134,11 +134,11 @@ pub(super) fn tier(
 }
 
 /// The names that endpoints may refer to, as far as they could be read; unreadable ones cause no further problems.
-pub(super) struct Known<'a> {
+pub(super) struct KnownNames<'a> {
     /// The known tiers.
     pub(super) tiers: Option<&'a [(TierName, Tier)]>,
     /// The known upstreams.
-    pub(super) upstreams: Option<&'a [Upstream]>,
+    pub(super) upstreams: Option<&'a [UpstreamConfig]>,
     /// The calendar for their dates.
     pub(super) calendar: Option<&'a Calendar>,
 }
@@ -147,7 +147,7 @@ pub(super) struct Known<'a> {
 pub(super) fn endpoints(
     check: &mut Check<'_>,
     rows: Vec<Option<(Path, EndpointRows)>>,
-    known: &Known<'_>,
+    known: &KnownNames<'_>,
 ) -> Option<EndpointTable> {
     let mut paths = Vec::new();
     let mut endpoints = Vec::new();
@@ -192,7 +192,7 @@ fn endpoint(
     check: &mut Check<'_>,
     at: &Path,
     rows: EndpointRows,
-    known: &Known<'_>,
+    known: &KnownNames<'_>,
 ) -> Option<Endpoint> {
     let tiers = known
         .tiers

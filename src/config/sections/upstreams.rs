@@ -36,7 +36,7 @@ const IN_A_ROW_MAX: NonZeroU32 = ONE.saturating_add(99);
 rows! {
     pub(super) struct UpstreamRows {
         /// The servers, each host:port, or address and weight. Each address of a name is a server (IPv4 addresses only, if it has any).
-        servers: Vec<Server> = required(
+        servers: Vec<UpstreamServer> = required(
             SERVERS_HINT,
             list(server_item).not_empty("at least one server is needed", SERVERS_HINT).then(servers),
         );
@@ -133,11 +133,11 @@ rows! {
 
 /// A service behind the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Upstream {
+pub struct UpstreamConfig {
     /// The name that endpoints use.
     pub name: Arc<str>,
     /// The servers; at least one, no name or address twice.
-    pub servers: Vec<Server>,
+    pub servers: Vec<UpstreamServer>,
     /// How a server is chosen.
     pub choice: Choice,
     /// How often names are resolved again.
@@ -173,7 +173,7 @@ pub enum Protocol {
 
 /// One server of an upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Server {
+pub struct UpstreamServer {
     /// `host:port` as written in the file: the `Host` of requests to the server.
     pub name: String,
     /// The server's share of the requests, relative to the others.
@@ -206,7 +206,7 @@ pub(super) fn upstream(
     at: &Path,
     name: &str,
     rows: UpstreamRows,
-) -> Option<Upstream> {
+) -> Option<UpstreamConfig> {
     let fits =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte);
     if !(1..=64).contains(&name.len()) || !name.bytes().all(fits) {
@@ -218,7 +218,7 @@ pub(super) fn upstream(
         let hint = "write http1 or http2, or add tls";
         check.wrong(&at.key("protocol"), message, hint);
     }
-    Some(Upstream {
+    Some(UpstreamConfig {
         name: name.into(),
         servers: rows.servers,
         choice: rows.choice,
@@ -255,7 +255,7 @@ fn servers(
     check: &mut Check<'_>,
     at: &Path,
     written: Vec<(Path, Option<String>, NonZeroU32)>,
-) -> Vec<Server> {
+) -> Vec<UpstreamServer> {
     let shown = written
         .iter()
         .filter_map(|(_, name, weight)| match weight.get() {
@@ -264,7 +264,7 @@ fn servers(
         });
     let shown: Vec<String> = shown.collect();
     check.note(at, shown.join(", "), shown.join(", "));
-    let mut servers: Vec<Server> = Vec::new();
+    let mut servers: Vec<UpstreamServer> = Vec::new();
     for (at, name, weight) in written {
         let Some(name) = name else { continue };
         let addresses = check.addresses(&at, &name);
@@ -277,7 +277,7 @@ fn servers(
                 let message = format!("{server} is in the list already");
                 check.wrong(&at, message, "remove one of them");
             }
-            None => servers.push(Server {
+            None => servers.push(UpstreamServer {
                 name,
                 weight,
                 addresses,

@@ -1,9 +1,9 @@
-//! Every kind of mistake, told with its place and a hint.
+//! Every kind of mistake, reported with its place and a hint.
 
 use super::*;
 
 #[test]
-fn each_mistake_is_told_with_its_line_column_and_path() {
+fn each_mistake_is_reported_with_its_line_column_and_path() {
     let cases = [
         ("limit: {}", "1:1 limit: there is no such key"),
         (
@@ -318,7 +318,7 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
 }
 
 #[test]
-fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
+fn mistakes_in_tiers_endpoints_and_upstreams_are_reported_at_their_places() {
     let tiers = "tiers: {pro: {daily: 5}}";
     let endpoints = "endpoints: [{path: /a, tiers: [pro], upstream: u}]";
     let upstreams = "upstreams: {u: {servers: [127.0.0.1:9000]}}";
@@ -507,7 +507,7 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
 }
 
 #[test]
-fn all_problems_are_told_at_once_in_the_order_of_the_file() {
+fn all_problems_are_reported_at_once_in_the_order_of_the_file() {
     let errors =
         with("logging: {level: loud, fromat: json}\nlimits: {header_count: many}\nzzz: 1\n")
             .unwrap_err();

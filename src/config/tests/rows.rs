@@ -409,7 +409,7 @@ fn no_secret_is_in_a_fact_or_a_problem() {
 
 #[test]
 fn what_a_variable_holds_is_in_no_problem() {
-    for (more, told) in [
+    for (more, output) in [
         (
             "keys: {prefix: '${SECRET}!'}",
             "keys.prefix: the value is not a key prefix",
@@ -425,7 +425,7 @@ fn what_a_variable_holds_is_in_no_problem() {
     ] {
         let problems = problems_of(with(more), 3);
         assert!(
-            problems.len() == 1 && problems[0].ends_with(told),
+            problems.len() == 1 && problems[0].ends_with(output),
             "{problems:?}"
         );
     }

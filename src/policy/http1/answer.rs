@@ -10,10 +10,10 @@ use http::{Method, StatusCode};
 
 use super::body::{BodyReader, ChunkLimits};
 use super::fields::{
-    FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, Lines, Next, Options, keep,
+    FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, Lines, NextField, Options, keep,
     options,
 };
-use super::framing::{AnswerFraming, Known, is_bodiless, is_chunked, is_lengthless};
+use super::framing::{AnswerFraming, KnownField, is_bodiless, is_chunked, is_lengthless};
 use super::request_line::version_of;
 use super::writer::BodyWriter;
 use super::{Version, agreed_length, is_field_value};
@@ -58,7 +58,7 @@ pub struct AnswerReader {
     line: Option<StatusLine>,
     fields: FieldReader,
     places: Vec<FieldPlace>,
-    noted: Noted,
+    noted: NotedAnswer,
 }
 
 /// The request's method, to the extent that framing depends on it.
@@ -90,7 +90,7 @@ impl AnswerReader {
             line: None,
             fields: FieldReader::default(),
             places: Vec::new(),
-            noted: Noted::default(),
+            noted: NotedAnswer::default(),
         }
     }
 
@@ -122,12 +122,12 @@ impl AnswerReader {
             match self.fields.next(bytes, &bounds.fields) {
                 Err(FieldFault::Malformed) => return Err(AnswerFault::Field),
                 Err(FieldFault::TooLarge) => return Err(AnswerFault::TooLarge),
-                Ok(Next::Partial) => return Ok(None),
-                Ok(Next::Field(field)) => {
+                Ok(NextField::Partial) => return Ok(None),
+                Ok(NextField::Field(field)) => {
                     self.noted.note(field, bytes)?;
                     keep(field, &mut self.places);
                 }
-                Ok(Next::End(end)) => return Ok(Some(end)),
+                Ok(NextField::End(end)) => return Ok(Some(end)),
             }
         }
     }
@@ -193,7 +193,7 @@ fn status_line(line: &[u8]) -> Option<StatusLine> {
 
 /// The fields that determine the message's end and the connection's.
 #[derive(Debug, Default, Clone, Copy)]
-struct Noted {
+struct NotedAnswer {
     has_length: bool,
     codings: usize,
     chunked: bool,
@@ -201,19 +201,19 @@ struct Noted {
     nominated: usize,
 }
 
-impl Noted {
+impl NotedAnswer {
     fn note(&mut self, field: FieldPlace, bytes: &[u8]) -> Result<(), AnswerFault> {
-        match Known::of(field.name.of(bytes)) {
-            Some(Known::ContentLength) => self.has_length = true,
-            Some(Known::TransferEncoding) => {
+        match KnownField::of(field.name.of(bytes)) {
+            Some(KnownField::ContentLength) => self.has_length = true,
+            Some(KnownField::TransferEncoding) => {
                 self.codings += 1;
                 self.chunked = is_chunked(field.value.of(bytes));
             }
-            Some(Known::Connection) => {
+            Some(KnownField::Connection) => {
                 let options = options(field.value.of(bytes), &mut self.nominated);
                 self.options.add(options.map_err(|_| AnswerFault::Field)?);
             }
-            Some(Known::Host | Known::Expect) | None => {}
+            Some(KnownField::Host | KnownField::Expect) | None => {}
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::fields::{FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, Next, keep};
+use super::fields::{FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, NextField, keep};
 use super::framing::{AnswerFraming, Framing};
 
 /// Hexadecimal digits of a chunk's size: up to 2^48.
@@ -240,9 +240,9 @@ impl BodyReader {
             match fields.next(section, &self.limits.trailers) {
                 Err(FieldFault::Malformed) => return Err(BodyFault::Malformed),
                 Err(FieldFault::TooLarge) => return Err(BodyFault::TooLarge),
-                Ok(Next::Partial) => return Ok(Taken::data(start..start)),
-                Ok(Next::Field(field)) => keep(field, &mut self.trailers),
-                Ok(Next::End(end)) => {
+                Ok(NextField::Partial) => return Ok(Taken::data(start..start)),
+                Ok(NextField::Field(field)) => keep(field, &mut self.trailers),
+                Ok(NextField::End(end)) => {
                     self.state = BodyProgress::Done;
                     let end = start + end;
                     return Ok(Taken {

@@ -413,7 +413,7 @@ impl Lines {
 
 /// The result of looking for the next field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextField {
     /// The line is not complete.
     Partial,
     /// A field.
@@ -443,7 +443,11 @@ impl FieldReader {
     }
 
     /// The next field. `bytes` is the same buffer each time, with more at its end.
-    pub(super) fn next(&mut self, bytes: &[u8], bounds: &FieldBounds) -> Result<Next, FieldFault> {
+    pub(super) fn next(
+        &mut self,
+        bytes: &[u8],
+        bounds: &FieldBounds,
+    ) -> Result<NextField, FieldFault> {
         let start = self.lines.start();
         let end = self.lines.end(bytes);
         // The line as received: names and values are counted below, without surrounding white space.
@@ -451,13 +455,13 @@ impl FieldReader {
             return Err(FieldFault::TooLarge);
         }
         let Some(end) = end else {
-            return Ok(Next::Partial);
+            return Ok(NextField::Partial);
         };
         self.lines.pass(end);
         let line = bytes.get(start..end).unwrap_or_default();
         let text = line.strip_suffix(b"\r\n").ok_or(FieldFault::Malformed)?;
         if text.is_empty() {
-            return Ok(Next::End(end));
+            return Ok(NextField::End(end));
         }
         let field = field(text, start).ok_or(FieldFault::Malformed)?;
         self.count += 1;
@@ -465,7 +469,7 @@ impl FieldReader {
         if self.count > bounds.count_max || self.bytes > bounds.bytes_max {
             return Err(FieldFault::TooLarge);
         }
-        Ok(Next::Field(field))
+        Ok(NextField::Field(field))
     }
 }
 

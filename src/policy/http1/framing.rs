@@ -58,7 +58,7 @@ impl AnswerFraming {
 
 /// The fields that the reader of a head must interpret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Known {
+pub(super) enum KnownField {
     Host,
     Expect,
     Connection,
@@ -66,15 +66,15 @@ pub(super) enum Known {
     TransferEncoding,
 }
 
-impl Known {
-    pub(super) fn of(name: &[u8]) -> Option<Known> {
+impl KnownField {
+    pub(super) fn of(name: &[u8]) -> Option<KnownField> {
         let is = |text: &[u8], known| name.eq_ignore_ascii_case(text).then_some(known);
         match name.len() {
-            4 => is(b"host", Known::Host),
-            6 => is(b"expect", Known::Expect),
-            10 => is(b"connection", Known::Connection),
-            14 => is(b"content-length", Known::ContentLength),
-            17 => is(b"transfer-encoding", Known::TransferEncoding),
+            4 => is(b"host", KnownField::Host),
+            6 => is(b"expect", KnownField::Expect),
+            10 => is(b"connection", KnownField::Connection),
+            14 => is(b"content-length", KnownField::ContentLength),
+            17 => is(b"transfer-encoding", KnownField::TransferEncoding),
             _ => None,
         }
     }

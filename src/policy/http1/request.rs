@@ -10,10 +10,11 @@ use http::{HeaderValue, Method, request};
 
 use super::body::{BodyReader, ChunkLimits};
 use super::fields::{
-    FieldFault, FieldList, FieldPlace, FieldRange, FieldReader, Lines, Next, Options, keep, options,
+    FieldFault, FieldList, FieldPlace, FieldRange, FieldReader, Lines, NextField, Options, keep,
+    options,
 };
-use super::framing::{Framing, Known, is_chunked};
-use super::request_line::{self, Origin, RequestLine};
+use super::framing::{Framing, KnownField, is_chunked};
+use super::request_line::{self, OriginForm, RequestLine};
 use super::{HeadBounds, TOKEN, Version, is_host, length, unreadable};
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::target::{Target, TargetError};
@@ -28,7 +29,7 @@ pub struct RequestReader {
     line: Option<RequestLine>,
     fields: FieldReader,
     places: Vec<FieldPlace>,
-    noted: Noted,
+    noted: NotedRequest,
 }
 
 impl RequestReader {
@@ -71,12 +72,12 @@ impl RequestReader {
         let field_bounds = bounds.fields();
         loop {
             match self.fields.next(bytes, &field_bounds).map_err(refused)? {
-                Next::Partial => return Ok(None),
-                Next::Field(field) => {
+                NextField::Partial => return Ok(None),
+                NextField::Field(field) => {
                     self.noted.note(field, bytes)?;
                     keep(field, &mut self.places);
                 }
-                Next::End(end) => return std::mem::take(self).whole(end).map(Some),
+                NextField::End(end) => return std::mem::take(self).whole(end).map(Some),
             }
         }
     }
@@ -155,7 +156,7 @@ fn framing_refused() -> Rejection {
 
 /// The fields that determine the message's end, its host and the connection's end.
 #[derive(Debug, Default)]
-struct Noted {
+struct NotedRequest {
     host: Option<FieldRange>,
     length: Option<u64>,
     chunked: bool,
@@ -165,35 +166,35 @@ struct Noted {
     expects_continue: Option<bool>,
 }
 
-impl Noted {
+impl NotedRequest {
     fn note(&mut self, field: FieldPlace, bytes: &[u8]) -> Result<(), Rejection> {
         let value = field.value.of(bytes);
-        match Known::of(field.name.of(bytes)) {
+        match KnownField::of(field.name.of(bytes)) {
             None => {}
-            Some(Known::Host) => {
+            Some(KnownField::Host) => {
                 let before = self.host.replace(field.value);
                 if before.is_some() || !is_host(value) {
                     return Err(Rejection::BadRequest(Malformed::Host));
                 }
             }
-            Some(Known::ContentLength) => {
+            Some(KnownField::ContentLength) => {
                 let length = length(value).ok_or_else(framing_refused)?;
                 if self.length.replace(length).is_some() {
                     return Err(framing_refused());
                 }
             }
-            Some(Known::TransferEncoding) => {
+            Some(KnownField::TransferEncoding) => {
                 if self.chunked || !is_chunked(value) {
                     return Err(framing_refused());
                 }
                 self.chunked = true;
             }
-            Some(Known::Connection) => {
+            Some(KnownField::Connection) => {
                 let options = options(value, &mut self.nominated)
                     .map_err(|_| Rejection::BadRequest(Malformed::Connection))?;
                 self.options.add(options);
             }
-            Some(Known::Expect) => {
+            Some(KnownField::Expect) => {
                 let is_continue = value.eq_ignore_ascii_case(b"100-continue");
                 self.expects_continue.get_or_insert(is_continue);
             }
@@ -248,8 +249,8 @@ impl RequestPlaces {
     pub fn take(self, buffer: &mut BytesMut) -> RequestHead {
         let bytes = buffer.split_to(self.end.min(buffer.len())).freeze();
         let target = match self.line.target {
-            Origin::Sent(place) => bytes.slice(place.range()),
-            Origin::Made(target) => Bytes::from(target),
+            OriginForm::Sent(place) => bytes.slice(place.range()),
+            OriginForm::Made(target) => Bytes::from(target),
         };
         RequestHead {
             method: self.line.method,

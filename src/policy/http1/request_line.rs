@@ -22,7 +22,7 @@ const LINE_OVERHEAD_BYTES: usize = 12;
 pub(super) struct RequestLine {
     pub(super) method: Method,
     /// The target in origin-form.
-    pub(super) target: Origin,
+    pub(super) target: OriginForm,
     /// The authority of a target in absolute-form.
     pub(super) authority: Option<FieldRange>,
     pub(super) version: Version,
@@ -30,7 +30,7 @@ pub(super) struct RequestLine {
 
 /// A target in origin-form.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum OriginForm {
     /// As sent.
     Sent(FieldRange),
     /// With the `/` that an absolute-form may omit.
@@ -110,11 +110,11 @@ fn origin(
     target: &[u8],
     start: usize,
     method: &Method,
-) -> Result<(Origin, Option<FieldRange>), TargetError> {
+) -> Result<(OriginForm, Option<FieldRange>), TargetError> {
     let end = start + target.len();
     let Some(absolute) = Absolute::of(target) else {
         Target::parse(target)?;
-        return Ok((Origin::Sent(FieldRange::new(start, end)), None));
+        return Ok((OriginForm::Sent(FieldRange::new(start, end)), None));
     };
     if !is_host(absolute.authority) {
         return Err(TargetError::InvalidAuthority);
@@ -128,8 +128,8 @@ fn origin(
     let authority_end = end - absolute.rest_bytes();
     let authority = FieldRange::new(authority_end - absolute.authority.len(), authority_end);
     let origin = match origin {
-        Cow::Borrowed(sent) => Origin::Sent(FieldRange::new(end - sent.len(), end)),
-        Cow::Owned(made) => Origin::Made(made.into()),
+        Cow::Borrowed(sent) => OriginForm::Sent(FieldRange::new(end - sent.len(), end)),
+        Cow::Owned(made) => OriginForm::Made(made.into()),
     };
     Ok((origin, Some(authority)))
 }

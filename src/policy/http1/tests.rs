@@ -307,7 +307,7 @@ fn a_head_returns_what_was_read() {
 }
 
 #[test]
-fn connections_stay_open_as_their_version_and_options_say() {
+fn connections_stay_open_as_their_version_and_options_state() {
     for (version, connection, open) in [
         ("1.1", "", true),
         ("1.1", "Connection: close\r\n", false),

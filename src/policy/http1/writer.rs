@@ -9,8 +9,7 @@ use std::marker::PhantomData;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use super::fields::EndToEnd;
-use super::framing::{AnswerFraming, Framing, Known};
-use super::framing::{is_bodiless, is_lengthless};
+use super::framing::{AnswerFraming, Framing, KnownField, is_bodiless, is_lengthless};
 use crate::policy::target::Target;
 
 /// The direction of a request.
@@ -146,17 +145,20 @@ impl<Direction> HeadWriter<'_, Direction> {
     /// Adds a field, except those that are written separately: `Host`, framing and `ConnectionFate`.
     pub fn add(&mut self, name: &HeaderName, value: &HeaderValue) {
         let name = name.as_str().as_bytes();
-        match Known::of(name) {
+        match KnownField::of(name) {
             Some(
-                Known::Host | Known::Connection | Known::ContentLength | Known::TransferEncoding,
+                KnownField::Host
+                | KnownField::Connection
+                | KnownField::ContentLength
+                | KnownField::TransferEncoding,
             ) => {}
-            Some(Known::Expect) | None => push_field(self.out, name, value.as_bytes()),
+            Some(KnownField::Expect) | None => push_field(self.out, name, value.as_bytes()),
         }
     }
 }
 
 fn pass(out: &mut Vec<u8>, field: EndToEnd<'_>) {
-    if Known::of(field.name()) != Some(Known::Host) {
+    if KnownField::of(field.name()) != Some(KnownField::Host) {
         push_field(out, field.name(), field.value());
     }
 }

@@ -165,7 +165,7 @@ fn an_answer_to_head_is_described_without_a_body() {
 }
 
 #[test]
-fn the_same_configuration_gives_the_same_bytes_and_a_tag_is_compared_as_rfc_9110_says() {
+fn the_same_configuration_gives_the_same_bytes_and_a_tag_is_compared_as_rfc_9110_requires() {
     let (one, other) = (document(), document());
     assert_eq!((one.body(), one.etag()), (other.body(), other.etag()));
     let tag = one.etag().to_str().unwrap().to_owned();

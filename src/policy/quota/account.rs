@@ -12,7 +12,7 @@
 //! served.
 //!
 //! A waiter's `W` is the caller's means to answer it; `C` is the context of its call (record and day). Waiters share a call only
-//! if their [`Terms`] are equal, so that units are never granted by another waiter's limit.
+//! if their [`WaiterTerms`] are equal, so that units are never granted by another waiter's limit.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ pub const BATCH_MAX: usize = 1_024;
 
 /// The terms by which a waiter is judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Terms<C> {
+pub struct WaiterTerms<C> {
     /// The units that the key may use on the day.
     pub limit: u64,
     /// The version of the record it was checked against.
@@ -69,7 +69,7 @@ pub struct Call<C> {
     /// Units wanted; 0 only settles.
     pub want: u64,
     /// The terms of the waiters.
-    pub terms: Terms<C>,
+    pub terms: WaiterTerms<C>,
 }
 
 /// The result for a waiter.
@@ -87,7 +87,7 @@ pub enum WaiterResult {
         used: u64,
     },
     /// It requested only the count, no units.
-    Told {
+    Counted {
         /// Units used on the day.
         used: u64,
     },
@@ -116,7 +116,7 @@ pub struct Denial {
 struct Waiter<W, C> {
     token: W,
     cost: u32,
-    terms: Terms<C>,
+    terms: WaiterTerms<C>,
 }
 
 #[derive(Debug)]
@@ -131,14 +131,14 @@ struct Awaited<W> {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Late {
+struct LatePeriod {
     look_at: Instant,
     until: Instant,
 }
 
 /// A count from the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Known {
+pub struct StoredCount {
     /// Units used on the day, minus own refunds since then.
     pub used: u64,
     /// When it was received.
@@ -158,19 +158,19 @@ pub struct Account<W, C> {
     /// Set when the store may have something unknown to the account, or may have lost something.
     unsettled: bool,
     /// Set while an abandoned call may still run.
-    late: Option<Late>,
-    known: Option<Known>,
+    late: Option<LatePeriod>,
+    known: Option<StoredCount>,
     denial: Option<Denial>,
     /// The last reply, if it reported that too few units were left.
     refusal: Option<Denial>,
     /// Units served without the store that no reply has confirmed.
     offline: u64,
-    terms: Terms<C>,
+    terms: WaiterTerms<C>,
 }
 
 impl<W, C: Clone + PartialEq> Account<W, C> {
     /// An account of a producer that is unknown to the store. `terms` are used for calls without waiters, until there is one.
-    pub fn new(terms: Terms<C>) -> Account<W, C> {
+    pub fn new(terms: WaiterTerms<C>) -> Account<W, C> {
         Account {
             ack: 0,
             rack: 0,
@@ -189,7 +189,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     }
 
     /// Requests `cost` units; a cost of 0 requests only the number of used ones.
-    pub fn ask(&mut self, waiter: W, cost: u32, terms: Terms<C>, now: Instant) -> Asked<W> {
+    pub fn ask(&mut self, waiter: W, cost: u32, terms: WaiterTerms<C>, now: Instant) -> Asked<W> {
         if let Some(denial) = self.denial {
             let holds = now < denial.until
                 && terms.limit <= denial.limit
@@ -312,7 +312,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         }
         self.rack += credit;
         let used = reply.used.saturating_sub(self.rack - awaited.rack);
-        self.known = Some(Known { used, at: now });
+        self.known = Some(StoredCount { used, at: now });
         self.denial = (reply.code == Code::Exhausted).then(|| Denial {
             used,
             limit: awaited.limit,
@@ -333,7 +333,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             return Vec::new();
         };
         self.unsettled = true;
-        self.late = Some(Late {
+        self.late = Some(LatePeriod {
             look_at: now + LATE_CALL_LOOK,
             until: now + LATE_CALL_LASTS,
         });
@@ -373,12 +373,12 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     }
 
     /// The last count from the store.
-    pub fn known(&self) -> Option<Known> {
+    pub fn known(&self) -> Option<StoredCount> {
         self.known
     }
 
     /// The count with which the store's last reply refused such a cost, if it did.
-    pub fn refused(&self, cost: u32, terms: &Terms<C>) -> Option<u64> {
+    pub fn refused(&self, cost: u32, terms: &WaiterTerms<C>) -> Option<u64> {
         self.refusal
             .filter(|refusal| {
                 terms.limit <= refusal.limit
@@ -389,7 +389,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     }
 
     /// The terms of the last call.
-    pub fn terms(&self) -> &Terms<C> {
+    pub fn terms(&self) -> &WaiterTerms<C> {
         &self.terms
     }
 
@@ -455,7 +455,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
 
 fn verdict(reply: &Reply, cost: u32, granted: Option<u64>, used: u64) -> WaiterResult {
     if cost == 0 && reply.code != Code::OtherCalendar {
-        return WaiterResult::Told { used };
+        return WaiterResult::Counted { used };
     }
     match (reply.code, granted) {
         (Code::Granted | Code::Exhausted, Some(used)) => WaiterResult::Granted { used },

@@ -10,14 +10,14 @@ use std::num::NonZeroU64;
 
 /// A node's share of the remaining units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
+pub struct NodeShare {
     /// The gateways that share, this one included.
     pub nodes: NonZeroU64,
     /// The part of a limit that may be served without knowing a count, in hundredths.
     pub cold_percent: u64,
 }
 
-impl Share {
+impl NodeShare {
     /// Units that the node may serve of a day with this limit; `known` is the last count from the store.
     pub fn allowance(&self, limit: u64, known: Option<u64>) -> u64 {
         match known {
@@ -39,8 +39,8 @@ mod tests {
 
     use super::*;
 
-    fn share(nodes: u64) -> Share {
-        Share {
+    fn share(nodes: u64) -> NodeShare {
+        NodeShare {
             nodes: NonZeroU64::new(nodes).unwrap(),
             cold_percent: 2,
         }

@@ -1,4 +1,4 @@
-//! Random outages with the real [`Account`], [`ModelDay`] and [`Share`]: every node is cut off, serves its share based on its last
+//! Random outages with the real [`Account`], [`ModelDay`] and [`NodeShare`]: every node is cut off, serves its share based on its last
 //! count and a journal, crashes and restarts, and settles when the store returns.
 
 use std::collections::BTreeMap;
@@ -9,12 +9,14 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
 use super::simulation::{Run, runner};
-use super::{Account, Call, ModelCall, ModelDay, Share, StoredRecord, Terms, WaiterResult};
+use super::{
+    Account, Call, ModelCall, ModelDay, NodeShare, StoredRecord, WaiterResult, WaiterTerms,
+};
 
 const COLD_PERCENT: u64 = 10;
 
 #[derive(Debug, Clone)]
-enum Step {
+enum OutageStep {
     /// Units are requested: from the store, or without it while the node is cut off.
     Ask { node: usize, cost: u32 },
     /// The store runs a charge whose reply is lost; the node serves it from its share.
@@ -31,33 +33,33 @@ enum Step {
     Settle { node: usize },
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<OutageStep>> {
     let node = 0usize..4;
     let step = prop_oneof![
-        40 => (node.clone(), 1u32..4).prop_map(|(node, cost)| Step::Ask { node, cost }),
-        5 => (node.clone(), 1u32..4).prop_map(|(node, cost)| Step::ReplyLost { node, cost }),
-        5 => node.clone().prop_map(|node| Step::Refund { node }),
-        2 => node.clone().prop_map(|node| Step::Crash { node }),
-        4 => node.clone().prop_map(|node| Step::CutOff { node }),
-        4 => node.clone().prop_map(|node| Step::Return { node }),
-        4 => node.prop_map(|node| Step::Settle { node }),
+        40 => (node.clone(), 1u32..4).prop_map(|(node, cost)| OutageStep::Ask { node, cost }),
+        5 => (node.clone(), 1u32..4).prop_map(|(node, cost)| OutageStep::ReplyLost { node, cost }),
+        5 => node.clone().prop_map(|node| OutageStep::Refund { node }),
+        2 => node.clone().prop_map(|node| OutageStep::Crash { node }),
+        4 => node.clone().prop_map(|node| OutageStep::CutOff { node }),
+        4 => node.clone().prop_map(|node| OutageStep::Return { node }),
+        4 => node.prop_map(|node| OutageStep::Settle { node }),
     ];
     prop::collection::vec(step, 1..200)
 }
 
 /// A row of a journal: a producer's totals, and its units that the store may not know.
 #[derive(Clone, Copy, Default)]
-struct Row {
+struct JournalRow {
     ack: u64,
     rack: u64,
     unconfirmed: u64,
 }
 
-struct Node {
+struct OutageNode {
     producer: String,
     account: Account<u32, ()>,
     cut_off: bool,
-    journal: BTreeMap<String, Row>,
+    journal: BTreeMap<String, JournalRow>,
     /// Costs of requests that were served and not refunded.
     served: Vec<u32>,
     /// The most that it was allowed to serve in outages, summed over all of them.
@@ -65,22 +67,22 @@ struct Node {
     allowed_now: u64,
 }
 
-struct World {
+struct OutageWorld {
     limit: u64,
-    share: Share,
+    share: NodeShare,
     day: ModelDay,
     stored: Option<StoredRecord>,
-    nodes: Vec<Node>,
+    nodes: Vec<OutageNode>,
     boots: u32,
     crashed: bool,
     asked: u64,
 }
 
-impl World {
-    fn new(limit: u64, nodes: usize) -> World {
-        let mut world = World {
+impl OutageWorld {
+    fn new(limit: u64, nodes: usize) -> OutageWorld {
+        let mut world = OutageWorld {
             limit,
-            share: Share {
+            share: NodeShare {
                 nodes: NonZeroU64::new(nodes as u64).unwrap(),
                 cold_percent: COLD_PERCENT,
             },
@@ -93,7 +95,7 @@ impl World {
         };
         for _ in 0..nodes {
             world.boots += 1;
-            world.nodes.push(Node {
+            world.nodes.push(OutageNode {
                 producer: format!("p{}", world.boots),
                 account: Account::new(world.terms()),
                 cut_off: false,
@@ -106,8 +108,8 @@ impl World {
         world
     }
 
-    fn terms(&self) -> Terms<()> {
-        Terms {
+    fn terms(&self) -> WaiterTerms<()> {
+        WaiterTerms {
             limit: self.limit,
             version: 1,
             context: (),
@@ -158,18 +160,18 @@ impl World {
         verdicts
     }
 
-    fn step(&mut self, step: &Step) {
+    fn step(&mut self, step: &OutageStep) {
         let count = self.nodes.len();
         match *step {
-            Step::Ask { node, cost } => self.ask(node % count, cost),
-            Step::ReplyLost { node, cost } => self.lose_reply(node % count, cost),
-            Step::Refund { node } => {
+            OutageStep::Ask { node, cost } => self.ask(node % count, cost),
+            OutageStep::ReplyLost { node, cost } => self.lose_reply(node % count, cost),
+            OutageStep::Refund { node } => {
                 let node = &mut self.nodes[node % count];
                 if let Some(cost) = node.served.pop() {
                     node.account.refund(cost);
                 }
             }
-            Step::Crash { node } => {
+            OutageStep::Crash { node } => {
                 self.crashed = true;
                 self.boots += 1;
                 let (producer, account) = (format!("p{}", self.boots), Account::new(self.terms()));
@@ -177,12 +179,12 @@ impl World {
                 (node.producer, node.account) = (producer, account);
                 node.allowed += std::mem::take(&mut node.allowed_now);
             }
-            Step::CutOff { node } => self.nodes[node % count].cut_off = true,
-            Step::Return { node } => {
+            OutageStep::CutOff { node } => self.nodes[node % count].cut_off = true,
+            OutageStep::Return { node } => {
                 self.nodes[node % count].cut_off = false;
                 self.settle(node % count);
             }
-            Step::Settle { node } => {
+            OutageStep::Settle { node } => {
                 if !self.nodes[node % count].cut_off {
                     self.exchange(node % count);
                 }
@@ -239,7 +241,7 @@ impl World {
         node.account.serve_without_store(cost);
         let (ack, rack) = node.account.marks();
         let unconfirmed = node.account.offline();
-        let row = Row {
+        let row = JournalRow {
             ack,
             rack,
             unconfirmed,
@@ -255,7 +257,8 @@ impl World {
             }
             self.exchange(node);
         }
-        let rows: Vec<(String, Row)> = self.nodes[node].journal.clone().into_iter().collect();
+        let rows: Vec<(String, JournalRow)> =
+            self.nodes[node].journal.clone().into_iter().collect();
         for (producer, row) in rows {
             if producer != self.nodes[node].producer {
                 let call = self.call_of(&producer, row.ack, row.rack, 0);
@@ -279,8 +282,8 @@ impl World {
 }
 
 /// The number of decisions of one schedule.
-fn check(limit: u64, nodes: usize, steps: &[Step]) -> Result<u64, TestCaseError> {
-    let mut world = World::new(limit, nodes);
+fn check(limit: u64, nodes: usize, steps: &[OutageStep]) -> Result<u64, TestCaseError> {
+    let mut world = OutageWorld::new(limit, nodes);
     for step in steps {
         world.step(step);
         prop_assert!(world.served() <= limit + world.allowed());
@@ -343,24 +346,24 @@ proptest! {
         before in prop::collection::vec((0usize..4, 1u32..4), 0..80),
         during in prop::collection::vec((0usize..4, 1u32..4), 0..300),
     ) {
-        let mut world = World::new(limit, nodes);
+        let mut world = OutageWorld::new(limit, nodes);
         for (node, cost) in before {
             world.ask(node % nodes, cost);
         }
         let truth = world.served();
-        let behind = |node: &Node| node.account.known().map(|known| truth.saturating_sub(known.used));
+        let behind = |node: &OutageNode| node.account.known().map(|known| truth.saturating_sub(known.used));
         let oldest = world.nodes.iter().filter_map(behind).max().unwrap_or(0);
         let cold = world.nodes.iter().filter(|node| node.account.known().is_none()).count() as u64;
         let cold_units = cold * world.share.allowance(limit, None);
         for node in 0..nodes {
-            world.step(&Step::CutOff { node });
+            world.step(&OutageStep::CutOff { node });
         }
         for (node, cost) in during {
             world.ask(node % nodes, cost);
         }
         prop_assert!(world.served() <= limit + oldest + cold_units);
         for node in 0..nodes {
-            world.step(&Step::Return { node });
+            world.step(&OutageStep::Return { node });
         }
         prop_assert_eq!(world.day.used, world.served() as i64);
     }

@@ -7,12 +7,14 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use super::{Account, Asked, Call, ModelCall, ModelDay, Reply, StoredRecord, Terms, WaiterResult};
+use super::{
+    Account, Asked, Call, ModelCall, ModelDay, Reply, StoredRecord, WaiterResult, WaiterTerms,
+};
 
 const NOW: i64 = 50;
 
 #[derive(Debug, Clone)]
-enum Step {
+enum SimulatedStep {
     /// Units are requested.
     Ask { node: usize, cost: u32 },
     /// A call is sent, and its reply arrives.
@@ -42,20 +44,20 @@ struct Faults {
     offline: bool,
 }
 
-fn steps(faults: Faults) -> impl Strategy<Value = Vec<Step>> {
+fn steps(faults: Faults) -> impl Strategy<Value = Vec<SimulatedStep>> {
     let node = 0usize..5;
     let weight = |on: bool, weight: u32| if on { weight } else { 0 };
     let step = prop_oneof![
-        30 => (node.clone(), 1u32..4).prop_map(|(node, cost)| Step::Ask { node, cost }),
-        25 => (node.clone(), any::<bool>()).prop_map(|(node, doubled)| Step::Answered { node, doubled }),
-        8 => node.clone().prop_map(|node| Step::Delayed { node }),
-        8 => node.clone().prop_map(|node| Step::ReplyLost { node }),
-        12 => (0usize..64).prop_map(|which| Step::Late { which }),
-        6 => node.clone().prop_map(|node| Step::Refund { node }),
-        weight(faults.crashes, 3) => node.clone().prop_map(|node| Step::Crash { node }),
-        weight(faults.lost_writes, 2) => (1usize..5).prop_map(|age| Step::Rollback { age }),
-        weight(faults.offline, 3) => (node.clone(), 1u32..4).prop_map(|(node, units)| Step::Offline { node, units }),
-        weight(faults.offline, 2) => (node, 1u32..4).prop_map(|(node, units)| Step::OfflineMeanwhile { node, units }),
+        30 => (node.clone(), 1u32..4).prop_map(|(node, cost)| SimulatedStep::Ask { node, cost }),
+        25 => (node.clone(), any::<bool>()).prop_map(|(node, doubled)| SimulatedStep::Answered { node, doubled }),
+        8 => node.clone().prop_map(|node| SimulatedStep::Delayed { node }),
+        8 => node.clone().prop_map(|node| SimulatedStep::ReplyLost { node }),
+        12 => (0usize..64).prop_map(|which| SimulatedStep::Late { which }),
+        6 => node.clone().prop_map(|node| SimulatedStep::Refund { node }),
+        weight(faults.crashes, 3) => node.clone().prop_map(|node| SimulatedStep::Crash { node }),
+        weight(faults.lost_writes, 2) => (1usize..5).prop_map(|age| SimulatedStep::Rollback { age }),
+        weight(faults.offline, 3) => (node.clone(), 1u32..4).prop_map(|(node, units)| SimulatedStep::Offline { node, units }),
+        weight(faults.offline, 2) => (node, 1u32..4).prop_map(|(node, units)| SimulatedStep::OfflineMeanwhile { node, units }),
     ];
     prop::collection::vec(step, 1..250)
 }
@@ -112,8 +114,8 @@ impl World {
         world
     }
 
-    fn terms(&self) -> Terms<()> {
-        Terms {
+    fn terms(&self) -> WaiterTerms<()> {
+        WaiterTerms {
             limit: self.limit,
             version: 1,
             context: (),
@@ -170,10 +172,10 @@ impl World {
         self.gave_back |= rack > 0;
     }
 
-    fn step(&mut self, step: &Step) {
+    fn step(&mut self, step: &SimulatedStep) {
         let count = self.nodes.len();
         match *step {
-            Step::Ask { node, cost } => {
+            SimulatedStep::Ask { node, cost } => {
                 self.asked += 1;
                 let (token, terms, now) = (self.asked, self.terms(), self.now);
                 let account = &mut self.nodes[node % count].account;
@@ -181,7 +183,7 @@ impl World {
                     assert!(u64::from(cost) > self.limit.saturating_sub(used));
                 }
             }
-            Step::Answered { node, doubled } => {
+            SimulatedStep::Answered { node, doubled } => {
                 if let Some((call, sent)) = self.begin(node % count) {
                     self.stray_reply(node % count);
                     let reply = self.run(&sent);
@@ -190,7 +192,7 @@ impl World {
                     self.gave_back |= doubled;
                 }
             }
-            Step::Delayed { node } => {
+            SimulatedStep::Delayed { node } => {
                 if let Some((call, sent)) = self.begin(node % count) {
                     self.nodes[node % count]
                         .account
@@ -199,28 +201,28 @@ impl World {
                     self.gave_back = true;
                 }
             }
-            Step::ReplyLost { node } => self.lose_reply(node % count),
-            Step::Late { which } => {
+            SimulatedStep::ReplyLost { node } => self.lose_reply(node % count),
+            SimulatedStep::Late { which } => {
                 if !self.late.is_empty() {
                     let call = self.late.swap_remove(which % self.late.len());
                     self.run(&call);
                 }
             }
-            Step::Refund { node } => {
+            SimulatedStep::Refund { node } => {
                 let node = &mut self.nodes[node % count];
                 if let Some(cost) = node.admitted.pop() {
                     node.account.refund(cost);
                     self.gave_back = true;
                 }
             }
-            Step::Crash { node } => {
+            SimulatedStep::Crash { node } => {
                 let fresh = self.boot();
                 let old = std::mem::replace(&mut self.nodes[node % count], fresh);
                 self.dead.push(old);
             }
-            Step::Rollback { age } => self.roll_back(age),
-            Step::Offline { node, units } => self.serve_offline(node % count, units),
-            Step::OfflineMeanwhile { node, units } => {
+            SimulatedStep::Rollback { age } => self.roll_back(age),
+            SimulatedStep::Offline { node, units } => self.serve_offline(node % count, units),
+            SimulatedStep::OfflineMeanwhile { node, units } => {
                 if let Some((call, sent)) = self.begin(node % count) {
                     self.serve_offline(node % count, units);
                     let reply = self.run(&sent);
@@ -319,7 +321,12 @@ impl World {
 }
 
 /// The number of decisions of one schedule.
-fn check(limit: u64, nodes: usize, steps: &[Step], faults: Faults) -> Result<u64, TestCaseError> {
+fn check(
+    limit: u64,
+    nodes: usize,
+    steps: &[SimulatedStep],
+    faults: Faults,
+) -> Result<u64, TestCaseError> {
     let mut world = World::new(limit, nodes);
     for step in steps {
         world.step(step);

@@ -21,7 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
 
 use crate::config::Limits;
-use crate::policy::http2_memory::{Shares, UNSEEN_BYTES};
+use crate::policy::http2_memory::{MemoryShares, UNSEEN_BYTES};
 use crate::proxy::failure::Failure;
 
 /// The unit in which turns are counted.
@@ -53,7 +53,7 @@ struct Answers {
 impl Allowance {
     /// The allowance of a new connection.
     pub fn new(limits: &Limits, limit_hits: IntCounterVec) -> Arc<Allowance> {
-        let shares = Shares::of(limits.h2_memory);
+        let shares = MemoryShares::of(limits.h2_memory);
         let first = shares.first();
         let turns = |bytes: u64| u32::try_from(bytes / TURN_BYTES).unwrap_or(u32::MAX);
         let (turns_max, turns_first) = (turns(shares.requests_bytes), turns(first.requests_bytes));

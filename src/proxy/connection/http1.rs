@@ -83,7 +83,7 @@ enum After {
 }
 
 /// The next event on a connection between two requests.
-enum Next {
+enum NextInput {
     Request(Box<RequestHead>),
     /// Its last answer is being written.
     Refused,
@@ -122,7 +122,7 @@ impl Http1Connection {
         let (mut deadline, mut limit) = (start + self.deadlines.head, "request_head");
         loop {
             match self.next(deadline, limit, &mut ending).await {
-                Next::Request(head) => {
+                NextInput::Request(head) => {
                     self.note_request();
                     match self.serve(*head).await {
                         After::Request => {}
@@ -130,8 +130,8 @@ impl Http1Connection {
                         After::Nothing => return,
                     }
                 }
-                Next::Refused => break,
-                Next::Over => return,
+                NextInput::Refused => break,
+                NextInput::Over => return,
             }
             if self.unread.is_empty() {
                 self.unread = BytesMut::new();
@@ -148,10 +148,10 @@ impl Http1Connection {
         deadline: Instant,
         limit: &'static str,
         ending: &mut watch::Receiver<bool>,
-    ) -> Next {
+    ) -> NextInput {
         while self.unread.is_empty() {
             if self.connection.is_retired() || *ending.borrow() {
-                return Next::Over;
+                return NextInput::Over;
             }
             let more = tokio::select! {
                 more = self.read_more(deadline) => more,
@@ -159,10 +159,10 @@ impl Http1Connection {
             };
             match more {
                 Ok(Some(1..)) => {}
-                Ok(Some(0)) | Err(_) => return Next::Over,
+                Ok(Some(0)) | Err(_) => return NextInput::Over,
                 Ok(None) => {
                     self.note_limit(limit);
-                    return Next::Over;
+                    return NextInput::Over;
                 }
             }
         }
@@ -170,11 +170,11 @@ impl Http1Connection {
         let mut reader = RequestReader::default();
         loop {
             let rejection = match reader.take(&mut self.unread, &self.bounds) {
-                Ok(Some(head)) => return Next::Request(Box::new(head)),
+                Ok(Some(head)) => return NextInput::Request(Box::new(head)),
                 Err(rejection) => rejection,
                 Ok(None) => match self.read_more(begun + self.deadlines.head).await {
                     Ok(Some(1..)) => continue,
-                    Ok(Some(0)) | Err(_) => return Next::Over,
+                    Ok(Some(0)) | Err(_) => return NextInput::Over,
                     Ok(None) => {
                         self.note_limit("request_head");
                         Rejection::BadRequest(Malformed::Late)
@@ -187,7 +187,7 @@ impl Http1Connection {
             let answer =
                 refusal::refuse(gate, client, &self.unread, &rejection, waited, is_encrypted);
             self.writes.append(&answer);
-            return Next::Refused;
+            return NextInput::Refused;
         }
     }
 

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::Connection;
 use super::guard::Guard;
 use super::http1::{Http1Connection, READ_BYTES};
-use super::streams::{self, Terms};
+use super::streams::{self, StreamTerms};
 use super::transport::{Agreed, Transport};
 use crate::config::Limits;
 use crate::policy::http2::PREFACE;
@@ -22,7 +22,7 @@ pub enum Opened {
     /// HTTP/1, with the connection's start.
     Http1(Box<Http1Connection>, Instant),
     /// HTTP/2.
-    Http2(Box<Guard>, Arc<Terms>),
+    Http2(Box<Guard>, Arc<StreamTerms>),
 }
 
 /// Why a connection ends before its first request.
@@ -68,7 +68,7 @@ pub async fn open(
     };
     let gate = gate.clone();
     Ok(if is_http2 {
-        let terms = Terms::new(&gate, &connection, limits);
+        let terms = StreamTerms::new(&gate, &connection, limits);
         let guard = Guard::new(gate, connection, transport, unread, limits);
         Opened::Http2(Box::new(guard), Arc::new(terms))
     } else {

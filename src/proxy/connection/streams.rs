@@ -17,7 +17,7 @@ use super::http2::Http2Side;
 use crate::config::Limits;
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
-use crate::policy::http2_memory::{STREAM_WINDOW_BYTES, Shares, request_bytes};
+use crate::policy::http2_memory::{MemoryShares, STREAM_WINDOW_BYTES, request_bytes};
 use crate::proxy::client::{Client, Side};
 use crate::proxy::gate::Gate;
 use crate::proxy::serve::serve as serve_request;
@@ -36,7 +36,7 @@ const CLOSING: Duration = Duration::from_secs(5);
 const HEADER_LIST_FACTOR: usize = 2;
 
 /// The limits that applied when the connection began.
-pub struct Terms {
+pub struct StreamTerms {
     gate: Arc<Gate>,
     connection: Arc<Connection>,
     library: Builder,
@@ -47,9 +47,13 @@ pub struct Terms {
     allowance: Arc<Allowance>,
 }
 
-impl Terms {
-    pub(super) fn new(gate: &Arc<Gate>, connection: &Arc<Connection>, limits: &Limits) -> Terms {
-        Terms {
+impl StreamTerms {
+    pub(super) fn new(
+        gate: &Arc<Gate>,
+        connection: &Arc<Connection>,
+        limits: &Limits,
+    ) -> StreamTerms {
+        StreamTerms {
             gate: gate.clone(),
             connection: connection.clone(),
             library: library(limits),
@@ -71,12 +75,18 @@ fn library(limits: &Limits) -> Builder {
         .max_concurrent_streams(limits.h2_streams)
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(STREAM_WINDOW_BYTES.saturating_mul(limits.h2_streams))
-        .max_send_buffer_size(Shares::of(limits.h2_memory).send_buffer_bytes(limits.h2_streams));
+        .max_send_buffer_size(
+            MemoryShares::of(limits.h2_memory).send_buffer_bytes(limits.h2_streams),
+        );
     library
 }
 
 /// Serves a connection to its end, which `ending` requests.
-pub(super) async fn serve(guard: Guard, terms: Arc<Terms>, mut ending: watch::Receiver<bool>) {
+pub(super) async fn serve(
+    guard: Guard,
+    terms: Arc<StreamTerms>,
+    mut ending: watch::Receiver<bool>,
+) {
     let mut connection = match terms.library.handshake::<_, Bytes>(guard).await {
         Ok(connection) => connection,
         Err(error) => return tracing::debug!(%error, "an HTTP/2 handshake failed"),
@@ -117,7 +127,7 @@ pub(super) async fn serve(guard: Guard, terms: Arc<Terms>, mut ending: watch::Re
             respond.send_reset(Reason::REFUSED_STREAM);
             continue;
         }
-        let under_way = UnderWay::begin(&under_way);
+        let under_way = StreamInFlight::begin(&under_way);
         let terms = terms.clone();
         tokio::spawn(async move {
             let _under_way = under_way;
@@ -126,7 +136,11 @@ pub(super) async fn serve(guard: Guard, terms: Arc<Terms>, mut ending: watch::Re
     }
 }
 
-async fn serve_stream(terms: &Terms, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+async fn serve_stream(
+    terms: &StreamTerms,
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+) {
     let (parts, body) = request.into_parts();
     let mut head = RequestHead::of_http2(parts);
     let head_bytes = well_formed::lighten(&mut head, &terms.head_limits);
@@ -149,16 +163,16 @@ async fn idle(under_way: &mut watch::Receiver<usize>, patience: Duration) {
 }
 
 /// A request in flight on a connection that counts them.
-struct UnderWay(Arc<watch::Sender<usize>>);
+struct StreamInFlight(Arc<watch::Sender<usize>>);
 
-impl UnderWay {
-    fn begin(count: &Arc<watch::Sender<usize>>) -> UnderWay {
+impl StreamInFlight {
+    fn begin(count: &Arc<watch::Sender<usize>>) -> StreamInFlight {
         count.send_modify(|count| *count += 1);
-        UnderWay(count.clone())
+        StreamInFlight(count.clone())
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for StreamInFlight {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count -= 1);
     }

@@ -26,7 +26,7 @@ pub struct Connections {
 }
 
 /// A connection for one exchange.
-pub enum Taken {
+pub enum TakenConnection {
     /// A connection of its own.
     Http1(Stream),
     /// A stream of a shared one.
@@ -55,14 +55,18 @@ impl Connections {
     ///
     /// # Errors
     /// If none can be made within the peer's timeouts.
-    pub async fn take(&self, peer: &HttpPeer, is_fresh: bool) -> pingora::Result<(Taken, bool)> {
+    pub async fn take(
+        &self,
+        peer: &HttpPeer,
+        is_fresh: bool,
+    ) -> pingora::Result<(TakenConnection, bool)> {
         if peer.options.alpn == ALPN::H1 {
             if !is_fresh && let Some(stream) = self.idle.take(peer.reuse_hash()) {
-                return Ok((Taken::Http1(stream), true));
+                return Ok((TakenConnection::Http1(stream), true));
             }
             // Seldom needed, and larger than all the rest of a request.
             let stream = Box::pin(self.connector.transport().new_stream(peer)).await?;
-            return Ok((Taken::Http1(stream), false));
+            return Ok((TakenConnection::Http1(stream), false));
         }
         // The library counts a stream before it has it: that must not be cut short where the request ends meanwhile.
         let (done, taken) = oneshot::channel();
@@ -86,7 +90,11 @@ impl Connections {
         self.idle.close_ended();
     }
 
-    async fn take_http2(self, peer: HttpPeer, is_fresh: bool) -> pingora::Result<(Taken, bool)> {
+    async fn take_http2(
+        self,
+        peer: HttpPeer,
+        is_fresh: bool,
+    ) -> pingora::Result<(TakenConnection, bool)> {
         let connector = self.connector;
         let mut reused = false;
         let mut session = None;
@@ -96,7 +104,7 @@ impl Connections {
                 && peer.options.alpn.get_min_http_version() == 1
                 && let Some(stream) = self.idle.take(peer.reuse_hash())
             {
-                return Ok((Taken::Http1(stream), true));
+                return Ok((TakenConnection::Http1(stream), true));
             }
             reused = session.is_some();
         }
@@ -104,7 +112,9 @@ impl Connections {
             Some(session) => session,
             None => match connector.new_http_session::<_, ()>(&peer).await? {
                 HttpSession::H2(session) => session,
-                HttpSession::H1(session) => return Ok((Taken::Http1(session.into_inner()), false)),
+                HttpSession::H1(session) => {
+                    return Ok((TakenConnection::Http1(session.into_inner()), false));
+                }
                 HttpSession::Custom(()) => return Err(Error::new(ErrorType::InternalError)),
             },
         };
@@ -115,7 +125,7 @@ impl Connections {
             peer,
             idle,
         };
-        Ok((Taken::Http2(Box::new(lease)), reused))
+        Ok((TakenConnection::Http2(Box::new(lease)), reused))
     }
 }
 

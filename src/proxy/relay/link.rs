@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use pingora::upstreams::peer::HttpPeer;
 
-use super::connections::{Connections, Taken};
+use super::connections::{Connections, TakenConnection};
 use super::http1::Http1;
 use super::http2::Http2;
 use crate::proxy::client::Head;
@@ -36,10 +36,16 @@ impl Link {
     ///
     /// # Errors
     /// If the request cannot be sent over HTTP/2, or its connection has ended.
-    pub fn begin(taken: Taken, request: &Outgoing<'_>, is_tls: bool) -> Result<Link, Failure> {
+    pub fn begin(
+        taken: TakenConnection,
+        request: &Outgoing<'_>,
+        is_tls: bool,
+    ) -> Result<Link, Failure> {
         Ok(match taken {
-            Taken::Http1(stream) => Link::Http1(Box::new(Http1::begin(stream, request)?)),
-            Taken::Http2(lease) => Link::Http2(Box::new(Http2::begin(lease, request, is_tls)?)),
+            TakenConnection::Http1(stream) => Link::Http1(Box::new(Http1::begin(stream, request)?)),
+            TakenConnection::Http2(lease) => {
+                Link::Http2(Box::new(Http2::begin(lease, request, is_tls)?))
+            }
         })
     }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::Config;
 
-fn configured(upstream: &str) -> config::Upstream {
+fn configured(upstream: &str) -> config::UpstreamConfig {
     let text = format!(
         "
 tiers: {{pro: {{daily: 5}}}}
@@ -113,7 +113,7 @@ fn a_configuration_inherits_what_is_known_of_its_servers() {
 }
 
 #[test]
-fn a_configuration_without_checks_forgets_what_they_said() {
+fn a_configuration_without_checks_forgets_what_they_found() {
     let metrics = Metrics::new().unwrap();
     let checked = "{servers: [127.0.0.1:1, 127.0.0.1:2], health: {path: /h, unhealthy_after: 1}}";
     let before = Upstream::new(&configured(checked), None);

@@ -44,7 +44,7 @@ struct Tls {
 
 impl Wire {
     /// The wire of a configuration, whose TLS contents were checked to be certificates and a key.
-    pub fn new(config: &config::Upstream) -> Wire {
+    pub fn new(config: &config::UpstreamConfig) -> Wire {
         let tls = config.tls.as_ref().map(|tls| {
             let authorities = tls.authorities.as_ref().map(|authorities| {
                 let wrapped = authorities.iter();
@@ -124,7 +124,7 @@ impl Wire {
 }
 
 /// A number for the properties of a connection; 0 for HTTP/1.1 in clear text.
-fn group(config: &config::Upstream) -> u64 {
+fn group(config: &config::UpstreamConfig) -> u64 {
     let tls = config.tls.iter();
     let certificates = tls.flat_map(|tls| {
         let authorities = tls.authorities.iter().flatten();

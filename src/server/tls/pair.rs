@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_from_files_is_used_and_a_bad_one_is_told_apart() {
+    fn a_pair_from_files_is_used_and_a_bad_one_is_distinguished() {
         let directory = tempfile::tempdir().unwrap();
         let one = rcgen::generate_simple_self_signed(["a.example".to_owned()]).unwrap();
         let other = rcgen::generate_simple_self_signed(["a.example".to_owned()]).unwrap();

@@ -1,7 +1,7 @@
 use super::*;
 use crate::policy::audit::{Author, Entry};
 use crate::policy::key_record::tests::key_of;
-use crate::store::export::{ExportedEvent, ExportedKey, KeyDay, Late, ProducerAccount, Sheet};
+use crate::store::export::{ExportedEvent, ExportedKey, KeyDay, LateUnits, ProducerAccount, Sheet};
 
 fn header() -> Header {
     Header {
@@ -35,7 +35,7 @@ fn pieces() -> Vec<Exported> {
             limit: 3,
             granted: 0,
         }],
-        late: vec![Late {
+        late: vec![LateUnits {
             came: 900,
             units: -1,
         }],
@@ -60,7 +60,7 @@ fn pieces() -> Vec<Exported> {
 }
 
 fn written() -> String {
-    let mut writer = Writer::begin(Vec::new(), &header()).unwrap();
+    let mut writer = BackupWriter::begin(Vec::new(), &header()).unwrap();
     for piece in pieces() {
         writer.put(&piece).unwrap();
     }
@@ -70,7 +70,7 @@ fn written() -> String {
 }
 
 fn read(text: &str) -> Result<Vec<Exported>, BackupFault> {
-    let mut reader = Reader::begin(text.as_bytes())?;
+    let mut reader = BackupReader::begin(text.as_bytes())?;
     assert_eq!(reader.header().zone, "UTC");
     let mut pieces = Vec::new();
     while let Some(piece) = reader.next_piece()? {
@@ -83,10 +83,10 @@ fn read(text: &str) -> Result<Vec<Exported>, BackupFault> {
 #[test]
 fn what_is_written_is_read_again_and_every_line_is_json() {
     let text = written();
-    let told = read(&text).unwrap();
+    let output = read(&text).unwrap();
     // The record of a test has a digest of its own each time.
-    assert_eq!(told[2..], pieces()[2..]);
-    assert_eq!(told.len(), 4);
+    assert_eq!(output[2..], pieces()[2..]);
+    assert_eq!(output.len(), 4);
     for line in text.lines() {
         serde_json::from_str::<serde_json::Value>(line).unwrap();
     }
@@ -128,7 +128,7 @@ fn a_changed_byte_a_lost_line_and_a_line_in_another_place_are_named() {
 }
 
 #[test]
-fn another_format_and_another_file_are_told_as_what_they_are() {
+fn another_format_and_another_file_are_reported_as_what_they_are() {
     let later = written().replacen("\"format\":2", "\"format\":3", 1);
     let fault = read(&later).unwrap_err();
     assert!(fault.to_string().contains("format 3"), "{fault}");

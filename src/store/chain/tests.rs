@@ -4,12 +4,12 @@ fn date(text: &str) -> Date {
     text.parse().unwrap()
 }
 
-fn row(day: &str, endpoint: &str, requests: i64) -> Piece {
+fn row(day: &str, endpoint: &str, requests: i64) -> ChainItem {
     let mut numbers = [0; ROW_NUMBERS.len()];
     numbers[0] = requests;
     numbers[1] = requests;
     numbers[9] = 1_000;
-    Piece::Ledger(LedgerRow {
+    ChainItem::Ledger(LedgerRow {
         date: date(day),
         key: "0123456789Ab".into(),
         tier: Some("pro".into()),
@@ -18,8 +18,8 @@ fn row(day: &str, endpoint: &str, requests: i64) -> Piece {
     })
 }
 
-fn late(day: &str) -> Piece {
-    Piece::Late(LateRow {
+fn late(day: &str) -> ChainItem {
+    ChainItem::Late(LateRow {
         date: date(day),
         key: "0123456789Ab".into(),
         came: 1_795_219_200,
@@ -27,14 +27,14 @@ fn late(day: &str) -> Piece {
     })
 }
 
-fn digest(rows: &[Piece]) -> Rows {
+fn digest(rows: &[ChainItem]) -> RowsSummary {
     let mut digest = RowsDigest::default();
     rows.iter().for_each(|row| digest.take(row));
     digest.finish()
 }
 
-/// A chain of these changes; those that close say with which rows.
-fn chain(changes: &[(&str, DayState, &[Piece])]) -> Vec<ChainEntry> {
+/// A chain of these changes; those that close a day have its rows.
+fn chain(changes: &[(&str, DayState, &[ChainItem])]) -> Vec<ChainEntry> {
     let mut entries: Vec<ChainEntry> = Vec::new();
     for (at, (day, state, rows)) in (1_000..).zip(changes) {
         let last = entries.last();
@@ -47,17 +47,17 @@ fn chain(changes: &[(&str, DayState, &[Piece])]) -> Vec<ChainEntry> {
 
 const DAYS: [&str; 3] = ["2026-11-01", "2026-11-02", "2026-11-03"];
 
-fn checked(entries: &[ChainEntry], rows: &[Piece]) -> CheckedChain {
+fn checked(entries: &[ChainEntry], rows: &[ChainItem]) -> CheckedChain {
     let mut check = ChainCheck::of(Some((date(DAYS[0]), date(DAYS[2]))), None);
     for entry in entries {
-        check.take(Piece::Entry(entry.clone()));
+        check.take(ChainItem::Entry(entry.clone()));
     }
     rows.iter().for_each(|row| check.take(row.clone()));
     check.finish()
 }
 
 /// The days and faults that are found.
-fn faults(entries: &[ChainEntry], rows: &[Piece]) -> Vec<String> {
+fn faults(entries: &[ChainEntry], rows: &[ChainItem]) -> Vec<String> {
     let faults = checked(entries, rows).faults.into_iter();
     faults
         .map(|one| format!("{} {}", one.date, one.fault))
@@ -69,8 +69,11 @@ fn the_canonical_form_is_this_text() {
     let rows = [row(DAYS[0], "/a", 3), late(DAYS[0])];
     let text = "ledger\t0123456789Ab\tpro\t/a\t3\t3\t0\t0\t0\t0\t0\t0\t0\t1000\t0\n\
                 late\t0123456789Ab\t1795219200\t-2\n";
-    let told = digest(&rows);
-    assert_eq!((told.count, told.sha256), (2, hex(&Sha256::digest(text))));
+    let output = digest(&rows);
+    assert_eq!(
+        (output.count, output.sha256),
+        (2, hex(&Sha256::digest(text)))
+    );
     let entries = chain(&[
         (DAYS[0], DayState::Closed, &rows),
         (DAYS[0], DayState::Reopened, &[]),
@@ -102,9 +105,9 @@ fn no_two_rows_have_the_text_of_one() {
 
 #[test]
 fn a_row_has_its_numbers_by_their_names() {
-    let told = serde_json::to_value(row(DAYS[0], "/a", 3)).unwrap();
+    let output = serde_json::to_value(row(DAYS[0], "/a", 3)).unwrap();
     assert_eq!(
-        told,
+        output,
         serde_json::json!({ "ledger": {
             "date": "2026-11-01", "key": "0123456789Ab", "tier": "pro", "endpoint": "/a",
             "requests": 3, "charged": 3, "refunded": 0, "refused_tier": 0, "refused_quota": 0, "refused_burst": 0,
@@ -121,7 +124,7 @@ fn a_row_has_its_numbers_by_their_names() {
 
 #[test]
 fn what_was_changed_added_or_deleted_in_a_closed_day_is_found() {
-    let rows: Vec<Piece> = DAYS.iter().map(|day| row(day, "/a", 3)).collect();
+    let rows: Vec<ChainItem> = DAYS.iter().map(|day| row(day, "/a", 3)).collect();
     let closed = |at: usize| (DAYS[at], DayState::Closed, &rows[at..=at]);
     let entries = chain(&[closed(0), closed(1)]);
     let whole = checked(&entries, &rows);
@@ -148,13 +151,13 @@ fn what_was_changed_added_or_deleted_in_a_closed_day_is_found() {
     }
     // Of days that were not asked for nothing is known.
     let mut alone = ChainCheck::of(None, None);
-    alone.take(Piece::Entry(entries[0].clone()));
+    alone.take(ChainItem::Entry(entries[0].clone()));
     assert_eq!(alone.finish().faults, []);
 }
 
 #[test]
 fn an_entry_that_was_changed_left_out_or_moved_is_found() {
-    let rows: Vec<Piece> = DAYS.iter().map(|day| row(day, "/a", 3)).collect();
+    let rows: Vec<ChainItem> = DAYS.iter().map(|day| row(day, "/a", 3)).collect();
     let closed = |at: usize| (DAYS[at], DayState::Closed, &rows[at..=at]);
     let entries = chain(&[closed(0), closed(1), closed(2)]);
     let mut changed = entries.clone();
@@ -196,7 +199,7 @@ fn a_reopened_day_may_change_until_it_is_closed_again() {
 
 #[test]
 fn the_retention_drops_the_oldest_days_and_their_entries_stay() {
-    let rows: Vec<Piece> = DAYS.iter().map(|day| row(day, "/a", 3)).collect();
+    let rows: Vec<ChainItem> = DAYS.iter().map(|day| row(day, "/a", 3)).collect();
     let closed = |at: usize| (DAYS[at], DayState::Closed, &rows[at..=at]);
     let dropped = |at: usize| (DAYS[at], DayState::Dropped, &rows[..0]);
     let all = [closed(0), closed(1), closed(2), dropped(0)];
@@ -220,7 +223,7 @@ fn a_digest_that_was_kept_is_looked_for_in_the_chain() {
     let missing = |kept: &str| {
         let mut check = ChainCheck::of(None, Some(kept));
         for entry in &entries {
-            check.take(Piece::Entry(entry.clone()));
+            check.take(ChainItem::Entry(entry.clone()));
         }
         check.finish().missing
     };

@@ -282,7 +282,7 @@ pub(super) fn groups(
 
 /// The progress of a fold, in the order of dates and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Reached {
+pub(super) enum FoldProgress {
     Nothing,
     Key(Date, KeyId),
     All,
@@ -294,7 +294,7 @@ pub(super) struct Mark {
     /// The last group that is being moved, or was.
     pub(super) through: i64,
     /// The date and key up to which these groups have been moved.
-    pub(super) reached: Reached,
+    pub(super) reached: FoldProgress,
     /// Increased when counts change in another way than by groups.
     pub(super) rewritten: i64,
 }
@@ -302,15 +302,15 @@ pub(super) struct Mark {
 impl Mark {
     pub(super) fn of(row: &Row<'_>) -> rusqlite::Result<Mark> {
         let reached = match row.get_ref(1)?.as_str()? {
-            "" => Reached::Nothing,
-            ALL_REACHED => Reached::All,
+            "" => FoldProgress::Nothing,
+            ALL_REACHED => FoldProgress::All,
             text => {
                 let (date, key) = text
                     .split_once(' ')
                     .ok_or_else(|| unreadable(Unreadable::Damaged))?;
                 let date = date.parse().ok().zip(key.parse().ok());
                 let (date, key) = date.ok_or_else(|| unreadable(Unreadable::Damaged))?;
-                Reached::Key(date, key)
+                FoldProgress::Key(date, key)
             }
         };
         Ok(Mark {
@@ -328,15 +328,15 @@ impl Mark {
     /// The progress as the column `reached` has it.
     pub(super) fn reached_text(&self) -> String {
         match self.reached {
-            Reached::Nothing => String::new(),
-            Reached::Key(date, key) => format!("{date} {key}"),
-            Reached::All => ALL_REACHED.to_owned(),
+            FoldProgress::Nothing => String::new(),
+            FoldProgress::Key(date, key) => format!("{date} {key}"),
+            FoldProgress::All => ALL_REACHED.to_owned(),
         }
     }
 
     /// Whether the ledger has the entry of a group.
     pub(super) fn has(&self, number: i64, entry: &GroupEntry) -> bool {
-        number <= self.through && Reached::Key(entry.date, entry.key) <= self.reached
+        number <= self.through && FoldProgress::Key(entry.date, entry.key) <= self.reached
     }
 }
 

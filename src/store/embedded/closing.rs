@@ -22,7 +22,7 @@ use super::ledger_row::tier_and_endpoint;
 use crate::policy::api_key::os_entropy;
 use crate::store::Keeping;
 use crate::store::chain::{
-    ChainEntry, DayState, LateRow, LedgerRow, Piece, ROW_NUMBERS, Rows, RowsDigest,
+    ChainEntry, ChainItem, DayState, LateRow, LedgerRow, ROW_NUMBERS, RowsDigest, RowsSummary,
 };
 
 /// The number of rows that one turn digests, approximately: one or two milliseconds of the writer. A day of 100,000 keys with five
@@ -78,10 +78,10 @@ const LATE: &str = "SELECT key, came, units FROM adjustments
 #[derive(Default)]
 pub(super) struct Closer {
     is_due: bool,
-    under_way: Option<UnderWay>,
+    under_way: Option<ClosingDay>,
 }
 
-struct UnderWay {
+struct ClosingDay {
     mark: String,
     rows: Pages,
     digest: RowsDigest,
@@ -114,7 +114,7 @@ impl Closer {
             let rows = under_way.rows.next(connection)?;
             rows.iter().for_each(|row| under_way.digest.take(row));
             digested += rows.len();
-            if under_way.rows.reached == Reached::End {
+            if under_way.rows.reached == PageStart::End {
                 return finish(connection, under_way, now);
             }
         }
@@ -150,7 +150,7 @@ fn begin(
     connection: &Connection,
     keeping: Keeping,
     now: Timestamp,
-) -> rusqlite::Result<Option<UnderWay>> {
+) -> rusqlite::Result<Option<ClosingDay>> {
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
     let Some(date) = due(&transaction, keeping, now)? else {
         return Ok(None);
@@ -170,7 +170,7 @@ fn begin(
         }
     };
     transaction.commit()?;
-    Ok(Some(UnderWay {
+    Ok(Some(ClosingDay {
         mark,
         rows: Pages::of(day, Lacking::new()),
         digest: RowsDigest::default(),
@@ -178,8 +178,8 @@ fn begin(
 }
 
 /// Closes the day, unless it was written since it was marked, or another process has closed it.
-fn finish(connection: &Connection, under_way: UnderWay, now: Timestamp) -> rusqlite::Result<()> {
-    let UnderWay {
+fn finish(connection: &Connection, under_way: ClosingDay, now: Timestamp) -> rusqlite::Result<()> {
+    let ClosingDay {
         mark: own,
         rows: Pages { date, text, .. },
         digest,
@@ -240,7 +240,7 @@ fn append(
     connection: &Connection,
     place: (Date, i64),
     state: DayState,
-    closed: Option<Rows>,
+    closed: Option<RowsSummary>,
 ) -> rusqlite::Result<ChainEntry> {
     let last = connection
         .prepare_cached(LAST)?
@@ -267,13 +267,13 @@ type Lacking = BTreeMap<(String, String), Addition>;
 struct Pages {
     date: Date,
     text: String,
-    reached: Reached,
+    reached: PageStart,
     lacking: Lacking,
 }
 
 /// The row after which the next page begins.
 #[derive(PartialEq, Eq)]
-enum Reached {
+enum PageStart {
     Ledger { key: String, endpoint: String },
     Late { key: String, came: i64 },
     End,
@@ -285,17 +285,17 @@ impl Pages {
             date,
             text: date.to_string(),
             lacking,
-            reached: Reached::Ledger {
+            reached: PageStart::Ledger {
                 key: String::new(),
                 endpoint: String::new(),
             },
         }
     }
 
-    fn next(&mut self, connection: &Connection) -> rusqlite::Result<Vec<Piece>> {
+    fn next(&mut self, connection: &Connection) -> rusqlite::Result<Vec<ChainItem>> {
         let (date, text) = (self.date, self.text.as_str());
         match &mut self.reached {
-            Reached::Ledger { key, endpoint } => {
+            PageStart::Ledger { key, endpoint } => {
                 let mut rows = connection.prepare_cached(LEDGER)?;
                 let mut rows = rows.query((text, key.as_str(), endpoint.as_str(), ROWS_LIMIT))?;
                 let mut page = BTreeMap::new();
@@ -312,7 +312,7 @@ impl Pages {
                     add(page.entry(place).or_default(), addition);
                 }
                 if is_last {
-                    self.reached = Reached::Late {
+                    self.reached = PageStart::Late {
                         key: String::new(),
                         came: i64::MIN,
                     };
@@ -320,13 +320,13 @@ impl Pages {
                 let rows = page.into_iter();
                 Ok(rows.map(|row| ledger_row(date, row)).collect())
             }
-            Reached::Late { key, came } => {
+            PageStart::Late { key, came } => {
                 let mut rows = connection.prepare_cached(LATE)?;
                 let mut rows = rows.query((text, key.as_str(), *came, ROWS_LIMIT))?;
                 let mut page = Vec::new();
                 while let Some(row) = rows.next()? {
                     (*key, *came) = (row.get(0)?, row.get(1)?);
-                    page.push(Piece::Late(LateRow {
+                    page.push(ChainItem::Late(LateRow {
                         date,
                         key: key.clone(),
                         came: *came,
@@ -334,19 +334,19 @@ impl Pages {
                     }));
                 }
                 if page.len() < ROWS_MAX {
-                    self.reached = Reached::End;
+                    self.reached = PageStart::End;
                 }
                 Ok(page)
             }
-            Reached::End => Ok(Vec::new()),
+            PageStart::End => Ok(Vec::new()),
         }
     }
 }
 
-type Numbers = [i64; ROW_NUMBERS.len()];
+type RowNumbers = [i64; ROW_NUMBERS.len()];
 
-fn numbers_of(row: &Row<'_>) -> rusqlite::Result<Numbers> {
-    let mut numbers = Numbers::default();
+fn numbers_of(row: &Row<'_>) -> rusqlite::Result<RowNumbers> {
+    let mut numbers = RowNumbers::default();
     for (number, column) in numbers.iter_mut().zip(2..) {
         *number = row.get(column)?;
     }
@@ -354,7 +354,7 @@ fn numbers_of(row: &Row<'_>) -> rusqlite::Result<Numbers> {
 }
 
 /// Adds to a row. The last two numbers are the largest limit and the largest grant.
-fn add(numbers: &mut Numbers, (totals, ceiling): Addition) {
+fn add(numbers: &mut RowNumbers, (totals, ceiling): Addition) {
     let [sums @ .., limit, granted] = numbers;
     for (sum, number) in sums.iter_mut().zip(totals.numbers()) {
         *sum = sum.saturating_add(signed(number));
@@ -363,9 +363,9 @@ fn add(numbers: &mut Numbers, (totals, ceiling): Addition) {
     *granted = signed(ceiling.granted).max(*granted);
 }
 
-fn ledger_row(date: Date, ((key, place), numbers): ((String, String), Numbers)) -> Piece {
+fn ledger_row(date: Date, ((key, place), numbers): ((String, String), RowNumbers)) -> ChainItem {
     let (tier, endpoint) = tier_and_endpoint(&place);
-    Piece::Ledger(LedgerRow {
+    ChainItem::Ledger(LedgerRow {
         date,
         key,
         tier: tier.map(|tier| tier.to_string()),
@@ -378,12 +378,12 @@ fn ledger_row(date: Date, ((key, place), numbers): ((String, String), Numbers)) 
 pub(super) fn read(
     instant: &Connection,
     days: Option<(Date, Date)>,
-    pieces: &mpsc::Sender<Piece>,
+    pieces: &mpsc::Sender<ChainItem>,
 ) -> rusqlite::Result<()> {
     let mut entries = instant.prepare(ENTRIES)?;
     let mut entries = entries.query([])?;
     while let Some(row) = entries.next()? {
-        if pieces.blocking_send(Piece::Entry(entry(row)?)).is_err() {
+        if pieces.blocking_send(ChainItem::Entry(entry(row)?)).is_err() {
             return Ok(());
         }
     }
@@ -409,7 +409,7 @@ pub(super) fn read(
         };
         let day = date.parse().map_err(unreadable)?;
         let mut pages = Pages::of(day, lacking.remove(&day).unwrap_or_default());
-        while pages.reached != Reached::End {
+        while pages.reached != PageStart::End {
             for piece in pages.next(instant)? {
                 if pieces.blocking_send(piece).is_err() {
                     return Ok(());

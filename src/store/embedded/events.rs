@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::status::EventFacts;
 use crate::store::{
-    CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_TOLD_MAX,
+    CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_READ_MAX,
     NodeName,
 };
 
@@ -94,8 +94,8 @@ pub(super) fn undelivered(
         return Ok(None);
     }
     let mut oldest = connection.prepare_cached(OLDEST)?;
-    let told_max = i64::try_from(EVENTS_TOLD_MAX).unwrap_or(i64::MAX);
-    let rows = oldest.query_map([told_max], |row| {
+    let read_max = i64::try_from(EVENTS_READ_MAX).unwrap_or(i64::MAX);
+    let rows = oldest.query_map([read_max], |row| {
         let since: i64 = row.get(0)?;
         Ok(Event {
             since: Timestamp::from_millisecond(since).unwrap_or(Timestamp::UNIX_EPOCH),

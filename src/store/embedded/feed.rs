@@ -36,7 +36,7 @@ const DEAD_AFTER_MS: i64 = 5_000;
 /// Dead gateways are forgotten after an hour, so that restarts do not fill the table.
 const FORGOTTEN_AFTER_MS: i64 = 3_600_000;
 
-const SAY: &str = "INSERT INTO gateways (name, applied, seen) VALUES (?1, ?2, ?3)
+const HEARTBEAT_ROW: &str = "INSERT INTO gateways (name, applied, seen) VALUES (?1, ?2, ?3)
     ON CONFLICT (name) DO UPDATE SET applied = excluded.applied, seen = excluded.seen";
 const FORGET: &str = "DELETE FROM gateways WHERE abs(seen - ?1) > ?2";
 const LEAVE: &str = "DELETE FROM gateways WHERE name = ?1";
@@ -50,26 +50,26 @@ const CHECKPOINT: &str = "PRAGMA wal_checkpoint(PASSIVE)";
 #[derive(Default)]
 pub(super) struct Stop {
     stopped: Mutex<bool>,
-    told: Condvar,
+    signalled: Condvar,
 }
 
 impl Stop {
     /// Tells them.
-    pub(super) fn tell(&self) {
+    pub(super) fn signal(&self) {
         *self.stopped.lock() = true;
-        self.told.notify_all();
+        self.signalled.notify_all();
     }
 
     /// Sleeps for `pause`; whether it is time to end.
     fn sleep(&self, pause: Duration) -> bool {
         let mut stopped = self.stopped.lock();
         if !*stopped {
-            self.told.wait_for(&mut stopped, pause);
+            self.signalled.wait_for(&mut stopped, pause);
         }
         *stopped
     }
 
-    fn is_told(&self) -> bool {
+    fn is_signalled(&self) -> bool {
         *self.stopped.lock()
     }
 }
@@ -165,7 +165,7 @@ pub(super) fn follow(
             return;
         }
     };
-    let mut said = (desk.keys.applied(), Instant::now());
+    let mut written = (desk.keys.applied(), Instant::now());
     let under_way = Arc::new(AtomicBool::new(false));
     let mut looked = Instant::now();
     let mut log = LogWatch::of(desk);
@@ -191,12 +191,12 @@ pub(super) fn follow(
             }
         }
         let applied = desk.keys.applied();
-        let due = applied != said.0 || said.1.elapsed() >= HEARTBEAT;
+        let due = applied != written.0 || written.1.elapsed() >= HEARTBEAT;
         if let Some(name) = gateway
             && due
             && !under_way.swap(true, Ordering::AcqRel)
         {
-            said = (applied, Instant::now());
+            written = (applied, Instant::now());
             match is_due(connection, desk.keeping, desk.clock.now()) {
                 Ok(is_due) => desk.closing.lock().expect(is_due),
                 Err(error) => tracing::warn!(%error, "the days of the ledger could not be read"),
@@ -243,7 +243,7 @@ fn send_heartbeat(
     let writer = desk.clone();
     let sent = under_way.clone();
     let job = move |connection: &Connection| {
-        if !stop.is_told() && writer.file_trouble().is_none() {
+        if !stop.is_signalled() && writer.file_trouble().is_none() {
             if let Some(now) = writer.clock_watch.settled_at()
                 && let Err(error) = drop_old(connection, writer.keeping, now)
             {
@@ -254,9 +254,9 @@ fn send_heartbeat(
             if let Err(error) = turn {
                 tracing::warn!(%error, "a day of the ledger could not be closed; trying again");
             }
-            let said = say(connection, &name, applied);
-            writer.up.store(said.is_ok(), Ordering::Relaxed);
-            if let Err(error) = said {
+            let written = write_heartbeat(connection, &name, applied);
+            writer.up.store(written.is_ok(), Ordering::Relaxed);
+            if let Err(error) = written {
                 tracing::warn!(%error, "the heartbeat could not be written");
             }
         }
@@ -268,8 +268,12 @@ fn send_heartbeat(
 }
 
 /// Writes that a gateway lives and has applied the changes up to a place.
-pub(super) fn say(connection: &Connection, name: &NodeName, applied: i64) -> rusqlite::Result<()> {
-    connection.execute(SAY, (&name.0, applied, now_ms()))?;
+pub(super) fn write_heartbeat(
+    connection: &Connection,
+    name: &NodeName,
+    applied: i64,
+) -> rusqlite::Result<()> {
+    connection.execute(HEARTBEAT_ROW, (&name.0, applied, now_ms()))?;
     Ok(())
 }
 
@@ -320,7 +324,7 @@ pub(super) fn live(connection: &Connection) -> rusqlite::Result<Vec<Live>> {
         .collect()
 }
 
-/// Unix milliseconds of the system's clock: processes on one machine compare them, so an injected clock has no say.
+/// Unix milliseconds of the system's clock: processes on one machine compare them, so no injected clock is used.
 fn now_ms() -> i64 {
     Timestamp::now().as_millisecond()
 }

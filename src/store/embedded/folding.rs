@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use jiff::civil::Date;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 
-use super::appended::{self, Addition, Mark, Reached, Sums};
+use super::appended::{self, Addition, FoldProgress, Mark, Sums};
 use super::columns::signed;
 use crate::policy::api_key::KeyId;
 
@@ -55,7 +55,7 @@ const ADD_TO_LEDGER: &str = "
         granted = max(granted, excluded.granted)";
 
 /// The stage of the work.
-enum Stage {
+enum FoldStage {
     /// There is no work.
     Idle,
     /// The groups are read; those through `read` have been.
@@ -68,7 +68,7 @@ enum Stage {
 
 /// The work of one process.
 pub(super) struct Folder {
-    stage: Stage,
+    stage: FoldStage,
     /// The number of entries that this process appended since then.
     entries: usize,
     /// When the work last started.
@@ -79,7 +79,7 @@ impl Folder {
     /// A folder without work.
     pub(super) fn new() -> Folder {
         Folder {
-            stage: Stage::Idle,
+            stage: FoldStage::Idle,
             entries: 0,
             began: Instant::now(),
         }
@@ -93,8 +93,10 @@ impl Folder {
     /// How long to wait for other work before the next turn; `None` if there is no turn to take.
     pub(super) fn pause(&self) -> Option<Duration> {
         match self.stage {
-            Stage::Idle => None,
-            Stage::Summing { .. } | Stage::Moving { .. } | Stage::Dropping { .. } => Some(PAUSE),
+            FoldStage::Idle => None,
+            FoldStage::Summing { .. } | FoldStage::Moving { .. } | FoldStage::Dropping { .. } => {
+                Some(PAUSE)
+            }
         }
     }
 
@@ -102,7 +104,7 @@ impl Folder {
     /// there was work.
     pub(super) fn turn(&mut self, connection: &Connection, size: usize) -> rusqlite::Result<bool> {
         let is_due = self.entries >= ENTRIES_MANY || self.began.elapsed() >= ENTRIES_KEPT;
-        if matches!(self.stage, Stage::Idle) && !is_due {
+        if matches!(self.stage, FoldStage::Idle) && !is_due {
             return Ok(false);
         }
         self.step(connection, size.max(ROWS_MIN))?;
@@ -111,18 +113,18 @@ impl Folder {
 
     /// Starts or continues. `rows` is the most rows of the ledger to write, except that those of a key and day are written together.
     fn step(&mut self, connection: &Connection, rows: usize) -> rusqlite::Result<()> {
-        let stage = std::mem::replace(&mut self.stage, Stage::Idle);
+        let stage = std::mem::replace(&mut self.stage, FoldStage::Idle);
         let behavior = match stage {
             // Only reads.
-            Stage::Summing { .. } => TransactionBehavior::Deferred,
-            Stage::Idle | Stage::Moving { .. } | Stage::Dropping { .. } => {
+            FoldStage::Summing { .. } => TransactionBehavior::Deferred,
+            FoldStage::Idle | FoldStage::Moving { .. } | FoldStage::Dropping { .. } => {
                 TransactionBehavior::Immediate
             }
         };
         let transaction = Transaction::new_unchecked(connection, behavior)?;
         // After a failure the work starts over with the next entries.
         let stage = match stage {
-            Stage::Idle => {
+            FoldStage::Idle => {
                 self.entries = 0;
                 self.began = Instant::now();
                 begin(&transaction)?
@@ -138,10 +140,10 @@ impl Folder {
 /// Moves all groups into the ledger, in the caller's transaction.
 pub(super) fn fold_all(transaction: &Connection) -> rusqlite::Result<()> {
     let mut stage = begin(transaction)?;
-    while !matches!(stage, Stage::Idle) {
+    while !matches!(stage, FoldStage::Idle) {
         stage = match go_on(transaction, stage, usize::MAX)? {
             // The groups that another process was moving are done; later ones follow.
-            Stage::Idle => begin(transaction)?,
+            FoldStage::Idle => begin(transaction)?,
             stage => stage,
         };
     }
@@ -149,19 +151,19 @@ pub(super) fn fold_all(transaction: &Connection) -> rusqlite::Result<()> {
 }
 
 /// Continues the work from the mark, or starts it.
-fn begin(connection: &Connection) -> rusqlite::Result<Stage> {
+fn begin(connection: &Connection) -> rusqlite::Result<FoldStage> {
     let mut mark = Mark::read(connection)?;
     let Some((first, last)) = first_and_last(connection)? else {
-        return Ok(Stage::Idle);
+        return Ok(FoldStage::Idle);
     };
     if first > mark.through {
         mark.through = last.min(first.saturating_add(GROUPS_MANY));
-        mark.reached = Reached::Nothing;
+        mark.reached = FoldProgress::Nothing;
         put_mark(connection, mark)?;
     }
     Ok(match mark.reached {
-        Reached::All => Stage::Dropping { mark },
-        Reached::Nothing | Reached::Key(..) => Stage::Summing {
+        FoldProgress::All => FoldStage::Dropping { mark },
+        FoldProgress::Nothing | FoldProgress::Key(..) => FoldStage::Summing {
             mark,
             read: first - 1,
             sums: Sums::default(),
@@ -169,26 +171,32 @@ fn begin(connection: &Connection) -> rusqlite::Result<Stage> {
     })
 }
 
-fn go_on(connection: &Connection, stage: Stage, rows: usize) -> rusqlite::Result<Stage> {
-    let (Stage::Summing { mark, .. } | Stage::Moving { mark, .. } | Stage::Dropping { mark }) =
-        &stage
+fn go_on(connection: &Connection, stage: FoldStage, rows: usize) -> rusqlite::Result<FoldStage> {
+    let (FoldStage::Summing { mark, .. }
+    | FoldStage::Moving { mark, .. }
+    | FoldStage::Dropping { mark }) = &stage
     else {
-        return Ok(Stage::Idle);
+        return Ok(FoldStage::Idle);
     };
     let found = Mark::read(connection)?;
     if (found.through, found.reached) != (mark.through, mark.reached) {
         // Another process is moving the same groups.
-        return Ok(Stage::Idle);
+        return Ok(FoldStage::Idle);
     }
     match stage {
-        Stage::Idle => Ok(Stage::Idle),
-        Stage::Summing { mark, read, sums } => sum(connection, mark, read, sums),
-        Stage::Moving { mark, sums } => add_some(connection, mark, sums, rows),
-        Stage::Dropping { mark } => drop_some(connection, mark),
+        FoldStage::Idle => Ok(FoldStage::Idle),
+        FoldStage::Summing { mark, read, sums } => sum(connection, mark, read, sums),
+        FoldStage::Moving { mark, sums } => add_some(connection, mark, sums, rows),
+        FoldStage::Dropping { mark } => drop_some(connection, mark),
     }
 }
 
-fn sum(connection: &Connection, mark: Mark, read: i64, mut sums: Sums) -> rusqlite::Result<Stage> {
+fn sum(
+    connection: &Connection,
+    mark: Mark,
+    read: i64,
+    mut sums: Sums,
+) -> rusqlite::Result<FoldStage> {
     let (mut reached, mut summed) = (read, 0);
     appended::groups(connection, (read, mark.through), |group| {
         reached = group.number;
@@ -199,8 +207,8 @@ fn sum(connection: &Connection, mark: Mark, read: i64, mut sums: Sums) -> rusqli
         })
     })?;
     Ok(match summed < ENTRIES_MAX {
-        true => Stage::Moving { mark, sums },
-        false => Stage::Summing {
+        true => FoldStage::Moving { mark, sums },
+        false => FoldStage::Summing {
             mark,
             read: reached,
             sums,
@@ -214,15 +222,15 @@ fn add_some(
     mut mark: Mark,
     mut sums: Sums,
     rows: usize,
-) -> rusqlite::Result<Stage> {
+) -> rusqlite::Result<FoldStage> {
     let mut add = connection.prepare_cached(ADD_TO_LEDGER)?;
     let (mut added, mut text) = (0, (None, String::new()));
     while let Some(place) = sums.first() {
-        let is_another = mark.reached != Reached::Key(place.0, place.1);
+        let is_another = mark.reached != FoldProgress::Key(place.0, place.1);
         if is_another && added >= rows {
             break;
         }
-        mark.reached = Reached::Key(place.0, place.1);
+        mark.reached = FoldProgress::Key(place.0, place.1);
         let Some((day, endpoint, addition)) = sums.pop_first() else {
             break;
         };
@@ -234,12 +242,12 @@ fn add_some(
     }
     let is_done = sums.first().is_none();
     if is_done {
-        mark.reached = Reached::All;
+        mark.reached = FoldProgress::All;
     }
     put_mark(connection, mark)?;
     Ok(match is_done {
-        true => Stage::Dropping { mark },
-        false => Stage::Moving { mark, sums },
+        true => FoldStage::Dropping { mark },
+        false => FoldStage::Moving { mark, sums },
     })
 }
 
@@ -261,15 +269,15 @@ fn add_row(
     Ok(())
 }
 
-fn drop_some(connection: &Connection, mark: Mark) -> rusqlite::Result<Stage> {
+fn drop_some(connection: &Connection, mark: Mark) -> rusqlite::Result<FoldStage> {
     let Some((first, _)) = first_and_last(connection)? else {
-        return Ok(Stage::Idle);
+        return Ok(FoldStage::Idle);
     };
     let through = mark.through.min(first.saturating_add(GROUPS_MAX - 1));
     connection.prepare_cached(DROP)?.execute([through])?;
     Ok(match through < mark.through {
-        true => Stage::Dropping { mark },
-        false => Stage::Idle,
+        true => FoldStage::Dropping { mark },
+        false => FoldStage::Idle,
     })
 }
 

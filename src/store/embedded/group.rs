@@ -49,7 +49,7 @@ const DAYS_MAX: usize = 1_024;
 const COUNTS_MAX: usize = 200_000;
 
 /// A count as it is known.
-struct Known {
+struct KnownCount {
     used: u64,
     /// The last group that changed it.
     group: i64,
@@ -78,7 +78,7 @@ pub(super) struct Statements<'c> {
     /// The version of the database that what is known is of.
     known_of: Option<i64>,
     /// The counts of that version.
-    known: HashMap<(KeyId, Date), Known>,
+    known: HashMap<(KeyId, Date), KnownCount>,
     /// How many counts there may be before those are forgotten that can be.
     known_max: usize,
     /// The last group whose entries are in the counts, and the number of rewrites in the `folding` row; `None` if nothing is
@@ -172,7 +172,7 @@ impl<'c> Statements<'c> {
                     let in_ledger: i64 = self
                         .count
                         .query_row((place.1.to_string(), place.0.as_str()), |row| row.get(0))?;
-                    unknown.insert(Known {
+                    unknown.insert(KnownCount {
                         used: unsigned(in_ledger + change.lacking),
                         group: change.group,
                         turn: 0,
@@ -185,13 +185,13 @@ impl<'c> Statements<'c> {
     }
 
     /// The count of a key on a date.
-    fn count(&mut self, key: KeyId, date: Date) -> rusqlite::Result<&mut Known> {
+    fn count(&mut self, key: KeyId, date: Date) -> rusqlite::Result<&mut KnownCount> {
         match self.known.entry((key, date)) {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(unknown) => {
                 let place = (date.to_string(), key.as_str());
                 let used: i64 = self.count.query_row(place, |row| row.get(0))?;
-                Ok(unknown.insert(Known {
+                Ok(unknown.insert(KnownCount {
                     used: unsigned(used),
                     group: 0,
                     turn: 0,
@@ -457,7 +457,7 @@ impl<'g, 'c> Group<'g, 'c> {
         self.keeping.is_closed(day.end, self.now.as_second())
     }
 
-    fn count(&mut self, key: KeyId, day: Day) -> rusqlite::Result<&mut Known> {
+    fn count(&mut self, key: KeyId, day: Day) -> rusqlite::Result<&mut KnownCount> {
         let turn = self.statements.turn;
         let known = self.statements.count(key, day.date)?;
         if known.turn != turn {

@@ -18,7 +18,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
-use crate::store::export::{KeyDay, Late, ProducerAccount, Sheet, process_of};
+use crate::store::export::{KeyDay, LateUnits, ProducerAccount, Sheet, process_of};
 use crate::store::ledger::Ceiling;
 
 /// The name of this database's only account.
@@ -26,7 +26,7 @@ const OWN_ACCOUNT: &str = "own";
 /// The tier in a producer's name if it is unknown.
 const NO_TIER: &str = "-";
 
-type Numbers = [i64; Totals::NUMBERS];
+type SignedTotals = [i64; Totals::NUMBERS];
 
 /// The counts of other producers as stored: the largest export of each number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,8 +41,8 @@ pub(super) struct ImportedCounts {
 
 impl ImportedCounts {
     /// The numbers that others have added to the rows.
-    fn rows(&self) -> BTreeMap<String, Numbers> {
-        let mut rows: BTreeMap<String, Numbers> = BTreeMap::new();
+    fn rows(&self) -> BTreeMap<String, SignedTotals> {
+        let mut rows: BTreeMap<String, SignedTotals> = BTreeMap::new();
         let mut attributed = 0_i64;
         for sheet in self.sheets.values() {
             let totals = sheet.totals();
@@ -94,7 +94,7 @@ impl DayRows {
     }
 
     /// This database's own numbers.
-    fn own(&self) -> (BTreeMap<String, Numbers>, BTreeMap<i64, i64>) {
+    fn own(&self) -> (BTreeMap<String, SignedTotals>, BTreeMap<i64, i64>) {
         let imported = self.imported.rows();
         let mut rows = BTreeMap::new();
         for (name, (totals, _)) in &self.rows {
@@ -105,7 +105,7 @@ impl DayRows {
             {
                 *number = number.saturating_sub(*imported).max(0);
             }
-            if own != Numbers::default() {
+            if own != SignedTotals::default() {
                 rows.insert(name.clone(), own);
             }
         }
@@ -160,7 +160,7 @@ impl DayRows {
             accounts,
             sheets,
             late: late
-                .map(|(came, units)| Late {
+                .map(|(came, units)| LateUnits {
                     came: *came,
                     units: *units,
                 })
@@ -222,7 +222,7 @@ impl DayRows {
     }
 }
 
-fn add(numbers: &mut Numbers, others: Numbers) {
+fn add(numbers: &mut SignedTotals, others: SignedTotals) {
     for (number, other) in numbers.iter_mut().zip(others) {
         *number = number.saturating_add(other);
     }

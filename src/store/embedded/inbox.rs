@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::{KeyRecord, TierName};
-use crate::store::{Charge, Decision, Receipt, Refusal, StoreError, Totals};
+use crate::store::{Charge, Decision, Receipt, RefusalReason, StoreError, Totals};
 
 /// About half a second of charges at full load: a caller behind them would wait too long.
 const WAITING_MAX: usize = 16_384;
@@ -30,7 +30,7 @@ const JOBS_MAX: usize = 256;
 const REFUSALS_KEPT: Duration = Duration::from_millis(500);
 
 /// A charge or a reading that waits for the database.
-pub(super) enum Waiting {
+pub(super) enum WaitingCall {
     /// A charge and the sender of its result.
     Charge(Charge, oneshot::Sender<Result<ChargeAnswer, StoreError>>),
     /// A reading of a count.
@@ -94,8 +94,8 @@ pub(super) type WriterJob = Box<dyn FnOnce(&Connection) + Send>;
 
 /// The contents of the queue at one moment.
 #[derive(Default)]
-pub(super) struct Taken {
-    pub(super) waiting: Vec<Waiting>,
+pub(super) struct QueueBatch {
+    pub(super) waiting: Vec<WaitingCall>,
     pub(super) refunds: Vec<Refund>,
     pub(super) refusals: Refusals,
     pub(super) jobs: Vec<WriterJob>,
@@ -103,7 +103,7 @@ pub(super) struct Taken {
 
 #[derive(Default)]
 struct QueueContents {
-    taken: Taken,
+    taken: QueueBatch,
     first_refusal: Option<Instant>,
     closed: bool,
 }
@@ -117,7 +117,7 @@ pub(super) struct Inbox {
 
 impl Inbox {
     /// Enqueues a charge or a reading, or returns an error if too many wait or the store is closed.
-    pub(super) fn put(&self, waiting: Waiting) -> Result<(), StoreError> {
+    pub(super) fn put(&self, waiting: WaitingCall) -> Result<(), StoreError> {
         let mut contents = self.contents.lock();
         if contents.closed {
             return Err(StoreError::Unavailable("the store was closed".into()));
@@ -163,7 +163,7 @@ impl Inbox {
         record: &KeyRecord,
         day: Day,
         endpoint: &Arc<str>,
-        refusal: Refusal,
+        refusal: RefusalReason,
     ) {
         let mut contents = self.contents.lock();
         let place = (record.id, day, record.tier.clone(), endpoint.clone());
@@ -206,7 +206,7 @@ impl Inbox {
 
     /// Waits until there is something to do and takes all of it, charges and readings up to `group_max`; after
     /// `patience`, if there is a bound to it, what there is, be it nothing. `None` once the inbox is closed and empty.
-    pub(super) fn take(&self, group_max: usize, patience: Option<Duration>) -> Option<Taken> {
+    pub(super) fn take(&self, group_max: usize, patience: Option<Duration>) -> Option<QueueBatch> {
         let back = patience.map(|patience| Instant::now() + patience);
         let mut contents = self.contents.lock();
         loop {
@@ -222,7 +222,7 @@ impl Inbox {
                 return None;
             }
             if back.is_some_and(|back| Instant::now() >= back) {
-                return Some(Taken::default());
+                return Some(QueueBatch::default());
             }
             match due.into_iter().chain(back).min() {
                 Some(instant) => {
@@ -254,10 +254,10 @@ mod tests {
         }
     }
 
-    fn reading() -> (Waiting, oneshot::Receiver<Result<u64, StoreError>>) {
+    fn reading() -> (WaitingCall, oneshot::Receiver<Result<u64, StoreError>>) {
         let (caller, answer) = oneshot::channel();
         let key = KeyId::generate(&mut os_entropy);
-        (Waiting::Used(key, day(), caller), answer)
+        (WaitingCall::Used(key, day(), caller), answer)
     }
 
     #[test]
@@ -276,7 +276,12 @@ mod tests {
     fn a_closed_inbox_is_emptied_and_then_takes_no_more() {
         let inbox = Inbox::default();
         inbox.put(reading().0).unwrap();
-        inbox.put_refusal(&key_of("pro").1, day(), &"markets".into(), Refusal::Tier);
+        inbox.put_refusal(
+            &key_of("pro").1,
+            day(),
+            &"markets".into(),
+            RefusalReason::Tier,
+        );
         inbox.close();
         assert!(inbox.put(reading().0).is_err());
         let taken = inbox.take(100, None).unwrap();
@@ -294,8 +299,8 @@ mod tests {
                 id: KeyId::generate(&mut os_entropy),
                 ..record.clone()
             };
-            inbox.put_refusal(&other, day(), &endpoint, Refusal::Tier);
-            inbox.put_refusal(&record, day(), &endpoint, Refusal::DailyQuota);
+            inbox.put_refusal(&other, day(), &endpoint, RefusalReason::Tier);
+            inbox.put_refusal(&record, day(), &endpoint, RefusalReason::DailyQuota);
         }
         inbox.close();
         let refusals = inbox.take(100, None).unwrap().refusals;

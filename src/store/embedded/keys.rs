@@ -29,7 +29,7 @@ const TRAIL_OF_KEY: &str =
 /// The key id of an entry that belongs to no key.
 const NO_KEY: &str = "";
 const WHOLE_TRAIL: &str = "SELECT entry FROM audit WHERE key = ?1";
-const TELL_BEFORE: &str = "INSERT INTO audit (place, key, entry)
+const ADD_EARLIER_AUDIT_ENTRY: &str = "INSERT INTO audit (place, key, entry)
     VALUES ((SELECT min(0, coalesce(min(place), 0)) - 1 FROM audit), ?1, ?2)";
 /// Records or entries read at once, so that reading 100,000 of them blocks no other caller.
 const PAGE_RECORDS: i64 = 5_000;
@@ -40,7 +40,7 @@ const HOLDERS: &str = "SELECT id, json_extract(record, '$.customer') FROM keys
     WHERE id > ?1 ORDER BY id LIMIT ?2";
 const PUT: &str = "INSERT INTO keys (id, version, born, change, record) VALUES (?1, ?2, ?3, ?3, ?4)
     ON CONFLICT (id) DO UPDATE SET version = ?2, change = ?3, record = ?4";
-const TELL: &str = "INSERT INTO audit (place, key, entry) VALUES (?1, ?2, ?3)";
+const ADD_AUDIT_ENTRY: &str = "INSERT INTO audit (place, key, entry) VALUES (?1, ?2, ?3)";
 const HOLDER: &str = "SELECT id FROM digests WHERE digest = ?1";
 const ADD_DIGEST: &str = "INSERT INTO digests (digest, id) VALUES (?1, ?2)
     ON CONFLICT (digest) DO NOTHING";
@@ -209,7 +209,7 @@ pub(super) struct Put<'c> {
     add_digest: Statement<'c>,
     drop_digests: Statement<'c>,
     put: Statement<'c>,
-    tell: Statement<'c>,
+    add_audit_entry: Statement<'c>,
 }
 
 impl<'c> Put<'c> {
@@ -221,7 +221,7 @@ impl<'c> Put<'c> {
             add_digest: connection.prepare(ADD_DIGEST)?,
             drop_digests: connection.prepare(DROP_DIGESTS)?,
             put: connection.prepare(PUT)?,
-            tell: connection.prepare(TELL)?,
+            add_audit_entry: connection.prepare(ADD_AUDIT_ENTRY)?,
         })
     }
 
@@ -249,7 +249,7 @@ impl<'c> Put<'c> {
         let place = last.saturating_add(1);
         self.put
             .execute((id, signed(record.version), place, packed(record)?))?;
-        self.tell
+        self.add_audit_entry
             .execute((place, id, packed(&Entry::of(record))?))?;
         Ok(Some(place))
     }
@@ -364,8 +364,8 @@ pub(super) fn import_entry(
 ) -> rusqlite::Result<()> {
     let known = trail_of_none(connection)?;
     if known.iter().all(|known| known.version != entry.version) {
-        let mut tell = connection.prepare_cached(TELL_BEFORE)?;
-        tell.execute((NO_KEY, packed(entry)?))?;
+        let mut add_audit_entry = connection.prepare_cached(ADD_EARLIER_AUDIT_ENTRY)?;
+        add_audit_entry.execute((NO_KEY, packed(entry)?))?;
         counts.audit_entries_added += 1;
     }
     Ok(())
@@ -388,7 +388,7 @@ pub(super) fn import_exported(
         .iter()
         .map(|entry| entry.version)
         .collect();
-    let mut told = known.clone();
+    let mut versions = known.clone();
     match &stored {
         Some(stored) if stored.version >= record.version => counts.keys_held += 1,
         Some(_) | None => {
@@ -399,20 +399,20 @@ pub(super) fn import_exported(
                 let holder = holder.map_or_else(String::new, |holder| holder.to_string());
                 return Ok(Err(secret_in_use(record.id, &holder)));
             }
-            told.insert(record.version);
+            versions.insert(record.version);
             match stored {
                 Some(_) => counts.keys_replaced += 1,
                 None => counts.keys_added += 1,
             }
         }
     }
-    let mut tell = connection.prepare_cached(TELL_BEFORE)?;
+    let mut add_audit_entry = connection.prepare_cached(ADD_EARLIER_AUDIT_ENTRY)?;
     for entry in trail {
-        if told.insert(entry.version) {
-            tell.execute((record.id.as_str(), packed(entry)?))?;
+        if versions.insert(entry.version) {
+            add_audit_entry.execute((record.id.as_str(), packed(entry)?))?;
         }
     }
-    let added = told.difference(&known).count();
+    let added = versions.difference(&known).count();
     counts.audit_entries_added += u64::try_from(added).unwrap_or(0);
     Ok(Ok(()))
 }

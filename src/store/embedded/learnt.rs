@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 
-/// How long a count is told without asking again.
+/// How long a count is used without another read.
 const FRESH: Duration = Duration::from_secs(1);
 /// Keys and days remembered: about 10 MB. Beyond it the stale are forgotten, and all if that is not enough.
 const ENTRIES_MAX: usize = 65_536;

@@ -140,11 +140,11 @@ fn load(
 ) -> rusqlite::Result<()> {
     if let Some(name) = gateway {
         feed::forget_the_dead(connection)?;
-        feed::say(connection, name, 0)?;
+        feed::write_heartbeat(connection, name, 0)?;
     }
     keys.catch_up(connection, &mut connection.prepare(MARK)?)?;
     if let Some(name) = gateway {
-        feed::say(connection, name, keys.applied())?;
+        feed::write_heartbeat(connection, name, keys.applied())?;
     }
     Ok(())
 }
@@ -176,7 +176,7 @@ fn start(path: &Path, name: &str, body: impl FnOnce() + Send + 'static) -> Resul
 }
 
 impl EmbeddedStore {
-    /// Starts the writer, the follower of the key table and the checkpointer; they end when the store is told to stop.
+    /// Starts the writer, the follower of the key table and the checkpointer; they end when the store is stopped.
     fn start_threads(
         &self,
         connections: ThreadConnections,

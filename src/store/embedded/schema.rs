@@ -132,7 +132,7 @@ const REMEMBER_ZONE: &str = "INSERT INTO meta (name, value) VALUES ('zone', ?1)"
 
 /// Creates the file and its directory if they are missing, readable by their owner only: the file has key digests.
 pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
-    let told = |error: io::Error| {
+    let failed = |error: io::Error| {
         StoreError::Failed(format!(
             "{} cannot be opened: {error}. Check store.embedded.path, and that this user may write the file and its \
              directory",
@@ -147,7 +147,7 @@ pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
             .recursive(true)
             .mode(0o700)
             .create(directory)
-            .map_err(told)?;
+            .map_err(failed)?;
     }
     // The file is only created here, never opened beside SQLite: closing any descriptor of a file releases all locks that this
     // process holds on it (POSIX), on which another handle may rely.
@@ -157,24 +157,24 @@ pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
         .mode(0o600)
         .open(path)
     {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(told(error)),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
         Ok(_) | Err(_) => Ok(()),
     }
 }
 
 /// A connection to the existing file, set up. The content is not checked.
 pub(super) fn connect(path: &Path, durability: Durability) -> Result<Connection, StoreError> {
-    let told = |error| failure(path, &error);
+    let failed = |error| failure(path, &error);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(path, flags).map_err(told)?;
+    let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
     connection
         .busy_handler(Some(wait_for_lock()))
-        .map_err(told)?;
+        .map_err(failed)?;
     // Without effect on a file that already has pages.
     connection
         .execute_batch(&format!("PRAGMA page_size = {PAGE_BYTES}"))
-        .map_err(told)?;
-    use_write_ahead_log(&connection).map_err(told)?;
+        .map_err(failed)?;
+    use_write_ahead_log(&connection).map_err(failed)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS_KEPT);
     let synchronous = match durability {
         Durability::Commit => "FULL",
@@ -187,7 +187,7 @@ pub(super) fn connect(path: &Path, durability: Durability) -> Result<Connection,
              PRAGMA cache_size = -{CACHE_KIB};
              PRAGMA temp_store = MEMORY;"
         ))
-        .map_err(told)?;
+        .map_err(failed)?;
     Ok(connection)
 }
 
@@ -231,31 +231,31 @@ pub(super) fn prepare(
     path: &Path,
     zone: &str,
 ) -> Result<(), StoreError> {
-    let told = |error| failure(path, &error);
+    let failed = |error| failure(path, &error);
     let transaction = connection
         .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)
-        .map_err(told)?;
+        .map_err(failed)?;
     let number = |sql: &str| transaction.query_row(sql, [], |row| row.get::<_, i64>(0));
-    let tables = number("SELECT count(*) FROM sqlite_schema").map_err(told)?;
+    let tables = number("SELECT count(*) FROM sqlite_schema").map_err(failed)?;
     if tables == 0 {
         for tables in [TABLES, appended::TABLES, closing::TABLE] {
-            transaction.execute_batch(tables).map_err(told)?;
+            transaction.execute_batch(tables).map_err(failed)?;
         }
-        transaction.execute(REMEMBER_ZONE, [zone]).map_err(told)?;
+        transaction.execute(REMEMBER_ZONE, [zone]).map_err(failed)?;
         transaction
             .execute_batch(&format!(
                 "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
             ))
-            .map_err(told)?;
-        return transaction.commit().map_err(told);
+            .map_err(failed)?;
+        return transaction.commit().map_err(failed);
     }
-    if number("PRAGMA application_id").map_err(told)? != APPLICATION_ID {
+    if number("PRAGMA application_id").map_err(failed)? != APPLICATION_ID {
         return Err(StoreError::Failed(format!(
             "{} is the database of another program; point store.embedded.path at a file of its own",
             path.display()
         )));
     }
-    let version = number("PRAGMA user_version").map_err(told)?;
+    let version = number("PRAGMA user_version").map_err(failed)?;
     if version != SCHEMA_VERSION {
         let hint = match version < SCHEMA_VERSION {
             true => {
@@ -270,7 +270,7 @@ pub(super) fn prepare(
     }
     let theirs: String = transaction
         .query_row(ZONE_OF_FILE, [], |row| row.get(0))
-        .map_err(told)?;
+        .map_err(failed)?;
     if theirs != zone {
         return Err(StoreError::OtherCalendar(format!(
             "{} counts days in the zone {theirs}, and the configuration says {zone}: set quota.timezone to {theirs}, or \

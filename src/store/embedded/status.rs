@@ -1,4 +1,4 @@
-//! What the database says of itself.
+//! The status of the database.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use super::{Durability, events, feed};
 use crate::store::status::{EmbeddedFacts, GatewayFacts, StoreFacts, StoreStatus};
 
-/// Reads everything that `touchline store status` tells.
+/// Reads everything that `touchline store status` reports.
 pub(super) fn read(
     connection: &Connection,
     path: PathBuf,

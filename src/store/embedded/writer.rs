@@ -17,7 +17,7 @@ use super::closing::Closer;
 use super::days::other_calendar;
 use super::folding::Folder;
 use super::group::{Group, Ruling, Statements};
-use super::inbox::{ChargeAnswer, Inbox, Refund, Taken, UnclaimedGrant, Waiting};
+use super::inbox::{ChargeAnswer, Inbox, QueueBatch, Refund, UnclaimedGrant, WaitingCall};
 use super::keys::Follower;
 use super::learnt::Learnt;
 use super::schema::failure;
@@ -88,7 +88,7 @@ impl Drop for Closing<'_> {
     fn drop(&mut self) {
         self.0.up.store(false, Ordering::Relaxed);
         self.0.inbox.close();
-        // Dropping what was taken tells every caller.
+        // Dropping the batch ends the wait of every caller.
         while self.0.inbox.take(usize::MAX, None).is_some() {}
     }
 }
@@ -158,9 +158,13 @@ enum DecidedAnswer {
     ),
 }
 
-/// Decides, writes and answers one group, and returns how many entries it has; the error has been told to those who wait.
-fn settle(statements: &mut Statements<'_>, desk: &Desk, taken: Taken) -> Result<usize, StoreError> {
-    let Taken {
+/// Decides, writes and answers one group, and returns how many entries it has; an error has been sent to its waiting callers.
+fn settle(
+    statements: &mut Statements<'_>,
+    desk: &Desk,
+    taken: QueueBatch,
+) -> Result<usize, StoreError> {
+    let QueueBatch {
         waiting,
         refunds,
         refusals,
@@ -188,14 +192,16 @@ fn settle(statements: &mut Statements<'_>, desk: &Desk, taken: Taken) -> Result<
     match result {
         Ok(committed) => {
             desk.learnt.put(committed.counts, Instant::now());
-            answers.into_iter().for_each(|answer| tell(answer, desk));
+            answers
+                .into_iter()
+                .for_each(|answer| send_answer(answer, desk));
             refunds
                 .into_iter()
-                .for_each(|refund| tell_refund(refund, desk));
+                .for_each(|refund| acknowledge_refund(refund, desk));
             Ok(committed.entries)
         }
         Err(error) => {
-            tell_failure(answers, undecided, || failure(&desk.path, &error));
+            send_failure(answers, undecided, || failure(&desk.path, &error));
             desk.inbox.put_back(refunds, refusals);
             Err(failure(&desk.path, &error))
         }
@@ -203,9 +209,9 @@ fn settle(statements: &mut Statements<'_>, desk: &Desk, taken: Taken) -> Result<
 }
 
 /// Sends the error to all callers of a group.
-fn tell_failure(
+fn send_failure(
     answers: Vec<DecidedAnswer>,
-    undecided: impl Iterator<Item = Waiting>,
+    undecided: impl Iterator<Item = WaitingCall>,
     failure: impl Fn() -> StoreError,
 ) {
     for answer in answers {
@@ -216,8 +222,8 @@ fn tell_failure(
     }
     for waiting in undecided {
         match waiting {
-            Waiting::Charge(_, caller) => drop(caller.send(Err(failure()))),
-            Waiting::Used(_, _, caller) => drop(caller.send(Err(failure()))),
+            WaitingCall::Charge(_, caller) => drop(caller.send(Err(failure()))),
+            WaitingCall::Used(_, _, caller) => drop(caller.send(Err(failure()))),
         }
     }
 }
@@ -225,13 +231,13 @@ fn tell_failure(
 /// Rules on all that waits, in order of arrival; whoever has left already is passed over.
 fn decide(
     group: &mut Group<'_, '_>,
-    undecided: &mut impl Iterator<Item = Waiting>,
+    undecided: &mut impl Iterator<Item = WaitingCall>,
     answers: &mut Vec<DecidedAnswer>,
 ) -> rusqlite::Result<()> {
     for waiting in undecided {
         match waiting {
-            Waiting::Charge(_, caller) if caller.is_closed() => {}
-            Waiting::Charge(charge, caller) => {
+            WaitingCall::Charge(_, caller) if caller.is_closed() => {}
+            WaitingCall::Charge(charge, caller) => {
                 let ruling = match group.charge(&charge) {
                     Ok(ruling) => ruling,
                     Err(error) => {
@@ -242,8 +248,8 @@ fn decide(
                 };
                 answers.push(DecidedAnswer::Charge(charge, ruling, caller));
             }
-            Waiting::Used(_, _, caller) if caller.is_closed() => {}
-            Waiting::Used(key, day, caller) => match group.used(key, day) {
+            WaitingCall::Used(_, _, caller) if caller.is_closed() => {}
+            WaitingCall::Used(key, day, caller) => match group.used(key, day) {
                 Ok(used) => answers.push(DecidedAnswer::Used(day, used, caller)),
                 Err(error) => {
                     answers.push(DecidedAnswer::Used(day, Ok(0), caller));
@@ -256,7 +262,7 @@ fn decide(
 }
 
 /// Sends the results of a committed group.
-fn tell(answer: DecidedAnswer, desk: &Desk) {
+fn send_answer(answer: DecidedAnswer, desk: &Desk) {
     match answer {
         DecidedAnswer::Charge(charge, ruling, caller) => {
             let verdict = match ruling {
@@ -284,7 +290,7 @@ fn tell(answer: DecidedAnswer, desk: &Desk) {
     }
 }
 
-fn tell_refund(refund: Refund, desk: &Desk) {
+fn acknowledge_refund(refund: Refund, desk: &Desk) {
     if let Some(caller) = refund.answer {
         let receipt = refund.receipt;
         if let Some(used) = desk.learnt.used(receipt.key, receipt.day) {

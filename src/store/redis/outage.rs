@@ -28,7 +28,7 @@ use super::settings::{OutagePolicy, OutageSettings};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
-use crate::policy::quota::Share;
+use crate::policy::quota::NodeShare;
 use crate::store::redis::counts::accounts::Accounts;
 use crate::store::redis::counts::accounts::offline::{Bound, Changed, Offer, Rule, Wanted};
 use crate::store::redis::counts::ledger::{KeyDay, Ledger};
@@ -231,7 +231,7 @@ impl Outage {
     fn rule(&self, bound: Bound) -> Rule {
         let away_since = self.guard.opened().unwrap_or_else(Instant::now);
         Rule {
-            share: Share {
+            share: NodeShare {
                 nodes: self.share_nodes(),
                 cold_percent: self.settings.cold_percent,
             },

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_all_that_is_known() {
+    fn a_line_has_all_known_facts() {
         let all = Line {
             time: "2026-11-22T05:10:00.120034567Z".parse().unwrap(),
             client: Some(RequestSender::Connected(

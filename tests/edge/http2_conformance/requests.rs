@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn malformed_requests_end_their_stream_as_section_8_says() {
+async fn malformed_requests_end_their_stream_as_section_8_requires() {
     use Expected::{Answer, Stream};
     let stage = Stage::new().await;
     let ends = END_HEADERS | END_STREAM;

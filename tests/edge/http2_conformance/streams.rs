@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn frames_fit_the_state_of_their_stream_as_section_5_says() {
+async fn frames_fit_the_state_of_their_stream_as_section_5_requires() {
     use Expected::{Answer, Connection, Nothing, Stream};
     let stage = Stage::new().await;
     let data = |stream| Frame::new(DATA, END_STREAM, stream, *b"x");

@@ -146,13 +146,13 @@ async fn serve(socket: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
             .unwrap_or(0_usize);
         let mut body = vec![0; length];
         socket.read_exact(&mut body).await?;
-        let told = || state.lock().unwrap_or_else(PoisonError::into_inner);
-        told().heads.push(head);
-        while told().collecting == Collecting::Hangs {
+        let output = || state.lock().unwrap_or_else(PoisonError::into_inner);
+        output().heads.push(head);
+        while output().collecting == Collecting::Hangs {
             tokio::time::sleep(HANG_LOOK).await;
         }
         let collecting = {
-            let mut state = told();
+            let mut state = output();
             if state.collecting == Collecting::Takes {
                 let request = ExportTraceServiceRequest::decode(body.as_slice());
                 let request = request.expect("an ExportTraceServiceRequest");

@@ -529,9 +529,9 @@ impl Gateway {
             Ok(output) => output.expect("the binary runs"),
             Err(_) => panic!("it still runs after {COMMAND_DEADLINE:?}"),
         };
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success(), "{said}");
-        said
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{message}");
+        message
     }
 
     /// Runs a command of the binary on the same configuration.
@@ -656,10 +656,10 @@ async fn spawn(
                 std::fs::read_to_string(config).unwrap_or_default()
             );
         }
-        let said = std::fs::read(&stdout).ok()?;
-        let said = said.get(usize::try_from(before).ok()?..)?;
-        let whole = said.iter().rposition(|byte| *byte == b'\n')?;
-        String::from_utf8_lossy(&said[..whole])
+        let message = std::fs::read(&stdout).ok()?;
+        let message = message.get(usize::try_from(before).ok()?..)?;
+        let whole = message.iter().rposition(|byte| *byte == b'\n')?;
+        String::from_utf8_lossy(&message[..whole])
             .lines()
             .find_map(read_listening)
     });

@@ -630,9 +630,9 @@ impl Ledgers {
             .count() as u64;
         let of_policy = |policy: &str| {
             let word = format!("[\"{policy}\"]");
-            let said = refused(429).filter(|entry| entry.answer_text.contains(&word));
-            let said = said.count() as u64;
-            said..=said + unsaid
+            let message = refused(429).filter(|entry| entry.answer_text.contains(&word));
+            let message = message.count() as u64;
+            message..=message + unsaid
         };
         let tier = refused(403).count() as u64;
         let all = refused(429).count() as u64;

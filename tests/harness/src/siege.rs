@@ -120,8 +120,8 @@ impl Siege {
                     field.blows.fetch_add(1, Ordering::Relaxed);
                 }
                 let _ = done.send(());
-                let mut said = [0; 256];
-                while let Ok(1..) = stream.read(&mut said).await {}
+                let mut message = [0; 256];
+                while let Ok(1..) = stream.read(&mut message).await {}
             });
             arriving.spawn(async move {
                 let _ = arrived.await;
@@ -161,9 +161,9 @@ async fn dribble(field: Field, source: IpAddr) {
         if socket.write_all(head).await.is_err() {
             continue;
         }
-        let mut said = [0; 1024];
+        let mut message = [0; 1024];
         loop {
-            match tokio::time::timeout(SLOW_BYTE, socket.read(&mut said)).await {
+            match tokio::time::timeout(SLOW_BYTE, socket.read(&mut message)).await {
                 Ok(Ok(0) | Err(_)) => break,
                 Ok(Ok(_)) => {}
                 Err(_) => {
@@ -183,7 +183,7 @@ async fn guess(field: Field, source: IpAddr) {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let mut said = vec![0; 4096];
+        let mut message = vec![0; 4096];
         loop {
             let secret = format!("{:022x}{:022x}", fastrand::u64(..), fastrand::u64(..));
             let request = format!(
@@ -192,7 +192,7 @@ async fn guess(field: Field, source: IpAddr) {
                 &secret[..38]
             );
             let sent = socket.write_all(request.as_bytes()).await;
-            if sent.is_err() || !matches!(socket.read(&mut said).await, Ok(1..)) {
+            if sent.is_err() || !matches!(socket.read(&mut message).await, Ok(1..)) {
                 break;
             }
             field.blows.fetch_add(1, Ordering::Relaxed);
@@ -222,8 +222,8 @@ async fn reset(field: Field, source: IpAddr) {
         if socket.write_all(&bytes).await.is_ok() {
             field.blows.fetch_add(u64::from(RESETS), Ordering::Relaxed);
         }
-        let mut said = [0; 4096];
-        while let Ok(1..) = socket.read(&mut said).await {}
+        let mut message = [0; 4096];
+        while let Ok(1..) = socket.read(&mut message).await {}
     }
 }
 

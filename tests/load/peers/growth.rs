@@ -102,7 +102,7 @@ pub async fn measure(plan: Plan) {
         let resident: f64 = pids.iter().map(|pid| machine::resident_mib(*pid)).sum();
         found.resident_mib = resident / gateways.len() as f64;
     }
-    let markdown = told(plan, &found);
+    let markdown = output(plan, &found);
     println!("{markdown}");
     let files = [
         ("growth.csv", rows(&found)),
@@ -124,8 +124,8 @@ async fn stand(case: &Case, stage: &Stage) -> QuotaStatus {
     let arguments = ["keys", "import", file.to_str().unwrap()];
     let imported = gateways[0].cli(&arguments).await;
     // The gateways may take longer to load the keys than the command waits, so the wait is below.
-    let said = String::from_utf8_lossy(&imported.stdout);
-    assert!(said.contains("keys imported"), "{imported:?}");
+    let message = String::from_utf8_lossy(&imported.stdout);
+    assert!(message.contains("keys imported"), "{imported:?}");
     for gateway in &gateways {
         eventually("the gateway has all keys", async || {
             let client = Client::new(Protocol::Http1, gateway.admin, Arc::default());
@@ -174,7 +174,7 @@ impl Found {
     }
 }
 
-fn told(plan: Plan, found: &[Found]) -> String {
+fn output(plan: Plan, found: &[Found]) -> String {
     let mut text = format!(
         "{}\n{} rounds of slices of {} ms, Touchline + Redis, six endpoints and one gateway unless the row names others, {CONNECTIONS} connections, keys in \
          turn; all gateways share one core; median (first to third quartile).\n\n![CPU a request as things grow]\

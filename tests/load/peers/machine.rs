@@ -138,20 +138,20 @@ pub fn described(tools: &[(&str, &str)]) -> String {
         "{}, {} cores, Linux {}",
         models.first().unwrap_or(&"a processor"),
         models.len(),
-        said("uname", "-r")
+        message("uname", "-r")
     );
     for (tool, flag) in tools {
         // The version is the first word that starts with a figure, behind `nginx/`, `v=` or nothing.
-        let said = said(tool, flag);
-        let mut words = said.split([' ', '/', '=', '-']);
+        let message = message(tool, flag);
+        let mut words = message.split([' ', '/', '=', '-']);
         let version = words.find(|word| word.starts_with(|first: char| first.is_ascii_digit()));
         let _ = write!(text, ", {tool} {}", version.unwrap_or("unknown"));
     }
-    format!("{text}; {}.", said("date", "+%-d %B %Y"))
+    format!("{text}; {}.", message("date", "+%-d %B %Y"))
 }
 
 /// The first line of a command's output.
-fn said(command: &str, argument: &str) -> String {
+fn message(command: &str, argument: &str) -> String {
     let output = Command::new(command).arg(argument).output();
     let output = output.unwrap_or_else(|error| panic!("{command}: {error}"));
     let text = [output.stdout, output.stderr].concat();

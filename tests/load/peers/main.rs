@@ -108,7 +108,7 @@ fn main() {
     } else if wanted("training") {
         runtime.block_on(training::train());
     } else {
-        runtime.block_on(compare(plan)).tell();
+        runtime.block_on(compare(plan)).report();
     }
 }
 

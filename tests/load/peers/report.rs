@@ -88,7 +88,7 @@ impl Report {
     }
 
     /// Prints the report and stores it.
-    pub fn tell(&self) {
+    pub fn report(&self) {
         let markdown = self.markdown();
         println!("{markdown}");
         let files = [

@@ -2,9 +2,9 @@
 
 use jiff::civil::Date;
 use tokio::sync::mpsc;
-use touchline::store::chain::{ChainCheck, ChainEntry, CheckedChain, DayState, Piece};
+use touchline::store::chain::{ChainCheck, ChainEntry, ChainItem, CheckedChain, DayState};
 use touchline::store::export::{Exported, ImportMode, KeyDay, ProducerAccount, Sheet};
-use touchline::store::{Refusal, Totals};
+use touchline::store::{RefusalReason, Totals};
 
 use super::*;
 
@@ -21,8 +21,8 @@ async fn gateway_on(path: PathBuf, hands: &Hands, keeping: Keeping) -> Arc<dyn S
 }
 
 /// The entries and rows of a store's chain, and the result of checking them.
-async fn chain_of(store: &Arc<dyn Store>) -> (Vec<ChainEntry>, Vec<Piece>, CheckedChain) {
-    let (sender, mut pieces) = mpsc::channel::<Piece>(100);
+async fn chain_of(store: &Arc<dyn Store>) -> (Vec<ChainEntry>, Vec<ChainItem>, CheckedChain) {
+    let (sender, mut pieces) = mpsc::channel::<ChainItem>(100);
     let chained = store.chained().unwrap();
     let take = async {
         let (mut entries, mut rows, mut check) =
@@ -30,7 +30,7 @@ async fn chain_of(store: &Arc<dyn Store>) -> (Vec<ChainEntry>, Vec<Piece>, Check
         while let Some(piece) = pieces.recv().await {
             check.take(piece.clone());
             match piece {
-                Piece::Entry(entry) => entries.push(entry),
+                ChainItem::Entry(entry) => entries.push(entry),
                 row => rows.push(row),
             }
         }
@@ -137,7 +137,7 @@ async fn a_refund_of_a_closed_day_reopens_it_and_it_is_closed_again() {
     assert_eq!(store.refund(receipt).await, Some(0));
     crate::suite::eventually_used(&other, &key, day, 0).await;
     // What was refused then and could not be written is not counted any more.
-    store.refused(&key, day, &"markets".into(), Refusal::Tier);
+    store.refused(&key, day, &"markets".into(), RefusalReason::Tier);
     let all = [DayState::Closed, DayState::Reopened, DayState::Closed];
     eventually_has(&store, &all.map(|state| ("2026-11-01", state))).await;
     turns(&fixture.path()).await;
@@ -272,7 +272,7 @@ async fn a_copied_day_has_the_digest_of_its_rows_that_it_had() {
                 _ => late = Some(receipt),
             }
         }
-        from.refused(key, day, &"rankings".into(), Refusal::Method);
+        from.refused(key, day, &"rankings".into(), RefusalReason::Method);
     }
     hands.set("2026-11-20T12:00:00Z");
     eventually_has(&from, &[("2026-11-01", DayState::Closed)]).await;

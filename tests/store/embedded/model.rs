@@ -8,7 +8,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use touchline::policy::calendar::Day;
 use touchline::policy::key_record::KeyState;
-use touchline::store::{Decision, KeyEntry, Receipt, Refusal, Store};
+use touchline::store::{Decision, KeyEntry, Receipt, RefusalReason, Store};
 
 use super::EmbeddedFixture;
 use crate::suite::{
@@ -78,14 +78,14 @@ impl Model {
     }
 
     /// Holds what the store decided against what the model decides, and keeps the receipt.
-    fn compare(&mut self, place: (usize, usize), cost: u32, limit: u64, told: Decision) {
-        match (told, self.charge(place, cost, limit)) {
+    fn compare(&mut self, place: (usize, usize), cost: u32, limit: u64, output: Decision) {
+        match (output, self.charge(place, cost, limit)) {
             (Decision::Granted { used, receipt }, Ok(expected)) => {
                 assert_eq!(used, expected);
                 self.receipts.push((place.0, place.1, receipt));
             }
             (Decision::Exhausted { used }, Err(expected)) => assert_eq!(used, expected),
-            (told, expected) => panic!("{told:?} instead of {expected:?}"),
+            (output, expected) => panic!("{output:?} instead of {expected:?}"),
         }
     }
 }
@@ -128,7 +128,7 @@ async fn run_history(steps: Vec<Step>) {
             }
             Step::Refuse { key, day } => {
                 let endpoint = "markets".into();
-                store.refused(&keys[key], days[day], &endpoint, Refusal::DailyQuota);
+                store.refused(&keys[key], days[day], &endpoint, RefusalReason::DailyQuota);
                 *model.refused.entry((key, day)).or_default() += 1;
             }
             Step::Change { key } => {

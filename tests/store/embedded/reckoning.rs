@@ -70,7 +70,12 @@ async fn days_are_dropped_when_the_retention_is_over_and_never_before() {
     let first = calendar.day_at(store.now()).unwrap();
     for number in 0..2_500 {
         let endpoint = format!("/{number}").into();
-        store.refused(&key, first, &endpoint, touchline::store::Refusal::Tier);
+        store.refused(
+            &key,
+            first,
+            &endpoint,
+            touchline::store::RefusalReason::Tier,
+        );
     }
     granted(store.charge(charge(&key, first, 10, 1)).await);
     hands.set("2026-01-02T12:00:00Z");

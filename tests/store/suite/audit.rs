@@ -61,12 +61,12 @@ pub async fn every_change_has_its_entry_in_the_order_of_the_changes(fixture: &dy
         .map(Entry::of)
         .to_vec();
     assert_eq!(trail(&one).await, expected);
-    let told: Vec<_> = expected[2..]
+    let output: Vec<_> = expected[2..]
         .iter()
         .map(|entry| (&*entry.who, entry.what, entry.reason.as_deref()))
         .collect();
     assert_eq!(
-        told,
+        output,
         [
             ("ann", Action::Suspend, Some("ann said so")),
             ("bob", Action::Grant, Some("bob said so")),
@@ -113,7 +113,7 @@ pub async fn a_change_that_was_not_made_leaves_no_entry(fixture: &dyn Fixture) {
     assert_eq!(trail.last(), Some(&Entry::of(&winner)));
 }
 
-pub async fn entries_are_told_by_key_time_name_and_kind(fixture: &dyn Fixture) {
+pub async fn entries_are_reported_by_key_time_name_and_kind(fixture: &dyn Fixture) {
     let store = fixture.command().await;
     let key = issue(&store).await.record.clone();
     issue(&store).await;
@@ -124,7 +124,7 @@ pub async fn entries_are_told_by_key_time_name_and_kind(fixture: &dyn Fixture) {
         .await
         .unwrap();
     let all = Wanted::default;
-    let told = async |wanted: Wanted| -> Vec<Action> {
+    let output = async |wanted: Wanted| -> Vec<Action> {
         let entries = store.audit(wanted).await.unwrap();
         entries.iter().map(|entry| entry.what).collect()
     };
@@ -133,34 +133,34 @@ pub async fn entries_are_told_by_key_time_name_and_kind(fixture: &dyn Fixture) {
         ..all()
     };
     assert_eq!(
-        told(of_key.clone()).await,
+        output(of_key.clone()).await,
         [Action::Issue, Action::Suspend, Action::Resume]
     );
     let since = Wanted {
         from: Some(suspended.updated),
         ..of_key.clone()
     };
-    assert_eq!(told(since).await, [Action::Suspend, Action::Resume]);
+    assert_eq!(output(since).await, [Action::Suspend, Action::Resume]);
     let until = Wanted {
         until: Some(resumed.updated),
         ..of_key
     };
-    assert_eq!(told(until).await, [Action::Issue, Action::Suspend]);
+    assert_eq!(output(until).await, [Action::Issue, Action::Suspend]);
     let by_bob = Wanted {
         who: Some("bob".into()),
         ..all()
     };
-    assert_eq!(told(by_bob).await, [Action::Resume]);
+    assert_eq!(output(by_bob).await, [Action::Resume]);
     let issued = Wanted {
         what: Some(Action::Issue),
         ..all()
     };
-    assert_eq!(told(issued).await, [Action::Issue, Action::Issue]);
+    assert_eq!(output(issued).await, [Action::Issue, Action::Issue]);
     let nobody = Wanted {
         key: Some(new_record("pro").id),
         ..all()
     };
-    assert_eq!(told(nobody).await, []);
+    assert_eq!(output(nobody).await, []);
 }
 
 pub async fn the_trail_outlives_the_processes_that_wrote_it(fixture: &dyn Fixture) {

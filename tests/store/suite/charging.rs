@@ -197,7 +197,7 @@ pub async fn a_dropped_charge_gives_its_units_back(fixture: &dyn Fixture) {
     .await;
 }
 
-pub async fn used_is_told_without_a_charge(fixture: &dyn Fixture) {
+pub async fn used_is_reported_without_a_charge(fixture: &dyn Fixture) {
     let (one, other) = (fixture.gateway("a").await, fixture.gateway("b").await);
     let key = issue(&one).await;
     let day = today();

@@ -46,7 +46,7 @@ async fn claimed(
         .unwrap()
 }
 
-async fn told(store: &Arc<dyn Store>, courier: &str, lease: Duration) -> Option<Vec<String>> {
+async fn output(store: &Arc<dyn Store>, courier: &str, lease: Duration) -> Option<Vec<String>> {
     let events = store.undelivered(&node(courier), lease).await.unwrap();
     events.map(|events| events.into_iter().map(|event| event.id).collect())
 }
@@ -89,7 +89,7 @@ pub async fn an_event_is_claimed_by_one_node_for_a_key_day_and_share(fixture: &d
         claimed(loser.0, &other_day, loser.1, Delivery::Wanted).await,
         Claim::Made
     );
-    let kept = told(&one, "one", LONG).await.unwrap();
+    let kept = output(&one, "one", LONG).await.unwrap();
     assert_eq!(kept.len(), 3, "{kept:?}");
 }
 
@@ -117,7 +117,7 @@ pub async fn events_are_kept_in_their_order_until_they_are_delivered(fixture: &d
             .map(|index| threshold_events[*index].id())
             .collect()
     };
-    assert_eq!(told(&store, "one", LONG).await, Some(ids(&[1, 0, 2])));
+    assert_eq!(output(&store, "one", LONG).await, Some(ids(&[1, 0, 2])));
     // They are kept for another process, byte for byte.
     let other = fixture.gateway("other").await;
     let events = store
@@ -131,33 +131,33 @@ pub async fn events_are_kept_in_their_order_until_they_are_delivered(fixture: &d
     assert_eq!(events, expected);
     other.delivered(&events[0]).await.unwrap();
     other.delivered(&events[0]).await.unwrap();
-    assert_eq!(told(&store, "one", LONG).await, Some(ids(&[0, 2])));
+    assert_eq!(output(&store, "one", LONG).await, Some(ids(&[0, 2])));
     // A claim outlives its event.
     assert_eq!(
         claimed(&other, &threshold_events[1], "other", Delivery::Wanted).await,
         Claim::Held
     );
-    assert_eq!(told(&store, "one", LONG).await, Some(ids(&[0, 2])));
+    assert_eq!(output(&store, "one", LONG).await, Some(ids(&[0, 2])));
 }
 
 pub async fn one_node_delivers_until_it_is_silent_for_its_lease(fixture: &dyn Fixture) {
     let (one, other) = (fixture.gateway("one").await, fixture.gateway("other").await);
     let seen = threshold_event(80, 0);
     claimed(&one, &seen, "one", Delivery::Wanted).await;
-    assert_eq!(told(&one, "one", LONG).await, Some(vec![seen.id()]));
-    assert_eq!(told(&other, "other", LONG).await, None);
-    assert_eq!(told(&one, "one", SHORT).await, Some(vec![seen.id()]));
+    assert_eq!(output(&one, "one", LONG).await, Some(vec![seen.id()]));
+    assert_eq!(output(&other, "other", LONG).await, None);
+    assert_eq!(output(&one, "one", SHORT).await, Some(vec![seen.id()]));
     assert!(SHORT * 10 < PATIENCE);
     let mut last = None;
     eventually("the other delivers", || {
         let other = other.clone();
-        async move { told(&other, "other", LONG).await }
+        async move { output(&other, "other", LONG).await }
     })
     .await
     .into_iter()
     .for_each(|id| last = Some(id));
     assert_eq!(last, Some(seen.id()));
-    assert_eq!(told(&one, "one", LONG).await, None);
+    assert_eq!(output(&one, "one", LONG).await, None);
 }
 
 pub async fn a_node_that_resigns_lets_another_deliver_at_once(fixture: &dyn Fixture) {
@@ -166,16 +166,18 @@ pub async fn a_node_that_resigns_lets_another_deliver_at_once(fixture: &dyn Fixt
     claimed(&one, &seen, "one", Delivery::Wanted).await;
     // Nobody delivers yet.
     one.resign(&node("one")).await.unwrap();
-    assert_eq!(told(&one, "one", LONG).await, Some(vec![seen.id()]));
+    assert_eq!(output(&one, "one", LONG).await, Some(vec![seen.id()]));
     // It is not the other's to give up.
     other.resign(&node("other")).await.unwrap();
-    assert_eq!(told(&other, "other", LONG).await, None);
+    assert_eq!(output(&other, "other", LONG).await, None);
     one.resign(&node("one")).await.unwrap();
-    assert_eq!(told(&other, "other", LONG).await, Some(vec![seen.id()]));
-    assert_eq!(told(&one, "one", LONG).await, None);
+    assert_eq!(output(&other, "other", LONG).await, Some(vec![seen.id()]));
+    assert_eq!(output(&one, "one", LONG).await, None);
 }
 
-pub async fn what_waits_to_be_delivered_is_told_with_the_age_of_the_oldest(fixture: &dyn Fixture) {
+pub async fn what_waits_to_be_delivered_is_reported_with_the_age_of_the_oldest(
+    fixture: &dyn Fixture,
+) {
     let store = fixture.gateway("one").await;
     let events = async || store.status().await.unwrap().events;
     let none = events().await;
@@ -190,7 +192,7 @@ pub async fn what_waits_to_be_delivered_is_told_with_the_age_of_the_oldest(fixtu
     for threshold_event in &threshold_events {
         claimed(&store, threshold_event, "one", Delivery::Wanted).await;
     }
-    told(&store, "one", LONG).await;
+    output(&store, "one", LONG).await;
     let three = events().await;
     assert_eq!((three.waiting, three.courier.as_deref()), (3, Some("one")));
     let slack = harness::SLACK.as_secs_f64();

@@ -55,7 +55,7 @@ pub async fn imported_keys_are_as_they_were_brought_and_have_their_entries(fixtu
         assert!(found.version >= u64::try_from(before.as_microsecond()).unwrap());
         assert!(found.updated >= before - PATIENCE);
     }
-    let told: BTreeSet<_> = super::trail(&store)
+    let output: BTreeSet<_> = super::trail(&store)
         .await
         .iter()
         .map(|entry| (entry.key.unwrap(), entry.what, entry.who.clone()))
@@ -64,7 +64,7 @@ pub async fn imported_keys_are_as_they_were_brought_and_have_their_entries(fixtu
         .iter()
         .map(|record| (record.id, Action::Import, "ann".to_owned()))
         .collect();
-    assert_eq!(told, expected);
+    assert_eq!(output, expected);
 }
 
 pub async fn importing_again_adds_nothing(fixture: &dyn Fixture) {

@@ -160,8 +160,8 @@ pub async fn all_keys_come_in_the_order_of_their_creation(fixture: &dyn Fixture)
         expected.push(issue(&store).await.record.id);
     }
     let all = store.all_keys().await.unwrap();
-    let told: Vec<_> = all.iter().map(|record| record.id).collect();
-    assert_eq!(told, expected);
+    let output: Vec<_> = all.iter().map(|record| record.id).collect();
+    assert_eq!(output, expected);
 }
 
 pub async fn holders_and_records_of_some_keys_are_those_of_all_keys(fixture: &dyn Fixture) {
@@ -180,11 +180,11 @@ pub async fn holders_and_records_of_some_keys_are_those_of_all_keys(fixture: &dy
     assert_eq!(store.holders().await.unwrap(), expected);
     let unknown = new_record("pro").id;
     for asked in [vec![], vec![unknown], vec![all[5].id, unknown, all[2].id]] {
-        let told = store.records_of(&asked).await.unwrap();
+        let output = store.records_of(&asked).await.unwrap();
         let expected = asked
             .iter()
             .filter_map(|id| all.iter().find(|record| record.id == *id));
-        assert_eq!(told, expected.cloned().collect::<Vec<_>>());
+        assert_eq!(output, expected.cloned().collect::<Vec<_>>());
     }
 }
 
@@ -271,7 +271,7 @@ pub async fn a_gateway_that_does_not_apply_a_change_is_named(fixture: &dyn Fixtu
     assert!(follows.health().keys.loaded);
 }
 
-pub async fn a_gateway_that_said_goodbye_is_not_awaited(fixture: &dyn Fixture) {
+pub async fn a_gateway_that_signed_off_is_not_awaited(fixture: &dyn Fixture) {
     let command = fixture.command().await;
     let gateway = fixture.gateway("gone").await;
     gateway.close(PATIENCE).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::civil::Date;
 use touchline::policy::calendar::Day;
 use touchline::store::{
-    DayUsage, Decision, Keeping, KeyEntry, NodeName, Proof, Refusal, Role, Totals,
+    DayUsage, Decision, Keeping, KeyEntry, NodeName, Proof, RefusalReason, Role, Totals,
 };
 
 use super::{
@@ -44,11 +44,11 @@ pub async fn the_ledger_reconciles_with_the_counts_by_day_key_and_endpoint(fixtu
     }
     let rows = eventually("the ledger is whole", async || {
         let rows = ledger(&store).await;
-        let told: BTreeMap<_, _> = rows
+        let output: BTreeMap<_, _> = rows
             .iter()
             .map(|row| ((row.date, row.key.to_string()), row.endpoints.clone()))
             .collect();
-        (told == expected).then_some(rows)
+        (output == expected).then_some(rows)
     })
     .await;
     assert_eq!(rows.len(), 6);
@@ -71,12 +71,12 @@ pub async fn refused_requests_are_counted_by_their_reason(fixture: &dyn Fixture)
     let endpoint: Arc<str> = "rankings".into();
     granted(store.charge(charge_for(&key, day, 1, 1, "rankings")).await);
     let reasons = [
-        (Refusal::Tier, 100),
-        (Refusal::DailyQuota, 25),
-        (Refusal::Burst, 4),
-        (Refusal::Concurrent, 3),
-        (Refusal::NotFound, 2),
-        (Refusal::Method, 1),
+        (RefusalReason::Tier, 100),
+        (RefusalReason::DailyQuota, 25),
+        (RefusalReason::Burst, 4),
+        (RefusalReason::Concurrent, 3),
+        (RefusalReason::NotFound, 2),
+        (RefusalReason::Method, 1),
     ];
     for (reason, times) in reasons {
         for _ in 0..times {
@@ -102,7 +102,7 @@ pub async fn refused_requests_are_counted_by_their_reason(fixture: &dyn Fixture)
     .await;
 }
 
-pub async fn every_unit_is_told_by_the_tier_that_the_key_had(fixture: &dyn Fixture) {
+pub async fn every_unit_is_reported_by_the_tier_that_the_key_had(fixture: &dyn Fixture) {
     let store = fixture.gateway("a").await;
     let pro = issue(&store).await;
     let day = today();
@@ -116,28 +116,28 @@ pub async fn every_unit_is_told_by_the_tier_that_the_key_had(fixture: &dyn Fixtu
     record.tier = "starter".parse().unwrap();
     let starter = KeyEntry::new(store.update_key(record).await.unwrap().0);
     granted(store.charge(charge(&starter, day, 100, 3)).await);
-    store.refused(&starter, day, &"rankings".into(), Refusal::Tier);
+    store.refused(&starter, day, &"rankings".into(), RefusalReason::Tier);
     // Given back in the tier in which it was charged.
     store.refund(before).await;
-    let told = eventually("all is in the ledger", async || {
+    let output = eventually("all is in the ledger", async || {
         let row = ledger(&store).await.into_iter().next()?;
         let refused: u64 = row.endpoints.values().map(Totals::refused).sum();
         (row.unattributed == 0 && row.used == 5 && refused == 1).then_some(row)
     })
     .await;
     let numbers = |tier: &str| {
-        let totals = told.tiers[tier];
+        let totals = output.tiers[tier];
         (totals.requests, totals.charged, totals.refunded)
     };
     assert_eq!(numbers("pro"), (2, 7, 5));
     assert_eq!(numbers("starter"), (1, 3, 0));
-    assert_eq!(told.tiers["starter"].refused_tier, 1);
-    assert_eq!(told.tiers.len(), 2);
-    assert_eq!(told.endpoints["markets"].charged, 8);
-    assert_eq!(told.limit, Some(300), "the largest that was in force");
+    assert_eq!(output.tiers["starter"].refused_tier, 1);
+    assert_eq!(output.tiers.len(), 2);
+    assert_eq!(output.endpoints["markets"].charged, 8);
+    assert_eq!(output.limit, Some(300), "the largest that was in force");
 }
 
-pub async fn limit_and_grants_of_a_day_are_told(fixture: &dyn Fixture) {
+pub async fn limit_and_grants_of_a_day_are_reported(fixture: &dyn Fixture) {
     let store = fixture.gateway("a").await;
     let key = issue(&store).await;
     let (day, tomorrow) = (today(), day_around_now("2099-11-22"));
@@ -154,11 +154,11 @@ pub async fn limit_and_grants_of_a_day_are_told(fixture: &dyn Fixture) {
         (whole && rows.len() == 2).then_some(rows)
     })
     .await;
-    let told: Vec<_> = rows
+    let output: Vec<_> = rows
         .iter()
         .map(|row| (row.used, row.limit, row.granted, row.over))
         .collect();
-    assert_eq!(told, [(121, Some(150), 50, 0), (1, Some(100), 0, 0)]);
+    assert_eq!(output, [(121, Some(150), 50, 0), (1, Some(100), 0, 0)]);
 }
 
 pub async fn what_reconciles_is_proved_without_a_fault(fixture: &dyn Fixture) {
@@ -173,7 +173,7 @@ pub async fn what_reconciles_is_proved_without_a_fault(fixture: &dyn Fixture) {
                 store.refund(receipt).await;
             }
         } else {
-            store.refused(key, day, &"markets".into(), Refusal::DailyQuota);
+            store.refused(key, day, &"markets".into(), RefusalReason::DailyQuota);
         }
     }
     let proofs = eventually("all is proved", async || {
@@ -229,8 +229,8 @@ pub async fn a_refund_of_a_closed_day_is_an_adjustment_and_the_day_stays(fixture
     };
     assert_eq!(adjustment.units, -3);
     let (date, id) = (day.date, key.record.id);
-    let told = store.usage_of(date, date, &[id]).await.unwrap();
-    assert_eq!(told, std::slice::from_ref(&proof.usage));
+    let output = store.usage_of(date, date, &[id]).await.unwrap();
+    assert_eq!(output, std::slice::from_ref(&proof.usage));
     let age = store.now().as_second() - adjustment.came.as_second();
     assert!((0..960).contains(&age), "{age} s ago");
     let after = DayUsage {
@@ -243,7 +243,7 @@ pub async fn a_refund_of_a_closed_day_is_an_adjustment_and_the_day_stays(fixture
     assert_eq!(ledger(&other).await[0].adjusted(), -3);
 }
 
-pub async fn usage_is_told_for_the_asked_days_and_key_only(fixture: &dyn Fixture) {
+pub async fn usage_is_reported_for_the_asked_days_and_key_only(fixture: &dyn Fixture) {
     let store = fixture.gateway("a").await;
     let keys = [issue(&store).await, issue(&store).await];
     for date in ["2099-11-19", "2099-11-20", "2099-11-21"] {
@@ -268,7 +268,7 @@ pub async fn usage_is_told_for_the_asked_days_and_key_only(fixture: &dyn Fixture
     assert_eq!(store.usage(to, from, None).await.unwrap(), []);
 }
 
-pub async fn usage_of_some_keys_is_what_the_ledger_tells_of_them(fixture: &dyn Fixture) {
+pub async fn usage_of_some_keys_is_what_the_ledger_has_of_them(fixture: &dyn Fixture) {
     let store = fixture.gateway("a").await;
     let mut keys = Vec::new();
     for turn in 0..4 {
@@ -300,8 +300,8 @@ pub async fn usage_of_some_keys_is_what_the_ledger_tells_of_them(fixture: &dyn F
                 .iter()
                 .filter(|row| (from..=to).contains(&row.date) && asked.contains(&row.key));
             let expected: Vec<DayUsage> = expected.cloned().collect();
-            let told = store.usage_of(from, to, &asked).await.unwrap();
-            assert_eq!(told, expected, "{from} to {to}");
+            let output = store.usage_of(from, to, &asked).await.unwrap();
+            assert_eq!(output, expected, "{from} to {to}");
         }
     }
 }
@@ -313,7 +313,7 @@ pub async fn reopening_keeps_keys_counts_and_ledger(fixture: &dyn Fixture) {
     let (_, receipt) = granted(store.charge(charge(&key, day, 10, 4)).await);
     granted(store.charge(charge(&key, day, 10, 3)).await);
     store.refund(receipt).await;
-    store.refused(&key, day, &"markets".into(), Refusal::DailyQuota);
+    store.refused(&key, day, &"markets".into(), RefusalReason::DailyQuota);
     store.close(PATIENCE).await;
     drop(store);
 
@@ -372,11 +372,11 @@ pub async fn an_open_store_is_healthy(fixture: &dyn Fixture) {
         (health.up && health.keys.loaded && health.keys.age < Duration::from_secs(5)).then_some(())
     })
     .await;
-    let (told, asked) = (store.now(), store.server_time().await.unwrap());
-    assert!(asked.duration_since(told).abs() < jiff::SignedDuration::from_secs(5));
+    let (output, asked) = (store.now(), store.server_time().await.unwrap());
+    assert!(asked.duration_since(output).abs() < jiff::SignedDuration::from_secs(5));
 }
 
-pub async fn a_day_of_some_keys_is_what_the_ledger_tells_of_them(fixture: &dyn Fixture) {
+pub async fn a_day_of_some_keys_is_what_the_ledger_has_of_them(fixture: &dyn Fixture) {
     let store = fixture.gateway("a").await;
     let days = [day_around_now("2099-11-20"), day_around_now("2099-11-21")];
     let mut keys = Vec::new();
@@ -402,8 +402,8 @@ pub async fn a_day_of_some_keys_is_what_the_ledger_tells_of_them(fixture: &dyn F
                 .iter()
                 .filter(|row| row.date == day.date && asked.contains(&row.key));
             let expected: Vec<DayUsage> = expected.cloned().collect();
-            let told = store.day_of(day.date, &asked).await.unwrap();
-            assert_eq!(told, expected);
+            let output = store.day_of(day.date, &asked).await.unwrap();
+            assert_eq!(output, expected);
         }
     }
 }

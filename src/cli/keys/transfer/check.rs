@@ -469,8 +469,9 @@ mod tests {
     }
 
     fn problems(stored: &[KeyRecord], csv: &str) -> Vec<(u64, String)> {
-        let told = checked(stored, csv).map(|keys| keys.len()).unwrap_err();
-        told.into_iter()
+        let reported = checked(stored, csv).map(|keys| keys.len()).unwrap_err();
+        reported
+            .into_iter()
             .map(|problem| (problem.line, problem.text))
             .collect()
     }
@@ -525,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_of_every_row_is_told_with_its_line() {
+    fn every_mistake_of_every_row_is_reported_with_its_line() {
         let csv = "key,digest,id,customer,label,tier,state,expires,grants,created,previous_until\n\
             short,,,Acme,,pro,,,,,\n\
             ,abc,x,,\u{7},gold,gone,soon,2026-11-21,then,2027-01-01T00:00:00Z\n\
@@ -533,9 +534,9 @@ mod tests {
             acme-live-0123456789abcdef,00,,Acme,,pro,,,,,\n\
             fpd_4fZk09QwXy2B_mistyped00000000000000000000000000000,,,Acme,,pro,,,,,\n\
             acme live 0123456789abcdef,,,Acme,,pro,,,2026-11-21=0,,\n";
-        let told = problems(&[], csv);
-        let lines: Vec<u64> = told.iter().map(|(line, _)| *line).collect();
-        let text: Vec<String> = told
+        let reported = problems(&[], csv);
+        let lines: Vec<u64> = reported.iter().map(|(line, _)| *line).collect();
+        let text: Vec<String> = reported
             .iter()
             .map(|(line, text)| format!("{line} {text}"))
             .collect();
@@ -566,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_repeat_a_key_or_an_id_are_told_with_both_lines() {
+    fn rows_that_repeat_a_key_or_an_id_are_reported_with_both_lines() {
         let digest = KeyDigest::of(EXTERNAL.as_bytes());
         let other = KeyDigest::of(b"other");
         let csv = format!(
@@ -585,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_repeats_a_wrong_one_or_is_wrong_itself_is_told_with_both_lines() {
+    fn a_row_that_repeats_a_wrong_one_or_is_wrong_itself_is_reported_with_both_lines() {
         let digest = KeyDigest::of(EXTERNAL.as_bytes());
         let csv = format!(
             "id,key,digest,customer,tier\n\
@@ -593,16 +594,16 @@ mod tests {
              ,,{digest},Acme,pro\n\
              4fZk09QwXy2B,,{digest},,pro\n"
         );
-        let told = problems(&[], &csv);
-        let has = |line: u64, text: &str| told.contains(&(line, text.to_owned()));
-        assert!(has(3, "the row has the same key as line 2"), "{told:?}");
-        assert!(has(4, "the row has the same key as line 3"), "{told:?}");
-        assert!(has(4, "the row has the same id as line 2"), "{told:?}");
-        assert!(has(4, "customer: the field is missing"), "{told:?}");
+        let reported = problems(&[], &csv);
+        let has = |line: u64, text: &str| reported.contains(&(line, text.to_owned()));
+        assert!(has(3, "the row has the same key as line 2"), "{reported:?}");
+        assert!(has(4, "the row has the same key as line 3"), "{reported:?}");
+        assert!(has(4, "the row has the same id as line 2"), "{reported:?}");
+        assert!(has(4, "customer: the field is missing"), "{reported:?}");
     }
 
     #[test]
-    fn a_key_that_the_store_has_keeps_its_id_and_another_with_its_id_is_told() {
+    fn a_key_that_the_store_has_keeps_its_id_and_another_with_its_id_is_reported() {
         let (_, mut stored) = key_of("pro");
         let previous = KeyDigest::of(b"previous");
         stored.previous = Some(PreviousDigest {
@@ -622,9 +623,9 @@ mod tests {
             one.id,
             KeyDigest::of(b"new")
         );
-        let told = problems(&stored, &csv);
+        let reported = problems(&stored, &csv);
         assert_eq!(
-            told,
+            reported,
             [
                 (
                     2,
@@ -648,10 +649,10 @@ mod tests {
             "id,key,customer,tier\n4fZk09QwXy2B,{},Acme,pro\n",
             key.reveal()
         );
-        let told = problems(&[], &csv);
+        let reported = problems(&[], &csv);
         assert!(
-            told[0].1.starts_with("id: the key contains the id"),
-            "{told:?}"
+            reported[0].1.starts_with("id: the key contains the id"),
+            "{reported:?}"
         );
     }
 }

@@ -342,7 +342,7 @@ mod tests {
     fn rows(format: FileFormat, text: &[u8]) -> Vec<(u64, String)> {
         let mut rows = Vec::new();
         read(format, text, |row| {
-            let told = match row.fields {
+            let read = match row.fields {
                 Ok(fields) => fields
                     .iter()
                     .map(|(name, value)| format!("{name}:{value}"))
@@ -350,7 +350,7 @@ mod tests {
                     .join("|"),
                 Err(problems) => format!("!{}", problems.join("|")),
             };
-            rows.push((row.line, told));
+            rows.push((row.line, read));
         })
         .unwrap();
         rows
@@ -372,13 +372,13 @@ mod tests {
 
     #[test]
     fn a_csv_file_without_a_right_header_ends_there() {
-        let told = rows(FileFormat::Csv, b"Acme,pro,secret\nB,pro,other\n");
-        assert_eq!(told.len(), 1);
-        let (line, told) = &told[0];
-        assert!(*line == 1 && told.contains("column 1 has none"), "{told}");
-        assert!(!told.contains("secret"), "{told}");
-        let told = rows(FileFormat::Csv, b"tier,tier\n");
-        assert_eq!(told, [(1, "!the column tier is given twice".to_owned())]);
+        let read = rows(FileFormat::Csv, b"Acme,pro,secret\nB,pro,other\n");
+        assert_eq!(read.len(), 1);
+        let (line, read) = &read[0];
+        assert!(*line == 1 && read.contains("column 1 has none"), "{read}");
+        assert!(!read.contains("secret"), "{read}");
+        let read = rows(FileFormat::Csv, b"tier,tier\n");
+        assert_eq!(read, [(1, "!the column tier is given twice".to_owned())]);
         assert!(rows(FileFormat::Csv, b"")[0].1.contains("header"));
         assert_eq!(rows(FileFormat::Csv, b"key,tier\n"), []);
     }
@@ -388,17 +388,17 @@ mod tests {
         let text = "{\"customer\":\"Acme\",\"label\":null,\"grants\":{\"2026-11-21\":5}}\n\n\
                     {\"customer\":7,\"secret\":\"secret\",\"key\":[\"secret\"],\"grants\":\"2026-11-21=5\"}\n\
                     {\"key\":\"secret\"\n[]\n{\"grants\":{\"2026-11-21\":\"secret\"}}";
-        let told = rows(FileFormat::Jsonl, text.as_bytes());
-        assert_eq!(told[0], (1, "customer:Acme|grants:2026-11-21=5".to_owned()));
-        let lines: Vec<u64> = told.iter().map(|(line, _)| *line).collect();
+        let read = rows(FileFormat::Jsonl, text.as_bytes());
+        assert_eq!(read[0], (1, "customer:Acme|grants:2026-11-21=5".to_owned()));
+        let lines: Vec<u64> = read.iter().map(|(line, _)| *line).collect();
         assert_eq!(lines, [1, 3, 4, 5, 6]);
-        assert!(told[1].1.contains("customer is not a text"), "{told:?}");
-        assert!(told[1].1.contains("unknown field"), "{told:?}");
-        assert!(told[1].1.contains("key is not a text"), "{told:?}");
-        assert!(told[2].1.contains("not JSON: see column"), "{told:?}");
-        assert!(told[3].1.contains("not a JSON object"), "{told:?}");
-        assert!(told[4].1.contains("object of dates and units"), "{told:?}");
-        assert!(!format!("{told:?}").contains("secret"));
+        assert!(read[1].1.contains("customer is not a text"), "{read:?}");
+        assert!(read[1].1.contains("unknown field"), "{read:?}");
+        assert!(read[1].1.contains("key is not a text"), "{read:?}");
+        assert!(read[2].1.contains("not JSON: see column"), "{read:?}");
+        assert!(read[3].1.contains("not a JSON object"), "{read:?}");
+        assert!(read[4].1.contains("object of dates and units"), "{read:?}");
+        assert!(!format!("{read:?}").contains("secret"));
     }
 
     #[test]
@@ -407,15 +407,15 @@ mod tests {
         text.push(b'\n');
         assert_eq!(rows(FileFormat::Jsonl, &text), []);
         let text = vec![b'x'; 10 * ROW_BYTES_MAX];
-        let told = rows(FileFormat::Jsonl, &text);
-        assert_eq!(told.len(), 1);
-        assert!(told[0].1.contains("longer than"), "{told:?}");
+        let read = rows(FileFormat::Jsonl, &text);
+        assert_eq!(read.len(), 1);
+        assert!(read[0].1.contains("longer than"), "{read:?}");
     }
 
     #[test]
-    fn what_is_not_utf_8_is_told() {
-        let told = rows(FileFormat::Csv, b"key,label\nk,\xff\n");
-        assert_eq!(told, [(2, "!label is not UTF-8".to_owned())]);
+    fn what_is_not_utf_8_is_reported() {
+        let read = rows(FileFormat::Csv, b"key,label\nk,\xff\n");
+        assert_eq!(read, [(2, "!label is not UTF-8".to_owned())]);
         assert!(
             rows(FileFormat::Jsonl, b"{\"label\":\"\xff\"}\n")[0]
                 .1

@@ -52,20 +52,20 @@ fn rows_by_whatever_add_up_to_the_same_total() {
     let records: Records = [one, two].into_iter().map(|one| (one.id, one)).collect();
     let (config, whole) = (config(), total(&ledger));
     assert_eq!((whole.used, whole.unattributed, whole.over), (34, 4, 1));
-    let told = |by: Grouping| -> Vec<(String, Option<usize>, i64)> {
+    let output = |by: Grouping| -> Vec<(String, Option<usize>, i64)> {
         let rows = rows(by, &ledger, &config, &records);
         let mut sum = UsageCounts::default();
         rows.iter().for_each(|row| sum.add(&row.counts));
         assert_eq!(sum, whole, "{by:?}");
-        let told = rows.into_iter().map(|row| {
+        let output = rows.into_iter().map(|row| {
             let name = row.names[0].1.clone().unwrap_or_default();
             (name, row.keys, row.counts.used)
         });
-        told.collect()
+        output.collect()
     };
     let of = |name: &str, keys: usize, used: i64| (name.to_owned(), Some(keys), used);
     assert_eq!(
-        told(Grouping::Day),
+        output(Grouping::Day),
         [
             of("2026-10-31", 1, 5),
             of("2026-11-20", 2, 28),
@@ -73,27 +73,27 @@ fn rows_by_whatever_add_up_to_the_same_total() {
         ]
     );
     assert_eq!(
-        told(Grouping::Month),
+        output(Grouping::Month),
         [of("2026-10", 1, 5), of("2026-11", 3, 29)]
     );
     assert_eq!(
-        told(Grouping::Customer),
+        output(Grouping::Customer),
         [of("", 1, 1), of("Aaron", 1, 7), of("Acme", 1, 26)]
     );
     assert_eq!(
-        told(Grouping::Endpoint),
+        output(Grouping::Endpoint),
         [of("(unattributed)", 3, 4), of("/a", 2, 18), of("/b", 2, 12)]
     );
     // The unattributed unit of the day with two tiers goes with the dearer one.
     assert_eq!(
-        told(Grouping::Tier),
+        output(Grouping::Tier),
         [
             of("enterprise", 1, 13),
             of("pro", 2, 14),
             of("starter", 1, 7)
         ]
     );
-    let by_key = told(Grouping::Key);
+    let by_key = output(Grouping::Key);
     assert_eq!(
         by_key,
         [

@@ -19,7 +19,7 @@ fn record(tier: &str, customer: &str) -> KeyRecord {
 }
 
 /// The lines of a key in October 2026 at an instant of November.
-fn told_by(rules: billing::Rules, usage: &[DayUsage], record: &KeyRecord) -> Vec<InvoiceLine> {
+fn reported_by(rules: billing::Rules, usage: &[DayUsage], record: &KeyRecord) -> Vec<InvoiceLine> {
     let mut config = config();
     config.billing = rules;
     let now = "2026-11-20T00:00:00Z".parse().unwrap();
@@ -32,8 +32,8 @@ fn told_by(rules: billing::Rules, usage: &[DayUsage], record: &KeyRecord) -> Vec
     lines::of(&terms, &key, usage).unwrap().collect()
 }
 
-fn told(usage: &[DayUsage], record: &KeyRecord) -> Vec<InvoiceLine> {
-    told_by(billing::Rules::default(), usage, record)
+fn output(usage: &[DayUsage], record: &KeyRecord) -> Vec<InvoiceLine> {
+    reported_by(billing::Rules::default(), usage, record)
 }
 
 /// Its requests were all refunded.
@@ -81,7 +81,7 @@ fn a_day_counts_for_the_dearest_tier_that_was_charged_and_units_for_their_own() 
         day("2026-10-03", record.id, vec![cell("pro", "/a", 5)]),
         day("2026-11-01", record.id, vec![cell("pro", "/a", 5)]),
     ];
-    let lines = told(&usage, &record);
+    let lines = output(&usage, &record);
     let counts: Vec<_> = lines
         .iter()
         .map(|line| (&*line.tier, line.days, line.charged, line.refunded))
@@ -107,7 +107,7 @@ fn a_day_is_not_used_in_a_tier_whose_units_were_all_refunded() {
     let record = record("starter", "Acme");
     let mixed = vec![refunded("enterprise", 4), cell("starter", "/a", 4)];
     let usage = [day("2026-10-02", record.id, mixed)];
-    let lines = told(&usage, &record);
+    let lines = output(&usage, &record);
     let amounts: Vec<_> = lines
         .iter()
         .map(|line| (&*line.tier, line.days, line.amount_cents))
@@ -119,7 +119,7 @@ fn a_day_is_not_used_in_a_tier_whose_units_were_all_refunded() {
 }
 
 #[test]
-fn a_key_whose_every_request_was_refunded_is_billed_by_the_rule_for_unused_keys_and_its_line_says_so()
+fn a_key_whose_every_request_was_refunded_is_billed_by_the_rule_for_unused_keys_and_its_line_reports_it()
  {
     let record = record("enterprise", "Acme");
     let place = ("2026-10-02".parse().unwrap(), record.id);
@@ -130,7 +130,7 @@ fn a_key_whose_every_request_was_refunded_is_billed_by_the_rule_for_unused_keys_
                 months,
                 unused_keys,
             };
-            let lines = told_by(rules, std::slice::from_ref(&usage), &record);
+            let lines = reported_by(rules, std::slice::from_ref(&usage), &record);
             let [line] = &lines[..] else {
                 panic!("{lines:?}");
             };
@@ -170,7 +170,7 @@ fn a_key_that_was_not_used_has_a_line_for_the_days_that_it_was_held() {
         (&revoked, None),
         (&ending, Some((15, Some(14_467)))),
     ] {
-        let lines = told(&[], record);
+        let lines = output(&[], record);
         let lines: Vec<_> = lines
             .iter()
             .inspect(|line| assert_eq!(line.used, lines::Use::None))
@@ -182,7 +182,7 @@ fn a_key_that_was_not_used_has_a_line_for_the_days_that_it_was_held() {
         unused_keys: UnusedKeys::Skip,
         ..billing::Rules::default()
     };
-    assert_eq!(told_by(skip, &[], &idle), []);
+    assert_eq!(reported_by(skip, &[], &idle), []);
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn what_came_after_a_day_was_closed_is_in_the_month_in_which_it_came() {
         came("2026-10-31T23:45:00Z", -2),
         came("2026-11-01T00:00:00Z", 100),
     ];
-    let lines = told(&[usage], &record);
+    let lines = output(&[usage], &record);
     let counts: Vec<_> = lines
         .iter()
         .map(|line| (&*line.tier, line.days, line.charged, line.adjusted))
@@ -219,7 +219,7 @@ fn units_of_which_no_tier_is_known_are_billed_in_the_tier_held() {
         day("2026-10-02", record.id, vec![unknown]),
         day("2026-10-03", record.id, Vec::new()),
     ];
-    let lines = told(&usage, &record);
+    let lines = output(&usage, &record);
     let amounts: Vec<_> = lines
         .iter()
         .map(|line| (&*line.tier, line.days, line.unattributed, line.amount_cents))
@@ -231,7 +231,7 @@ fn units_of_which_no_tier_is_known_are_billed_in_the_tier_held() {
 fn the_table_shows_dollars_and_the_csv_cents() {
     let record = record("pro", "Acme");
     let usage = [day("2026-10-01", record.id, vec![cell("pro", "/a", 25)])];
-    let lines = told(&usage, &record);
+    let lines = output(&usage, &record);
     let cells = lines[0].cells(month("2026-10")).join(",");
     assert_eq!(
         cells,

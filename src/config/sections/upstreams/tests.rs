@@ -1,11 +1,11 @@
-//! What the file may say of upstreams, and how mistakes are told.
+//! The settings of upstreams, and the messages for their mistakes.
 
 use std::path::Path as FilePath;
 
-use crate::config::{Config, Protocol, Upstream};
+use crate::config::{Config, Protocol, UpstreamConfig};
 use crate::policy::compression::{Coding, Compression};
 
-fn parse(upstream: &str) -> Result<Upstream, String> {
+fn parse(upstream: &str) -> Result<UpstreamConfig, String> {
     let text = format!(
         "tiers: {{pro: {{daily: 5}}}}
 endpoints: [{{path: /a, tiers: [pro], upstream: u}}]
@@ -19,10 +19,10 @@ upstreams: {{u: {upstream}}}
 
 #[track_caller]
 fn is_refused(upstream: &str, path: &str, message: &str) {
-    let told = parse(upstream).map(|_| ()).unwrap_err();
+    let output = parse(upstream).map(|_| ()).unwrap_err();
     let wanted = format!("upstreams.u.{path}: ");
-    let line = told.lines().find(|line| line.contains(&wanted));
-    let line = line.unwrap_or_else(|| panic!("nothing of {path} in {told}"));
+    let line = output.lines().find(|line| line.contains(&wanted));
+    let line = line.unwrap_or_else(|| panic!("nothing of {path} in {output}"));
     assert!(line.contains(message), "{line}");
     assert!(line.starts_with("g.yaml:3:"), "{line}");
 }
@@ -78,7 +78,7 @@ fn servers_have_weights_where_they_are_written() {
 }
 
 #[test]
-fn mistakes_in_choice_checks_and_ejection_are_told_where_they_stand() {
+fn mistakes_in_choice_checks_and_ejection_are_reported_at_their_places() {
     for (more, path, message) in [
         ("choice: random", "choice", "not a way to choose a server"),
         ("resolve: 1ms", "resolve", "too small"),
@@ -134,10 +134,10 @@ fn mistakes_in_choice_checks_and_ejection_are_told_where_they_stand() {
 }
 
 #[test]
-fn answers_are_compressed_where_it_is_said_and_mistakes_in_it_are_told() {
+fn answers_are_compressed_where_it_is_configured_and_mistakes_in_it_are_reported() {
     let with = |more: &str| format!("{{servers: [127.0.0.1:1]{more}}}");
-    let said = |more: &str| parse(&with(more)).unwrap().compression;
-    assert_eq!(said(""), None);
+    let reply = |more: &str| parse(&with(more)).unwrap().compression;
+    assert_eq!(reply(""), None);
     let compression = |codings: &[Coding], bytes_min| {
         let codings = codings.to_vec();
         Some(Compression { codings, bytes_min })
@@ -153,7 +153,7 @@ fn answers_are_compressed_where_it_is_said_and_mistakes_in_it_are_told() {
             compression(&[Coding::Gzip, Coding::Zstd], 1),
         ),
     ] {
-        assert_eq!(said(more), expected, "{more}");
+        assert_eq!(reply(more), expected, "{more}");
     }
     for (text, path, message) in [
         ("true", "compression", "expected keys"),

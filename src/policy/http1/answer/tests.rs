@@ -114,7 +114,7 @@ fn a_body_is_framed_in_one_way_or_the_upstream_is_at_fault() {
 }
 
 #[test]
-fn what_has_no_body_by_its_status_or_the_method_has_none_whatever_its_fields_say() {
+fn what_has_no_body_by_its_status_or_the_method_has_none_whatever_its_fields_are() {
     use AnswerFraming::Bodiless;
     for (fields, announced) in [
         ("", None),

@@ -4,8 +4,8 @@ use super::*;
 
 type Plain = Account<&'static str, ()>;
 
-fn terms(limit: u64) -> Terms<()> {
-    Terms {
+fn terms(limit: u64) -> WaiterTerms<()> {
+    WaiterTerms {
         limit,
         version: 1,
         context: (),
@@ -143,7 +143,7 @@ fn a_denial_ends_with_a_newer_record_a_larger_limit_or_an_own_refund() {
         ));
         account
     };
-    let newer = Terms {
+    let newer = WaiterTerms {
         version: 2,
         ..terms(1)
     };

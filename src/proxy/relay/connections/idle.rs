@@ -24,11 +24,11 @@ pub struct Idle(Mutex<Kept>);
 #[derive(Default)]
 struct Kept {
     /// Of each server the one last used at the end.
-    by_server: HashMap<u64, Vec<Waiting>>,
+    by_server: HashMap<u64, Vec<IdleConnection>>,
     count: usize,
 }
 
-struct Waiting {
+struct IdleConnection {
     stream: Stream,
     /// When it is too old; `None` for never.
     until: Option<Instant>,
@@ -49,7 +49,7 @@ impl Idle {
     /// Keeps a connection for at most `patience`; closes it where too many are kept.
     pub fn keep(&self, stream: Stream, server: u64, patience: Option<Duration>) {
         let until = patience.and_then(|patience| Instant::now().checked_add(patience));
-        let mut waiting = Waiting { stream, until };
+        let mut waiting = IdleConnection { stream, until };
         let mut kept = self.0.lock();
         if kept.count < KEPT_MAX && waiting.is_quiet() {
             kept.count += 1;
@@ -72,14 +72,14 @@ impl Idle {
 }
 
 impl Kept {
-    fn pop(&mut self, server: u64) -> Option<Waiting> {
+    fn pop(&mut self, server: u64) -> Option<IdleConnection> {
         let taken = self.by_server.get_mut(&server)?.pop()?;
         self.count -= 1;
         Some(taken)
     }
 }
 
-impl Waiting {
+impl IdleConnection {
     fn is_open(&mut self, now: Instant) -> bool {
         self.until.is_none_or(|until| now < until) && self.is_quiet()
     }

@@ -14,7 +14,7 @@ use crate::policy::api_key::os_entropy;
 use crate::policy::calendar::{Calendar, Day};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::key_record::tests::key_of;
-use crate::store::chain::Piece;
+use crate::store::chain::ChainItem;
 use crate::store::embedded::group::{Group, Ruling, Statements};
 use crate::store::embedded::inbox::{Refund, Refusals};
 use crate::store::embedded::keys::{self, Follower, KeptRecords};
@@ -193,13 +193,13 @@ impl World {
             model: self.model.clone(),
             receipts: self.receipts.clone(),
         };
-        let (mut jobs, mut told) = (Vec::new(), Vec::new());
+        let (mut jobs, mut output) = (Vec::new(), Vec::new());
         for item in items {
             let (job, expected) = after.apply(item);
             jobs.extend(job);
-            told.extend(expected);
+            output.extend(expected);
         }
-        (jobs, told, after)
+        (jobs, output, after)
     }
 
     fn apply(&mut self, item: &Item) -> (Option<Job>, Option<Option<u64>>) {
@@ -320,7 +320,7 @@ impl World {
         drop(sender);
         let mut rows = Vec::new();
         while let Ok(piece) = pieces.try_recv() {
-            let Piece::Ledger(row) = piece else {
+            let ChainItem::Ledger(row) = piece else {
                 panic!("{piece:?}");
             };
             rows.push((row.date, row.key, row.endpoint, row.numbers[1]));
@@ -350,7 +350,7 @@ enum Job {
     Refuse(Refusals),
 }
 
-/// One group; what its charges were told. The middle of a day that is charged decides what time it is.
+/// One group; returns the results of its charges. The middle of a day that is charged decides what time it is.
 fn run_group(inside: &mut Inside<'_>, jobs: Vec<Job>, end: End) -> Told {
     let Inside {
         statements,
@@ -361,10 +361,10 @@ fn run_group(inside: &mut Inside<'_>, jobs: Vec<Job>, end: End) -> Told {
     // The days overlap in time, so that one group has entries of both.
     let now = || Timestamp::from_second(NOW).unwrap();
     let mut group = Group::begin(statements, keys, Keeping::default(), now).unwrap();
-    let mut told = Vec::new();
+    let mut output = Vec::new();
     for job in jobs {
         match job {
-            Job::Charge(charge) => told.push(match group.charge(&charge).unwrap() {
+            Job::Charge(charge) => output.push(match group.charge(&charge).unwrap() {
                 Ruling::Granted(used) => Some(used),
                 Ruling::Exhausted(_) => None,
                 other => panic!("{other:?}"),
@@ -385,7 +385,7 @@ fn run_group(inside: &mut Inside<'_>, jobs: Vec<Job>, end: End) -> Told {
         // The transaction stays open until the connection is closed.
         End::Dead => {}
     }
-    told
+    output
 }
 
 const NOW: i64 = 1_763_719_200;
@@ -441,8 +441,8 @@ fn run_history(steps: Vec<Step>) {
                 end,
             } => {
                 let (jobs, expected, after) = world.plan(&items);
-                let told = processes[process].does(move |inside| run_group(inside, jobs, end));
-                assert_eq!(told, expected);
+                let output = processes[process].does(move |inside| run_group(inside, jobs, end));
+                assert_eq!(output, expected);
                 match end {
                     End::Committed => world = after,
                     End::RolledBack => {}

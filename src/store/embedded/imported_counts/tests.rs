@@ -35,12 +35,12 @@ fn charged(charged: u64, refunded: u64) -> DayRows {
     }
 }
 
-/// What a process in Redis tells: granted, given back; charged and refunded at an endpoint.
+/// The export of a process in Redis: units granted and refunded, and those charged and refunded at an endpoint.
 fn process(name: &str, account: (u64, u64), ledger: (u64, u64)) -> KeyDay {
     let tier: TierName = "pro".parse().unwrap();
     let totals = totals(ledger.0, ledger.1);
-    let mut told = DayRows::default().exported(OWN, key(), day());
-    told.accounts.push(ProducerAccount {
+    let mut output = DayRows::default().exported(OWN, key(), day());
+    output.accounts.push(ProducerAccount {
         producer: format!("{name}.0"),
         granted: account.0,
         returned: account.1,
@@ -51,8 +51,8 @@ fn process(name: &str, account: (u64, u64), ledger: (u64, u64)) -> KeyDay {
     };
     let mut sheet = sheet(name, &row_name(Some(&tier), "/markets"), &totals, ceiling);
     sheet.producer = format!("{name}.1");
-    told.sheets.push(sheet);
-    told
+    output.sheets.push(sheet);
+    output
 }
 
 fn count(rows: &DayRows) -> i64 {
@@ -61,10 +61,10 @@ fn count(rows: &DayRows) -> i64 {
 }
 
 #[test]
-fn what_was_taken_in_is_told_again_by_the_names_of_those_who_charged() {
+fn imported_counts_are_exported_again_under_the_names_of_their_producers() {
     let mut rows = charged(5, 1);
-    let told = process("a", (10, 2), (9, 2));
-    rows.import(OWN, &told);
+    let output = process("a", (10, 2), (9, 2));
+    rows.import(OWN, &output);
     assert_eq!(count(&rows), 4 + 8);
     assert_eq!(rows.rows[MARKETS].0.charged, 14);
     assert_eq!(rows.rows[UNATTRIBUTED].0.charged, 1);
@@ -72,13 +72,13 @@ fn what_was_taken_in_is_told_again_by_the_names_of_those_who_charged() {
     let producers: Vec<&str> = again.accounts.iter().map(|one| &*one.producer).collect();
     assert_eq!(producers, ["own0.own", "a.0"]);
     assert_eq!(again.accounts[0].granted, 5);
-    assert_eq!(again.accounts[1], told.accounts[0]);
-    assert_eq!(again.sheets[1], told.sheets[0]);
+    assert_eq!(again.accounts[1], output.accounts[0]);
+    assert_eq!(again.sheets[1], output.sheets[0]);
 
     // Another database counts the same, whatever it hears twice.
     let mut other = DayRows::default();
-    for told in [&again, &told, &again] {
-        other.import("other", told);
+    for output in [&again, &output, &again] {
+        other.import("other", output);
         assert!(count(&other) <= 12);
     }
     assert_eq!(count(&other), 12);
@@ -116,20 +116,20 @@ fn own_charges_between_two_tellings_stay_own() {
 fn late_units_are_taken_over_with_the_instant_at_which_they_came() {
     let mut source = charged(10, 1);
     source.late.insert(900, -2);
-    let told = source.exported("source", key(), day());
-    assert_eq!(told.accounts[0].returned, 3);
+    let output = source.exported("source", key(), day());
+    assert_eq!(output.accounts[0].returned, 3);
     let mut rows = DayRows::default();
-    rows.import(OWN, &told);
+    rows.import(OWN, &output);
     assert_eq!((count(&rows), rows.late[&900]), (7, -2));
     assert!(!rows.rows.contains_key(UNATTRIBUTED), "{rows:?}");
-    assert_eq!(rows.exported(OWN, key(), day()).accounts, told.accounts);
+    assert_eq!(rows.exported(OWN, key(), day()).accounts, output.accounts);
 }
 
 #[test]
 fn a_database_that_lost_its_own_charges_gets_them_back() {
-    let told = charged(10, 1).exported(OWN, key(), day());
+    let output = charged(10, 1).exported(OWN, key(), day());
     let mut rolled_back = charged(6, 0);
-    rolled_back.import(OWN, &told);
+    rolled_back.import(OWN, &output);
     assert_eq!(rolled_back, charged(10, 1));
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::policy::quota::{Account, Terms, WaiterResult};
+use crate::policy::quota::{Account, WaiterResult, WaiterTerms};
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::names::Names;
 use crate::store::redis::producer::Producer;
@@ -238,10 +238,10 @@ impl Accounts {
         slots.entry((key, day.date)).or_insert_with(make).clone()
     }
 
-    /// Terms for calls that grant nothing.
-    fn terms(&self, key: KeyId, day: Day) -> Terms<Context> {
+    /// WaiterTerms for calls that grant nothing.
+    fn terms(&self, key: KeyId, day: Day) -> WaiterTerms<Context> {
         let entry = self.keys.get(key);
-        Terms {
+        WaiterTerms {
             limit: 0,
             version: entry
                 .as_ref()

@@ -25,7 +25,7 @@ use crate::store::redis::shards::Shards;
 use crate::store::redis::wire::link::Link;
 use crate::store::redis::wire::request::LinkError;
 use crate::store::redis::wire::script::{Arguments, MERGE_TOTALS};
-use crate::store::{Charge, KeyEntry, Receipt, Refusal, StoreError, Totals};
+use crate::store::{Charge, KeyEntry, Receipt, RefusalReason, StoreError, Totals};
 
 mod carrying;
 mod cells;
@@ -124,7 +124,7 @@ impl Ledger {
     }
 
     /// A request was refused.
-    pub fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
+    pub fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason) {
         let place = (key.record.id, day.date, key.record.tier.clone());
         let refuse = |totals: &mut Totals, _: &mut Ceiling| totals.refuse(refusal, 1);
         self.record(place, day, endpoint, refuse, drop);

@@ -16,7 +16,7 @@ use crate::store::redis::wire::link::Link;
 use crate::store::redis::wire::script::{Arguments, CLAIM, COURIER};
 use crate::store::status::EventFacts;
 use crate::store::{
-    CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_TOLD_MAX,
+    CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_READ_MAX,
     NodeName, StoreError,
 };
 
@@ -92,7 +92,7 @@ async fn right(
     let arguments = Arguments::new()
         .text(courier.0.clone())
         .count(lease)
-        .count(EVENTS_TOLD_MAX);
+        .count(EVENTS_READ_MAX);
     let keys = [names.courier(), names.events()];
     let keys = keys.each_ref().map(String::as_str);
     let answer = link.run(&COURIER, &keys, &arguments, Instant::now() + TIMEOUT);

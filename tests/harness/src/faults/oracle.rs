@@ -129,7 +129,7 @@ impl Facts {
         figures.kills = self.kills.len() as u64;
         figures.costly_faults = self.effects.len() as u64;
         for seen in &self.seen {
-            let counter = match seen.told.map(|told| told.status) {
+            let counter = match seen.output.map(|output| output.status) {
                 Some(200) => &mut figures.served,
                 Some(429) => &mut figures.exhausted,
                 Some(_) if self.failed.contains(&seen.id) => &mut figures.upstream_failed,
@@ -154,7 +154,7 @@ impl Facts {
                 found.push(format!("{} was sent twice", what()));
             }
             let forwarded = self.forwarded.get(&seen.id).copied().unwrap_or(0);
-            match seen.told.map(|told| told.status) {
+            match seen.output.map(|output| output.status) {
                 Some(200) if forwarded != 1 => {
                     found.push(format!(
                         "{} was served, forwarded {forwarded} times",
@@ -182,7 +182,7 @@ impl Facts {
     fn judge_refusals(&self, found: &mut Vec<String>) {
         let mut begun: BTreeMap<(usize, Option<String>), Vec<Instant>> = BTreeMap::new();
         for seen in &self.seen {
-            if seen.told.is_none_or(|told| told.status != 429) {
+            if seen.output.is_none_or(|output| output.status != 429) {
                 let account = (seen.key, day_of(seen));
                 begun.entry(account).or_default().push(seen.began);
             }
@@ -193,7 +193,7 @@ impl Facts {
             times.map_or(0, |times| times.partition_point(|began| *began < end))
         };
         for seen in &self.seen {
-            if seen.told.is_none_or(|told| told.status != 429) {
+            if seen.output.is_none_or(|output| output.status != 429) {
                 continue;
             }
             let charged = before(&(seen.key, day_of(seen)), seen.ended)
@@ -215,7 +215,7 @@ impl Facts {
             found.push("access log: an id stands there twice".into());
         }
         for seen in &self.seen {
-            let Some(told) = seen.told else { continue };
+            let Some(output) = seen.output else { continue };
             let Some(line) = logged.get(&seen.id) else {
                 if !self.unlogged.contains(&seen.gateway) && !self.killed_soon_after(seen) {
                     found.push(format!("access log: {} is missing", self.name(seen)));
@@ -223,7 +223,7 @@ impl Facts {
                 continue;
             };
             let units = self.units(seen);
-            if line.status != told.status || !(units.least..=units.most).contains(&line.units) {
+            if line.status != output.status || !(units.least..=units.most).contains(&line.units) {
                 found.push(format!(
                     "access log: {} has status {} and {} units",
                     self.name(seen),
@@ -381,14 +381,15 @@ impl Facts {
 
     /// The most units that a gateway may have considered left of a key's day at that time, by its last answers.
     fn left(&self, gateway: usize, place: usize, date: &str, at: Instant) -> Option<u64> {
-        let told = |seen: &&Seen| seen.gateway == gateway && seen.key == place && seen.ended <= at;
+        let output =
+            |seen: &&Seen| seen.gateway == gateway && seen.key == place && seen.ended <= at;
         let mut answers: Vec<(Instant, u64)> = self
             .seen
             .iter()
-            .filter(told)
+            .filter(output)
             .filter(|seen| !self.without_store(gateway, seen.ended))
             .filter(|seen| day_of(seen).as_deref() == Some(date))
-            .filter_map(|seen| Some((seen.ended, seen.told?.remaining?)))
+            .filter_map(|seen| Some((seen.ended, seen.output?.remaining?)))
             .collect();
         answers.sort_unstable();
         let last = answers.iter().rev().take(OVERTAKING);
@@ -397,7 +398,7 @@ impl Facts {
 
     fn units(&self, seen: &Seen) -> Units {
         let forwarded = self.forwarded.contains_key(&seen.id);
-        let (least, most) = match seen.told.map(|told| told.status) {
+        let (least, most) = match seen.output.map(|output| output.status) {
             Some(200) => (1, 1),
             Some(500) if self.owed(seen) => (0, 1),
             Some(_) => (0, 0),
@@ -476,7 +477,7 @@ fn judge_count(verdict: &mut Verdict, key: &str, when: &str, count: u64, units: 
 
 /// The date of an answer's day, which ends at its reset.
 fn day_of(seen: &Seen) -> Option<String> {
-    let reset = seen.told?.reset?;
+    let reset = seen.output?.reset?;
     Some(date_of(reset.saturating_sub(HALF_DAY_SECONDS)))
 }
 

@@ -97,7 +97,7 @@ pub enum Fault {
     GatewayKilledInOutage {
         /// The gateway's place.
         gateway: usize,
-        /// How long Redis is away before and after.
+        /// How long Redis is unavailable before and after.
         time: Duration,
     },
     /// A gateway is killed, Redis emptied, and the gateway restarted.

@@ -141,7 +141,7 @@ impl OneClient {
                 gateway: self.gateway,
                 began,
                 ended: Instant::now(),
-                told: answer.map(|(told, _)| told),
+                output: answer.map(|(output, _)| output),
             });
             self.made.fetch_add(1, Ordering::Relaxed);
             connection = answer.and_then(|(_, kept)| kept.then_some(socket));
@@ -190,7 +190,7 @@ fn read_answer(bytes: &[u8]) -> Option<(Told, bool)> {
     let head = std::str::from_utf8(bytes.get(..head_end)?).ok()?;
     let mut lines = head.split("\r\n");
     let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
-    let (mut told, mut length, mut kept) = (
+    let (mut output, mut length, mut kept) = (
         Told {
             status,
             remaining: None,
@@ -206,13 +206,13 @@ fn read_answer(bytes: &[u8]) -> Option<(Told, bool)> {
         let value = value.trim();
         match name.to_ascii_lowercase().as_str() {
             "content-length" => length = value.parse().ok()?,
-            "x-ratelimit-remaining" => told.remaining = value.parse().ok(),
-            "x-ratelimit-reset" => told.reset = value.parse().ok(),
+            "x-ratelimit-remaining" => output.remaining = value.parse().ok(),
+            "x-ratelimit-reset" => output.reset = value.parse().ok(),
             "connection" => kept = !value.eq_ignore_ascii_case("close"),
             _ => {}
         }
     }
-    (bytes.len() >= head_end + length).then_some((told, kept))
+    (bytes.len() >= head_end + length).then_some((output, kept))
 }
 
 /// A lock that a panic elsewhere does not close.
@@ -230,12 +230,12 @@ mod tests {
     fn an_answer_is_read_once_its_whole_body_is_there() {
         let text = b"HTTP/1.1 429 Too Many\r\nContent-Length: 2\r\nX-RateLimit-Remaining: 0\r\nX-RateLimit-Reset: 7\r\n\r\n{}";
         assert_eq!(read_answer(&text[..text.len() - 1]), None);
-        let told = Told {
+        let output = Told {
             status: 429,
             remaining: Some(0),
             reset: Some(7),
         };
-        assert_eq!(read_answer(text), Some((told, true)));
+        assert_eq!(read_answer(text), Some((output, true)));
         let closed = b"HTTP/1.1 500 E\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
         assert!(!read_answer(closed).unwrap().1);
     }

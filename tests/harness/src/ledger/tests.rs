@@ -281,7 +281,7 @@ fn a_missing_a_doubled_and_a_foreign_line_in_the_access_log_are_found() {
 }
 
 #[test]
-fn a_line_in_the_access_log_that_tells_something_else_is_found() {
+fn a_line_in_the_access_log_that_differs_is_found() {
     fails(|ledgers| ledgers.access[0].status = 201, "has status 201");
     fails(
         |ledgers| ledgers.access[0].method = "HEAD".into(),
@@ -325,7 +325,7 @@ fn a_line_names_the_key_of_a_failed_call_exactly_where_the_answer_shows_a_quota_
 }
 
 #[test]
-fn a_day_is_told_in_zones_before_and_behind_utc() {
+fn a_day_is_reported_in_zones_before_and_behind_utc() {
     // Before midnight of UTC as in Berlin (+1) and Suva (+12), and after it as in New York (-5) and Niue (-11).
     for hours in [-12, -1, 5, 11] {
         let mut ledgers = agreeing();

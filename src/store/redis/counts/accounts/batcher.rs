@@ -105,7 +105,7 @@ impl Accounts {
                 source: Source::Store,
             }),
             WaiterResult::Exhausted { .. }
-            | WaiterResult::Told { .. }
+            | WaiterResult::Counted { .. }
             | WaiterResult::KeyChanged
             | WaiterResult::OtherDay { .. }
             | WaiterResult::OtherCalendar => Answer::Other(verdict),

@@ -11,7 +11,7 @@ use super::batcher::Batcher;
 use super::{Accounts, Answer, Context, Slot, SlotState, other_calendar};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::policy::quota::{Asked, Terms, WaiterResult};
+use crate::policy::quota::{Asked, WaiterResult, WaiterTerms};
 use crate::store::{KeyEntry, StoreError};
 
 /// The most accounts that are settled concurrently.
@@ -28,7 +28,7 @@ impl Accounts {
         limit: u64,
         cost: u32,
     ) -> Answer {
-        let terms = Terms {
+        let terms = WaiterTerms {
             limit,
             version: entry.record.version,
             context: Context {
@@ -53,7 +53,7 @@ impl Accounts {
         }
         let terms = self.terms(key, day);
         match self.ask(&slot, 0, terms).await {
-            Answer::Other(WaiterResult::Told { used } | WaiterResult::Exhausted { used }) => {
+            Answer::Other(WaiterResult::Counted { used } | WaiterResult::Exhausted { used }) => {
                 Ok(used)
             }
             Answer::Other(WaiterResult::OtherCalendar) => Err(other_calendar(key, day)),
@@ -65,7 +65,12 @@ impl Accounts {
         }
     }
 
-    async fn ask(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, terms: Terms<Context>) -> Answer {
+    async fn ask(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        cost: u32,
+        terms: WaiterTerms<Context>,
+    ) -> Answer {
         let deadline = Instant::now() + self.timeout;
         if let Err(error) = self.guard.require() {
             return Answer::Failed(error.into());

@@ -9,7 +9,7 @@ use jiff::civil::Date;
 use super::{AccountCall, Accounts, COUNT_MAX, Context, KeyEntry, Slot, SlotState, Source, Units};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::policy::quota::{Share, Terms};
+use crate::policy::quota::{NodeShare, WaiterTerms};
 use crate::store::redis::journal::CountRow;
 use crate::store::redis::wire::request::LinkError;
 use crate::store::{Charge, UNBOUNDED};
@@ -30,7 +30,7 @@ pub enum Bound {
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
     /// The node's share.
-    pub share: Share,
+    pub share: NodeShare,
     /// Whether it bounds.
     pub bound: Bound,
     /// A count that was told before this is unknown.
@@ -83,7 +83,7 @@ impl Accounts {
         let (limit, cost) = (charge.limit, charge.cost.max(1));
         let slot = self.slot(charge.key.record.id, charge.day);
         let mut state = slot.state.lock();
-        let terms = Terms {
+        let terms = WaiterTerms {
             limit,
             version: charge.key.record.version,
             context: Context {

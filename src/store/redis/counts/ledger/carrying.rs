@@ -8,7 +8,7 @@ use super::reading::{Counts, Fields, unreadable};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::{
-    ImportCounts, ImportMode, KeyDay, Late, ProducerAccount, Sheet, accounts_of,
+    ImportCounts, ImportMode, KeyDay, LateUnits, ProducerAccount, Sheet, accounts_of,
 };
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::Link;
@@ -83,7 +83,7 @@ fn key_day(
         None => (accounts_of(&sheets), Vec::new()),
         Some(counts) => (
             counts.accounts().collect::<Vec<ProducerAccount>>(),
-            counts.late().collect::<Vec<Late>>(),
+            counts.late().collect::<Vec<LateUnits>>(),
         ),
     };
     Ok(KeyDay {

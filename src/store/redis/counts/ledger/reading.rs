@@ -9,7 +9,7 @@ use redis::{FromRedisValue, Pipeline};
 use super::cells;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::store::export::{Late, ProducerAccount, process_of};
+use crate::store::export::{LateUnits, ProducerAccount, process_of};
 use crate::store::ledger::Cell;
 use crate::store::redis::journal::TotalsRow;
 use crate::store::redis::names::Names;
@@ -177,8 +177,8 @@ impl Counts {
     }
 
     /// What came after the day was closed.
-    pub(super) fn late(&self) -> impl Iterator<Item = Late> {
-        self.adjustments.iter().map(|adjustment| Late {
+    pub(super) fn late(&self) -> impl Iterator<Item = LateUnits> {
+        self.adjustments.iter().map(|adjustment| LateUnits {
             came: adjustment.came.as_second(),
             units: adjustment.units,
         })

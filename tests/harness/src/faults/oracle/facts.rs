@@ -28,7 +28,7 @@ pub struct Seen {
     /// When its answer was complete, or the connection ended.
     pub ended: Instant,
     /// The answer, or `None` if the connection broke.
-    pub told: Option<Told>,
+    pub output: Option<Told>,
 }
 
 /// A key of the schedule.

@@ -49,7 +49,7 @@ impl Cooked {
             gateway,
             began,
             ended: began + 5 * MS,
-            told: Some(Told {
+            output: Some(Told {
                 status,
                 remaining,
                 reset: Some(RESET),
@@ -71,7 +71,7 @@ impl Cooked {
     /// The same without an answer.
     fn unanswered(&mut self, gateway: usize) -> u64 {
         let id = self.call(gateway, 500, None);
-        self.facts.seen[id as usize].told = None;
+        self.facts.seen[id as usize].output = None;
         self.facts.logged.pop();
         id
     }
@@ -237,7 +237,7 @@ fn only_an_emptied_store_excuses_a_count_below_and_only_by_the_killed_gateways_l
 }
 
 #[test]
-fn what_a_failover_lost_is_excused_where_its_gateway_was_killed_before_it_could_tell_it_again() {
+fn what_a_failover_lost_is_excused_where_its_gateway_was_killed_before_it_could_report_it_again() {
     let lost = |from: u32, until: u32, killed: u32| {
         let mut cooked = Cooked::new();
         cooked.kill(0, killed);
@@ -259,14 +259,14 @@ fn what_a_failover_lost_is_excused_where_its_gateway_was_killed_before_it_could_
 }
 
 #[test]
-fn a_gateway_that_was_away_may_have_served_its_share_of_what_it_last_told_and_no_more() {
+fn a_gateway_that_was_away_may_have_served_its_share_of_what_it_last_reported_and_no_more() {
     let mut cooked = Cooked::new();
     cooked.facts.keys[0].limit = 12;
     cooked.facts.seen.truncate(3);
     for (seen, remaining) in cooked.facts.seen.iter_mut().zip([11, 10, 9]) {
-        seen.told = seen.told.map(|told| Told {
+        seen.output = seen.output.map(|output| Told {
             remaining: Some(remaining),
-            ..told
+            ..output
         });
     }
     let (from, until) = (cooked.at(26), cooked.at(1_000));
@@ -327,7 +327,7 @@ fn a_call_served_without_the_upstream_or_twice_by_it_is_found() {
 }
 
 #[test]
-fn an_access_log_that_says_otherwise_is_found() {
+fn an_access_log_that_differs_is_found() {
     let mut cooked = Cooked::new();
     cooked.facts.logged[0].units = 0;
     cooked.disagrees("access log: call 0 of key at gateway 0 has status 200 and 0 units");
@@ -362,6 +362,6 @@ fn a_call_that_the_store_did_not_answer_in_time_excuses_its_gateway_and_key() {
     // At the third, one unit was left by what its gateway had told.
     cooked.facts.logged[0].store_wait = MS;
     cooked.facts.logged[2].store_wait = 400 * MS;
-    cooked.facts.seen[0].told = cooked.facts.seen[1].told;
+    cooked.facts.seen[0].output = cooked.facts.seen[1].output;
     cooked.disagrees("its limit is 3 and the bound 1");
 }
