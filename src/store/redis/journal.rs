@@ -1,9 +1,9 @@
 //! The journal: this node's counts, on its own disk.
 //!
-//! It has absolute values per key, day and producer, so that writing, reading or sending them twice does no harm. While Redis
-//! answers, the changed accounts and ledger sheets are written every interval; while it does not, each unit is written before it
-//! is served. One thread owns the file and writes all queued jobs in one transaction, forced to disk (`synchronous=FULL`)
-//! before any of them is answered. The file contains no keys, digests or customers.
+//! Its values are absolute per key, day and producer, so that writing, reading or sending them twice does no harm. While Redis
+//! answers, the changed accounts and totals of the ledger are written every interval; while it does not, each unit is written
+//! before it is served. One thread owns the file and writes all queued jobs in one transaction, forced to disk
+//! (`synchronous=FULL`) before any of them is answered. The file contains no keys, digests or customers.
 //!
 //! Several processes of one machine may share it (two gateways during an upgrade): the unsettled units that the others served
 //! without Redis reduce this process's allowance, in the same transaction that counts its own. Each process enters its name,

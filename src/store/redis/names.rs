@@ -1,4 +1,4 @@
-//! The names of Touchline's keys in Redis, and the lifetime of each.
+//! The names of all keys in Redis, and the lifetime of each.
 //!
 //! | Name | Type | Holds |
 //! |---|---|---|
@@ -21,14 +21,14 @@
 //! | `<prefix>:probe` | string | written to find out whether Redis takes writes; expires after 5 s |
 //! | `<prefix>:zone` | string | the zone of the quota days |
 //!
-//! `{<id>}` is a Redis Cluster hash tag: all of one key's names lie in one slot.
+//! `{<id>}` is a Redis Cluster hash tag: all names of one API key are in one slot.
 
 use jiff::civil::Date;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::store::Keeping;
 
-/// The sets that hold the ids of all keys: enough that 100,000 keys come in pages and a cluster spreads them.
+/// The number of sets with the ids of all keys: enough that 100,000 keys are read in pages, and that a cluster spreads them.
 pub const ID_SETS: u32 = 16;
 
 /// The names under one prefix.
@@ -47,7 +47,7 @@ impl Names {
         }
     }
 
-    /// When days are closed, and when they go.
+    /// When days are closed, and when they are dropped.
     pub fn keeping(&self) -> Keeping {
         self.keeping
     }
@@ -105,7 +105,7 @@ impl Names {
         format!("{}:{{events}}:claimed:{date}", self.prefix)
     }
 
-    /// The events that are to be delivered.
+    /// The events that await delivery.
     pub fn events(&self) -> String {
         format!("{}:{{events}}:pending", self.prefix)
     }
@@ -120,7 +120,7 @@ impl Names {
         format!("{}:d:{digest}", self.prefix)
     }
 
-    /// The set that holds an id.
+    /// The set of ids that contains this one.
     pub fn ids_with(&self, id: KeyId) -> String {
         self.ids(crc32fast::hash(id.as_str().as_bytes()) % ID_SETS)
     }
@@ -130,12 +130,12 @@ impl Names {
         format!("{}:ids:{{{set}}}", self.prefix)
     }
 
-    /// The incarnation: it changes when the store is emptied.
+    /// The incarnation, which changes when the store is emptied.
     pub fn incarnation(&self) -> String {
         format!("{}:incarnation", self.prefix)
     }
 
-    /// The incarnation whose ids are complete in one of the [`ID_SETS`] sets; in the same slot as that one.
+    /// The incarnation whose ids are complete in one of the [`ID_SETS`] sets; in the same slot as that set.
     pub fn indexed(&self, set: u32) -> String {
         format!("{}:indexed:{{{set}}}", self.prefix)
     }
@@ -160,12 +160,12 @@ impl Names {
         format!("{}:days", self.prefix)
     }
 
-    /// Says that no count, ledger or waiting event has an expiry.
+    /// Set if no count, ledger or waiting event has an expiry.
     pub fn unexpiring(&self) -> String {
         format!("{}:unexpiring", self.prefix)
     }
 
-    /// What is written to find out whether Redis takes writes.
+    /// Written to check that Redis accepts writes.
     pub fn probe(&self) -> String {
         format!("{}:probe", self.prefix)
     }

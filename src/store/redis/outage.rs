@@ -406,8 +406,8 @@ impl Outage {
         all_written & self.journal.keep(nodes, now, settled).await.is_ok()
     }
 
-    /// Queues a key's day for the journal, with the count taken while its account is locked. The sheets are read after the count:
-    /// all that they contain was counted before.
+    /// Queues a key's day for the journal, with the count taken while its account is locked. The totals are read after the
+    /// count: all that they contain was counted before.
     fn note(&self, day: KeyDay, count: Option<CountRow>) -> Noted {
         let counts = Vec::from_iter(count);
         let note = |sheets| self.journal.note(Rows { counts, sheets });

@@ -90,18 +90,18 @@ struct SlotState {
     offline: Notes,
 }
 
-/// What an account remembers beside its counts.
+/// The state of an account beside its counts.
 #[derive(Debug, Default)]
 pub struct Notes {
     /// The limit of the last charge.
     pub limit: u64,
-    /// Whether it stands on the list of accounts to be written to the journal.
+    /// Whether it is in the list of accounts to be written to the journal.
     pub listed: bool,
-    /// Its part of the sum of untold units.
+    /// Its part of the sum of unsettled units.
     untold: u64,
 }
 
-/// Accounts whose calls are to be carried.
+/// Accounts whose calls are to be sent.
 #[derive(Debug, Default)]
 pub struct Pending {
     slots: VecDeque<Arc<Slot>>,

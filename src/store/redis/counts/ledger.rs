@@ -1,8 +1,8 @@
-//! The ledger: which endpoint each unit went to, and who was refused.
+//! The ledger: units and refused requests by endpoint.
 //!
-//! This process keeps absolute totals per key, day, tier and endpoint and writes them whole, so that writing twice does no
-//! harm and what is not yet stored is written again until it is. Each set of totals, a sheet for a key, day and tier, bears
-//! a producer's name of its own (see `producer`); readers add the producers up.
+//! This process has absolute totals per key, day, tier and endpoint and writes them whole: writing twice does no harm, and what
+//! is not stored yet is written again until it is. The totals of a key, day and tier have a producer's name of their own (see
+//! `producer`); readers add the producers up.
 //!
 //! Invariant: nothing is written into a day that is closed. Its late units are in the counts, as adjustments (`charge.lua`).
 
@@ -82,8 +82,8 @@ impl Ledger {
         tell(sheets.count(place, day, producer, endpoint, count))
     }
 
-    /// A request was charged; what `tell` says to the totals with it. It must not wait: rows of a sheet come to it in the order of
-    /// their values.
+    /// Records a charged request. Returns the result of `tell` for the new totals; `tell` must not wait, because rows of one
+    /// producer are passed to it in the order of their values.
     pub fn charged<R>(&self, charge: &Charge, tell: impl FnOnce(TotalsRow) -> R) -> R {
         let (record, date) = (&charge.key.record, charge.day.date);
         let judged = Ceiling::of(record, date, charge.limit);
@@ -100,7 +100,7 @@ impl Ledger {
         )
     }
 
-    /// Takes [`Ledger::charged`] back: the request was not served after all.
+    /// Reverses [`Ledger::charged`]: the request was not served after all.
     pub fn withdrawn(&self, charge: &Charge) {
         self.record(
             place_of(charge),
@@ -114,7 +114,7 @@ impl Ledger {
         );
     }
 
-    /// Units went back.
+    /// Records refunded units.
     pub fn refunded(&self, receipt: &Receipt) {
         let place = (receipt.key, receipt.day.date, receipt.tier.clone());
         let refund = |totals: &mut Totals, _: &mut Ceiling| {
@@ -123,14 +123,14 @@ impl Ledger {
         self.record(place, receipt.day, &receipt.endpoint, refund, drop);
     }
 
-    /// A request was refused.
+    /// Records a refused request.
     pub fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
         let place = (key.record.id, day.date, key.record.tier.clone());
         let refuse = |totals: &mut Totals, _: &mut Ceiling| totals.refuse(refusal, 1);
         self.record(place, day, endpoint, refuse, drop);
     }
 
-    /// Has everything written again: the store may have lost it.
+    /// Marks everything to be written again: the store may have lost it.
     pub async fn repeat_all(&self) {
         self.sheets.walk(ProducerTotals::repeat_all).await;
     }
@@ -146,14 +146,14 @@ impl Ledger {
         self.sheets.walk(|sheets| sheets.sweep(now_second)).await;
     }
 
-    /// Writes what changed. What could not be written stays to be written.
+    /// Writes the changed totals. Those that could not be written remain marked as changed.
     pub async fn write(&self) -> Result<(), StoreError> {
         if !self.link.is_up() {
             return Ok(());
         }
         let mut pages = Vec::with_capacity(WRITE_BATCH);
         for part in self.sheets.parts() {
-            // What changes meanwhile is for the next turn.
+            // Later changes are for the next turn.
             let mut left = part.lock().changed_count();
             while left > 0 {
                 let count = left.min(WRITE_BATCH - pages.len());
@@ -177,13 +177,13 @@ impl Ledger {
         written
     }
 
-    /// The days of keys of which the journal is to be told, part by part.
+    /// The days of keys to be written to the journal, part by part.
     pub fn parts_to_note(&self) -> impl Iterator<Item = Vec<KeyDay>> {
         self.sheets.parts().map(|sheets| sheets.lock().to_note())
     }
 
-    /// Tells what of a key's day changed since this was last asked, or is stored now and was not; none of it where nothing did.
-    /// `tell` must not wait: rows of a sheet come to it in the order of their values.
+    /// Passes the rows of a key's day that changed, or were stored in Redis, since the last call; none if there are none.
+    /// `tell` must not wait, because rows of one producer are passed to it in the order of their values.
     pub fn tell_changes<R>(
         &self,
         day: KeyDay,
@@ -194,12 +194,12 @@ impl Ledger {
         (tiers, tell(rows))
     }
 
-    /// It could not be written of these tiers: they have changed still.
+    /// Marks these tiers of a day as changed again: they could not be written.
     pub fn changed_still(&self, day: KeyDay, tiers: &[TierName]) {
         self.sheets.of(day.0).note_again(day, tiers);
     }
 
-    /// Tells Redis what another producer counted.
+    /// Sends Redis the totals of another producer.
     pub async fn merge(&self, row: &TotalsRow) -> Result<(), StoreError> {
         if self.is_closed(row.day) {
             return Ok(());

@@ -1,11 +1,11 @@
-//! A gateway's own place on the [`super::register`]: its heartbeat, its predecessors' entries, and the silent others.
+//! A gateway's own entry in the [`super::register`], the entries of its predecessors, and the silent gateways.
 //!
-//! At its [seat](super::seat) a process replaces the entry of the one that was killed there. It takes off the entries of other
-//! seats beside its replica whose processes have ended, because whatever starts from that replica takes one of them. What the
-//! store lost of the register it puts back, as far as it had read it. If another machine signs in with the same seat, a copy, it
-//! takes an id of its own.
+//! At its [seat](super::seat), a process replaces the entry of the process that was killed there. It removes the entries of
+//! other seats beside its replica whose processes have ended, because a process that starts from that replica takes one of
+//! these seats. It restores entries that the store lost, as far as it has read them. If another machine signs in with a copy of
+//! the same seat, the seat gets a new id.
 //!
-//! Not here: whether a silent gateway of another machine is dead. Only an operator can know that.
+//! Not here: whether a silent gateway of another machine is dead, which only an operator can know.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,15 +24,15 @@ use crate::store::{NodeName, StoreError};
 
 /// How often a gateway reads the register.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How soon it tries again to sign in: commands wait for it. Without a connection a try costs nothing.
+/// How soon a failed sign-in is repeated: commands wait for it. Without a connection, an attempt costs nothing.
 const SIGN_IN_AGAIN: Duration = Duration::from_millis(100);
 
-/// A gateway on the register.
+/// A gateway in the register.
 pub struct Presence {
     link: Arc<Link>,
     names: Names,
     node: NodeName,
-    /// The replica that it and its successors start from.
+    /// The replica from which it and its successors start.
     replica: Option<PathBuf>,
     seat: Mutex<Seat>,
     condition: Box<dyn Fn() -> Condition + Send + Sync>,
@@ -41,7 +41,7 @@ pub struct Presence {
 }
 
 impl Presence {
-    /// A gateway that has not signed in; `condition` is asked for each heartbeat.
+    /// A gateway that has not signed in; `condition` is called for each heartbeat.
     pub async fn new(
         (link, names): (Arc<Link>, Names),
         node: NodeName,
@@ -61,12 +61,12 @@ impl Presence {
         })
     }
 
-    /// The gateways that did not sign off and were not heard of lately, as last read.
+    /// The number of gateways that did not sign off and have sent no recent heartbeat, as last read.
     pub fn silent(&self) -> u64 {
         self.silent.lock().len() as u64
     }
 
-    /// Sends heartbeats and reads the register, for ever.
+    /// Sends heartbeats and reads the register. Never returns.
     pub async fn keep(&self, feed: &Feed) {
         let (mut signed_in, mut looked) = (false, None::<Instant>);
         loop {
@@ -78,7 +78,7 @@ impl Presence {
             signed_in = true;
             if looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
                 looked = Some(Instant::now());
-                // What fails is tried again the next time.
+                // A failure is repeated the next time.
                 let _ = self.look_around().await;
             }
             let _ = timeout(BEAT_EVERY, feed.advanced()).await;
@@ -126,13 +126,13 @@ impl Presence {
         Ok(())
     }
 
-    /// Takes the entries off whose processes ended on this machine.
+    /// Removes the entries of processes that ended on this machine.
     async fn take_off_ended(&self, silent: &mut Vec<Entry>) -> Result<(), StoreError> {
         let Some(replica) = self.replica.clone() else {
             return Ok(());
         };
         let vacant = on_thread(move || Seat::vacant(&replica)).await?;
-        // Held until their entries are off, so that no process signs in at one of them meanwhile.
+        // Held until their entries are removed, so that no process signs in at one of them meanwhile.
         let vacant = vacant.map_err(|error| StoreError::Failed(format!("the seats: {error}")))?;
         let mut kept = Vec::new();
         for entry in silent.drain(..) {
@@ -148,14 +148,14 @@ impl Presence {
         Ok(())
     }
 
-    /// Signs off: this gateway ends in order.
+    /// Signs off: this gateway shuts down in an orderly way.
     pub async fn sign_off(&self) -> Result<(), StoreError> {
         let seat = self.seat.lock().id().to_owned();
         register::sign_off(&self.link, &self.names, &seat).await
     }
 }
 
-/// Does what touches files.
+/// Runs file access on a blocking thread.
 async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, StoreError> {

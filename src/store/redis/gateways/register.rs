@@ -22,21 +22,21 @@ use crate::store::redis::wire::link::Link;
 use crate::store::redis::wire::script::{Arguments, REGISTER, SIGN_IN, STRIKE_OFF};
 use crate::store::{ChangeMark, Forgotten, NodeName, StoreError, Unconfirmed};
 
-/// How often it is looked whether gateways have applied a change.
+/// How often to check whether gateways have applied a change.
 const AWAIT_EVERY: Duration = Duration::from_millis(10);
-/// How often striking a gateway off is tried anew, because its entry changed meanwhile.
+/// How often the removal of a gateway is repeated if its entry changed meanwhile.
 const STRIKE_TRIES: usize = 5;
 
-/// A gateway on the register.
+/// A gateway in the register.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
     /// Its seat.
     pub seat: String,
-    /// The process in it, or the last one that was.
+    /// The process at the seat, or its last one.
     pub name: NodeName,
     /// The time of its last heartbeat.
     pub heard: Timestamp,
-    /// How long ago that was, whichever way the server's clock was set since.
+    /// The difference between that time and the server's clock, in either direction.
     pub age: Duration,
     /// Its last heartbeat; `None` if that cannot be read.
     pub heartbeat: Option<Heartbeat>,
@@ -45,7 +45,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// An entry that cannot be read is of a gateway that was never heard of, by the name of its seat.
+    /// An unreadable entry becomes a gateway without heartbeats that has the name of its seat.
     fn of(seat: String, packed: String, now_ms: i64) -> Entry {
         let mut parts = packed.splitn(3, ' ');
         let heard_ms: i64 = parts.next().and_then(|ms| ms.parse().ok()).unwrap_or(0);
@@ -114,7 +114,7 @@ pub async fn put_back(link: &Link, names: &Names, entries: &[Entry]) -> Result<(
     Ok(())
 }
 
-/// All gateways on the register, by name.
+/// All gateways in the register, by name.
 pub async fn read(link: &Link, names: &Names) -> Result<Vec<Entry>, StoreError> {
     let keys = names.register();
     let value = link
@@ -130,7 +130,8 @@ pub async fn read(link: &Link, names: &Names) -> Result<Vec<Entry>, StoreError> 
     Ok(entries)
 }
 
-/// The gateways that have not confirmed a change after `patience`. Silent ones are waited for too: they may be about to be heard.
+/// The gateways that have not confirmed a change after `patience`. Silent ones are waited for too: they may send a heartbeat
+/// soon.
 pub async fn await_applied(
     link: &Link,
     names: &Names,

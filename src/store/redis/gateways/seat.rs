@@ -1,9 +1,9 @@
-//! Who a gateway is in the register across its processes: a seat beside the replica of the key table.
+//! The identity of a gateway in the register across its processes: a seat, which is a file beside the replica of the key table.
 //!
-//! A process that is killed does not sign off, and the next one that starts from its replica serves what it served. So the next
-//! one takes over its entry in the register instead of leaving an entry for which no process answers. A seat is a file beside the
-//! replica (`keys.db.seat-0`, …) with a random id in it. The process in it holds the file's lock, which the kernel releases when
-//! the process ends, whatever ends it. Two processes on one replica (an upgrade) have a seat each.
+//! A killed process does not sign off. The next process that starts from its replica serves the same keys, so it takes over the
+//! entry in the register; otherwise an entry without a process would remain. A seat is a file beside the replica
+//! (`keys.db.seat-0`, …) with a random id. Its process holds the file's lock, which the kernel releases when the process ends
+//! for any reason. Two processes on one replica (an upgrade) have a seat each.
 //!
 //! Invariant: no two living processes of this machine have the same seat. Not here: a copy of the file on another machine, which
 //! the [presence](super::presence) of a gateway notices.
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use crate::policy::api_key::os_entropy;
 
-/// Processes that start from one replica at the same time: two during an upgrade, and whatever more an operator tries.
+/// The most processes that run from one replica at the same time: two during an upgrade, and some to spare.
 const SEATS_MAX: u32 = 16;
 /// Hexadecimal digits of an id: 96 bits.
 const ID_LENGTH: usize = 24;
@@ -24,12 +24,13 @@ const ID_LENGTH: usize = 24;
 #[derive(Debug)]
 pub struct Seat {
     id: String,
-    /// The locked file; `None` of a seat that ends with the process.
+    /// The locked file, or `None` for a seat that ends with the process.
     file: Option<File>,
 }
 
 impl Seat {
-    /// The first vacant seat beside a replica. Without a replica, or where none can be taken, a seat that ends with the process.
+    /// Takes the first vacant seat beside a replica. Without a replica, or if none can be taken: a seat that ends with the
+    /// process.
     pub fn take(replica: Option<&Path>) -> Seat {
         let unfiled = || Seat {
             id: drawn(),
@@ -53,7 +54,7 @@ impl Seat {
         unfiled()
     }
 
-    /// The seats beside a replica whose processes have ended. None of them can be taken while they are held here.
+    /// The seats beside a replica whose processes have ended. While the result is held, none of them can be taken.
     ///
     /// # Errors
     /// If one of the files cannot be read or locked.
@@ -93,7 +94,7 @@ fn path(replica: &Path, number: u32) -> PathBuf {
     path.into()
 }
 
-/// The file with its lock; `None` if another process, or another handle of this one, has it.
+/// The locked file, or `None` if another process, or another handle of this one, has the lock.
 fn locked(path: &Path, create: bool) -> io::Result<Option<File>> {
     let file = OpenOptions::new()
         .read(true)
@@ -159,7 +160,7 @@ mod tests {
         drop(first);
         let vacant = Seat::vacant(&replica).unwrap();
         assert_eq!(ids(&vacant), [&one]);
-        // While it is looked at, it is not taken.
+        // A seat that is being examined cannot be taken.
         let third = Seat::take(Some(&replica));
         assert!(third.id() != one && third.id() != two);
         drop(vacant);

@@ -1,4 +1,4 @@
-//! The journal's file: made where it is missing, known as ours, and of one store only.
+//! The journal's file: created if it is missing, checked to be a journal, and of one store only.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,19 +10,19 @@ use crate::store::StoreError;
 use crate::store::redis::identity::StoreIdentity;
 use crate::store::status::JournalFacts;
 
-/// How long another process may hold the file.
+/// How long to wait for another process that has locked the file.
 const LOCK_WAIT_MAX: Duration = Duration::from_millis(250);
-/// What `PRAGMA user_version` says of a file that this code understands.
+/// The `PRAGMA user_version` of the files that this code reads.
 const SCHEMA_VERSION: i64 = 1;
-/// What `PRAGMA application_id` says of our files: "TCLJ".
+/// The `PRAGMA application_id` of these files: "TCLJ".
 const APPLICATION_ID: i64 = 0x54_43_4C_4A;
 
-/// Why there is no journal.
+/// Why the file cannot be used.
 #[derive(Debug)]
 pub enum Unusable {
-    /// It is another store's or another program's: only an operator can mend that.
+    /// The file belongs to another store or program, which only an operator can correct.
     Foreign(String),
-    /// It cannot be opened now, with the path and the reason.
+    /// The file cannot be opened now, with the path and the reason.
     Failed(String),
 }
 
@@ -34,8 +34,7 @@ impl From<Unusable> for StoreError {
     }
 }
 
-/// Opens the file for the store that `identity` names, readable by its owner only. A file of another store or program is not
-/// changed.
+/// Opens the file of the store `identity`, readable by its owner only. A file of another store or program is not changed.
 pub fn open(path: &Path, identity: &StoreIdentity) -> Result<Connection, Unusable> {
     create(path);
     let failed = |error: rusqlite::Error| Unusable::Failed(told(path, &error));
@@ -57,7 +56,7 @@ pub fn open(path: &Path, identity: &StoreIdentity) -> Result<Connection, Unusabl
     }
 }
 
-/// Makes the file ours and this store's. Else: whose it is, and the units in it that its Redis may not know.
+/// Claims the file for this store. If it belongs to another one: returns that store, and the units that it may be missing.
 fn claim(
     connection: &mut Connection,
     identity: &StoreIdentity,
@@ -67,7 +66,7 @@ fn claim(
     }
     connection.pragma_update(None, "synchronous", "FULL")?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Another process may have been faster.
+    // Another process may have created them meanwhile.
     if tables(&transaction)? == 0 {
         transaction.execute_batch(rows::TABLES)?;
         transaction.execute_batch(&format!(
@@ -84,7 +83,7 @@ fn claim(
     Ok(None)
 }
 
-/// What the file says, without changing it; `None` where there is none.
+/// The contents of the file in summary, read without changing it, or `None` if there is no file.
 pub fn facts(path: &Path) -> Option<JournalFacts> {
     if !path.exists() {
         return None;
@@ -118,7 +117,7 @@ fn read_facts(path: &Path, facts: &mut JournalFacts) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// An SQLite error with the file it is of.
+/// An SQLite error with the path of the file.
 pub fn told(path: &Path, error: &rusqlite::Error) -> String {
     format!("the journal {}: {error}", path.display())
 }
@@ -126,7 +125,7 @@ pub fn told(path: &Path, error: &rusqlite::Error) -> String {
 fn create(path: &Path) {
     use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 
-    // Where these fail, opening the file says why.
+    // If these fail, opening the file reports why.
     if let Some(directory) = path
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty())

@@ -37,8 +37,8 @@ pub const TABLES: &str = "
         PRIMARY KEY (date, key, producer, endpoint)
     ) STRICT, WITHOUT ROWID;";
 
-/// The columns that later versions added to the sheets: the other totals, the ceiling of the charges, and the tier ('' if it is
-/// unknown). Each has a default, so that a process without knowledge of a column can still write.
+/// The columns that later versions added to the table `sheets`: the other totals, the ceiling of the charges, and the tier (''
+/// if it is unknown). Each has a default, so that a process without knowledge of a column can still write.
 const ADDED_TO_SHEETS: [(&str, &str); 7] = [
     ("refused_burst", "INTEGER NOT NULL DEFAULT 0"),
     ("refused_concurrent", "INTEGER NOT NULL DEFAULT 0"),
@@ -157,12 +157,12 @@ pub struct TotalsRow {
 /// A key's day, in the order of the tables.
 pub type Place = (Date, KeyId);
 
-/// Counts and sheets that are written together.
+/// Counts and totals that are written together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rows {
     /// Counts.
     pub counts: Vec<CountRow>,
-    /// ProducerTotals, none of them newer than the counts of its process.
+    /// Totals, none of them newer than the counts of their process.
     pub sheets: Vec<TotalsRow>,
 }
 
@@ -174,11 +174,11 @@ pub enum Written {
         /// Units of the other processes.
         others: u64,
     },
-    /// With what others served, it would pass the allowance: it is not written.
+    /// Together with the units of others, it would exceed the allowance: it is not written.
     Beyond,
 }
 
-/// Writes the number of gateways that live.
+/// Writes the number of live gateways.
 pub fn remember_nodes(connection: &Connection, nodes: u64) -> rusqlite::Result<()> {
     connection
         .prepare_cached(REMEMBER)?
@@ -186,7 +186,7 @@ pub fn remember_nodes(connection: &Connection, nodes: u64) -> rusqlite::Result<(
     Ok(())
 }
 
-/// The number that was last written.
+/// The last written number of live gateways.
 pub fn nodes(connection: &Connection) -> rusqlite::Result<Option<u64>> {
     let sql = "SELECT value FROM meta WHERE name = 'nodes'";
     let mut rows = connection.prepare_cached(sql)?;
@@ -194,7 +194,7 @@ pub fn nodes(connection: &Connection) -> rusqlite::Result<Option<u64>> {
     Ok(value.transpose()?.and_then(|value| value.parse().ok()))
 }
 
-/// Drops what is not needed any more at `now` (Unix seconds): a key's day whole, or nothing of it.
+/// Drops rows that are no longer needed at `now` (Unix seconds): all rows of a key's day, or none.
 pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
     for table in ["counts", "sheets"] {
         let drop = format!(
@@ -214,13 +214,13 @@ pub fn untold_by_others(connection: &Connection, own: &str) -> rusqlite::Result<
     connection.query_row(sql, [own], |row| Ok(units(row.get(0)?)))
 }
 
-/// How many counts there are, and how many of them Redis is not known to hold.
+/// The number of counts, and of those that Redis is not known to have.
 pub fn how_many(connection: &Connection) -> rusqlite::Result<(u64, u64)> {
     let sql = "SELECT count(*), coalesce(sum(1 - settled), 0) FROM counts";
     connection.query_row(sql, [], |row| Ok((units(row.get(0)?), units(row.get(1)?))))
 }
 
-/// Days of keys of which producers have written whose names do not match `own`, in order, after `last`, with their rows.
+/// The days of keys after `last`, in order, with rows of producers whose names do not match `own`, and these rows.
 pub fn days_of_others(
     connection: &Connection,
     own: &str,
@@ -256,7 +256,7 @@ pub fn days_of_others(
     days.collect()
 }
 
-/// Whether the sheets of a process on a key's day tell all the units that its counts do.
+/// Whether the ledger rows of a process on a key's day contain all units of its counts.
 pub fn is_attributed(
     connection: &Connection,
     process: &str,
@@ -273,7 +273,7 @@ pub fn is_attributed(
         .query_row(place, read)
 }
 
-/// What is written of the same producer, key and day: units consumed and given back.
+/// The written units, consumed and refunded, of the same producer, key and day.
 pub fn marks(connection: &Connection, row: &CountRow) -> rusqlite::Result<Option<(u64, u64)>> {
     let sql = "SELECT ack, rack FROM counts WHERE date = ?1 AND key = ?2 AND producer = ?3";
     let place = params![row.day.date.to_string(), row.key.as_str(), row.producer];
@@ -282,7 +282,7 @@ pub fn marks(connection: &Connection, row: &CountRow) -> rusqlite::Result<Option
         .optional()
 }
 
-/// What is written of the same producer, key, day and endpoint.
+/// The written row of the same producer, key, day and endpoint.
 pub fn sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<Option<TotalsRow>> {
     let place = params![
         row.day.date.to_string(),
@@ -294,7 +294,7 @@ pub fn sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<Optio
     ask.query_row(place, read_sheet).optional()
 }
 
-/// Notes that Redis holds the row, unless it changed.
+/// Marks that Redis has the row, unless it changed.
 pub fn settle_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<()> {
     connection.prepare_cached(SETTLE_COUNT)?.execute(params![
         row.day.date.to_string(),
@@ -306,7 +306,7 @@ pub fn settle_count(connection: &Connection, row: &CountRow) -> rusqlite::Result
     Ok(())
 }
 
-/// Notes that Redis holds the row, unless it changed.
+/// Marks that Redis has the row, unless it changed.
 pub fn settle_sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<()> {
     let mut settle = connection.prepare_cached(SETTLE_SHEET)?;
     settle.raw_bind_parameter(1, row.day.date.to_string())?;
@@ -318,7 +318,7 @@ pub fn settle_sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Resul
     Ok(())
 }
 
-/// The totals and what they were judged by, from a parameter on.
+/// Binds the totals and the ceiling, from the parameter `first` on.
 fn bind_numbers(
     statement: &mut Statement<'_>,
     first: usize,
@@ -332,7 +332,7 @@ fn bind_numbers(
     Ok(())
 }
 
-/// Writes a unit down if it fits the allowance with what others have served.
+/// Writes units to be served, if they fit the allowance together with those that others served.
 pub fn serve(
     connection: &Connection,
     count: &CountRow,
@@ -356,7 +356,7 @@ pub fn serve(
     Ok(Written::Durable { others })
 }
 
-/// Writes rows as they are now.
+/// Writes the current values of rows.
 pub fn write(
     connection: &Connection,
     rows: &Rows,
@@ -389,7 +389,7 @@ pub fn write_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<
     Ok(())
 }
 
-/// Writes a sheet as it is.
+/// Writes a ledger row; it replaces the old values.
 pub fn write_sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<()> {
     let tier = row.tier.as_ref().map_or("", TierName::as_str);
     let mut write = connection.prepare_cached(WRITE_SHEET)?;
@@ -406,7 +406,7 @@ pub fn write_sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Result
     Ok(())
 }
 
-/// Adds the columns that the file does not have yet.
+/// Adds the columns that a file of an older version lacks.
 pub fn add_what_is_missing(connection: &Connection) -> rusqlite::Result<()> {
     let question = "SELECT count(*) FROM pragma_table_info('sheets') WHERE name = ?1";
     for (column, definition) in ADDED_TO_SHEETS {
@@ -430,7 +430,7 @@ fn read_date_and_key(row: &Row<'_>) -> rusqlite::Result<Place> {
     Ok((date, text(1)?.parse().map_err(|_| unreadable(1))?))
 }
 
-/// Key, day and producer: the first five columns of both readings.
+/// Key, day and producer: the first five columns of both queries.
 fn read_place(row: &Row<'_>) -> rusqlite::Result<(KeyId, Day, String)> {
     let (date, key) = read_date_and_key(row)?;
     let day = Day {

@@ -1,7 +1,7 @@
-//! Reading the audit trail.
+//! Reads the audit trail.
 //!
-//! The entry of a record's last change can be made of the record itself, so it is there even where Redis has lost its trail and
-//! the record was written back by a gateway.
+//! The entry of a record's last change can be derived from the record itself, so it is returned even if Redis lost the trail
+//! and a gateway wrote the record back.
 
 use std::collections::BTreeMap;
 

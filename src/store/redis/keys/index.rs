@@ -1,9 +1,9 @@
-//! Finding all records: through the sets of ids, or through every name there is.
+//! Finds all records: through the sets of ids, or by a scan over every name.
 //!
-//! The sets are trusted only if each one's `indexed` names the store's incarnation: all go when the store is emptied, a
-//! master of a cluster that was emptied takes those of its sets with it, and a store that was filled before there were
-//! sets has none. Invariant: `indexed` is set after a walk over every name that entered what it found, and a new id is
-//! entered before its record is written.
+//! The sets are trusted only if the `indexed` of each one names the store's incarnation. All of these are lost when the store
+//! is emptied; an emptied master of a cluster loses those of its sets; a store from before the sets has none. Invariant:
+//! `indexed` is set after a scan over every name that entered the ids it found, and a new id is entered before its record is
+//! written.
 
 use std::collections::BTreeMap;
 
@@ -17,19 +17,19 @@ use crate::store::redis::names::{ID_SETS, Names};
 use crate::store::redis::wire::link::{Link, ScanPlace};
 use crate::store::redis::wire::request::LinkError;
 
-/// Members or names that one step of a walk looks at.
+/// The members or names of one step of a walk.
 const STEP: u32 = 1_000;
 
-/// What the store says of its key table as a whole.
+/// The state of the store's key table as a whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IndexState {
-    /// The store's data, from when it was empty on; `None` where it is empty or older than incarnations.
+    /// The incarnation of the store's data, or `None` if the store is empty or older than incarnations.
     pub incarnation: Option<String>,
-    /// Whether the sets hold all ids.
+    /// Whether the sets contain all ids.
     pub is_complete: bool,
 }
 
-/// Asks for the state.
+/// Reads the state.
 pub async fn state(link: &Link, names: &Names) -> Result<IndexState, StoreError> {
     let mut pipeline = Pipeline::new();
     pipeline.cmd("GET").arg(names.incarnation());
@@ -47,7 +47,7 @@ pub async fn state(link: &Link, names: &Names) -> Result<IndexState, StoreError>
     })
 }
 
-/// Gives the store an incarnation unless it has one; answers the one it has then.
+/// Gives the store an incarnation unless it has one. Returns its incarnation.
 pub async fn begin_incarnation(link: &Link, names: &Names) -> Result<Option<String>, StoreError> {
     let mut random = [0; 12];
     os_entropy(&mut random);
@@ -58,7 +58,7 @@ pub async fn begin_incarnation(link: &Link, names: &Names) -> Result<Option<Stri
     Ok(state(link, names).await?.incarnation)
 }
 
-/// Says that the sets hold all ids of an incarnation.
+/// Records that the sets contain all ids of an incarnation.
 pub async fn completed(link: &Link, names: &Names, incarnation: &str) -> Result<(), StoreError> {
     let mut pipeline = Pipeline::new();
     for set in 0..ID_SETS {
@@ -68,7 +68,7 @@ pub async fn completed(link: &Link, names: &Names, incarnation: &str) -> Result<
     Ok(())
 }
 
-/// Enters ids.
+/// Enters ids in the sets.
 pub async fn enter(link: &Link, names: &Names, ids: &[KeyId]) -> Result<(), LinkError> {
     let mut sets: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for id in ids {
@@ -87,7 +87,7 @@ pub async fn enter(link: &Link, names: &Names, ids: &[KeyId]) -> Result<(), Link
     Ok(())
 }
 
-/// How many ids there are.
+/// The number of ids.
 pub async fn count(link: &Link, names: &Names) -> Result<u64, StoreError> {
     let mut pipeline = Pipeline::new();
     for set in 0..ID_SETS {
@@ -111,7 +111,7 @@ enum Place {
 }
 
 impl Pages {
-    /// Through the index where it is complete, else through every name.
+    /// A walk through the index if it is complete, else through every name.
     pub fn of(state: &IndexState) -> Pages {
         if state.is_complete {
             Pages {
@@ -122,14 +122,14 @@ impl Pages {
         }
     }
 
-    /// Through every name of all servers, counts and ledger included.
+    /// A walk through every name of all servers, counts and ledger included.
     pub fn everywhere() -> Pages {
         Pages {
             next: Some(Place::Everywhere(ScanPlace::default())),
         }
     }
 
-    /// The records of the next page, which may be empty; `None` after the last.
+    /// The records of the next page, which may be empty, or `None` after the last.
     pub async fn next(
         &mut self,
         link: &Link,
@@ -166,7 +166,7 @@ fn page(value: Value) -> Result<(u64, Vec<String>), StoreError> {
     <(u64, Vec<String>)>::from_redis_value(value).map_err(unreadable)
 }
 
-/// The records with these names; what is missing or cannot be read is left out.
+/// The records with these names; missing and unreadable ones are omitted.
 pub async fn records(link: &Link, names: &[String]) -> Result<Vec<KeyRecord>, StoreError> {
     if names.is_empty() {
         return Ok(Vec::new());

@@ -77,10 +77,11 @@ impl Records {
         }
     }
 
-    /// How many replicas have the last change. Holds up the link meanwhile: for a command's own.
+    /// The number of replicas that have the last change. Blocks the link meanwhile, so use a command's own.
     pub async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError> {
         let masters = self.link.masters();
-        // A change spans masters of a cluster. One that took no part of it answers at once that its replicas have all.
+        // A change may span several masters of a cluster. A master without a part of it replies at once that its replicas have
+        // everything.
         let told = masters
             .iter()
             .map(|master| self.await_replicas_of(master, patience));
@@ -92,7 +93,7 @@ impl Records {
                 worst = Some(replicas);
             }
         }
-        // The server answers for what came over this connection; over a new one nothing came.
+        // The server confirms only what was sent over the same connection; nothing was sent over a new one.
         let same = self.link.made() == self.written_on.load(Ordering::Acquire);
         let mut told = worst.unwrap_or(Replicas {
             connected: 0,
@@ -155,7 +156,7 @@ impl Records {
         Ok(holders.into_iter().collect())
     }
 
-    /// The records of some keys; a key without one is left out.
+    /// The records of some keys; a key without one is omitted.
     pub async fn of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
         let names: Vec<String> = ids.iter().map(|id| self.names.record(*id)).collect();
         index::records(&self.link, &names).await
@@ -173,7 +174,7 @@ impl Records {
         self.write(record, None).await
     }
 
-    /// Replaces a record of the version that `record` bears.
+    /// Replaces a record of the same version as `record`.
     pub async fn update(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
         let id = record.id;
         let old = self.get(id).await?.ok_or(ChangeError::UnknownKey(id))?;
@@ -190,7 +191,7 @@ impl Records {
         self.write(record, Some(&old)).await
     }
 
-    /// Brings in keys; see [`super::import`].
+    /// Imports keys; see [`super::import`].
     pub async fn import(
         &self,
         records: Vec<KeyRecord>,
@@ -323,7 +324,7 @@ fn version_at(now: Timestamp) -> u64 {
     u64::try_from(now.as_microsecond()).unwrap_or(1).max(1)
 }
 
-/// Writes records that the store lacks or holds older, revoked ones too, with their digests and ids.
+/// Writes records that the store lacks or has in older versions, even revoked ones, with their digests and ids.
 pub async fn mend(link: &Link, names: &Names, entries: &[Arc<KeyEntry>]) -> Result<(), LinkError> {
     for batch in entries.chunks(MEND_BATCH) {
         let ids: Vec<KeyId> = batch.iter().map(|entry| entry.record.id).collect();
@@ -338,7 +339,7 @@ pub async fn mend(link: &Link, names: &Names, entries: &[Arc<KeyEntry>]) -> Resu
     Ok(())
 }
 
-/// Enters what stored records are found by: their ids in the index, their digests as held.
+/// Completes the ways to find stored records: enters their ids in the index and their digests.
 pub async fn mend_ways(link: &Link, names: &Names, records: &[KeyRecord]) -> Result<(), LinkError> {
     for batch in records.chunks(MEND_BATCH) {
         let ids: Vec<KeyId> = batch.iter().map(|record| record.id).collect();

@@ -19,11 +19,11 @@ use crate::store::status::{
 };
 use crate::store::{ChangeMark, StoreError};
 
-/// How long a master may take to tell of itself.
+/// How long a master may take to report its state.
 const INFO_PATIENCE: Duration = Duration::from_secs(2);
-/// From this difference on clocks are worth a word; gateways correct for it.
+/// The difference of clocks above which there is a warning; gateways correct for it.
 const CLOCK_DIFFERENCE_MAX_SECONDS: f64 = 2.0;
-/// From this age on a gateway's key table is worth a word: unknown keys get a 500 from it.
+/// The age of a gateway's key table above which there is a warning: it answers unknown keys with 500.
 const KEYS_AGE_MAX_SECONDS: f64 = 5.0;
 
 /// Reads the whole state, of each master its own; the caller measures `clock_difference_seconds`.
@@ -162,7 +162,7 @@ async fn feed(link: &Link, names: &Names) -> Result<FeedFacts, StoreError> {
     })
 }
 
-/// The place of the last change.
+/// The feed position of the last change.
 pub async fn last_change(link: &Link, names: &Names) -> Result<ChangeMark, StoreError> {
     let FeedFacts { last, .. } = feed(link, names).await?;
     Ok(ChangeMark(parse_place(&last).unwrap_or(0)))
@@ -201,7 +201,7 @@ fn gateway(node: &Entry, feed: &FeedFacts) -> GatewayFacts {
     }
 }
 
-/// By how much one place of the feed is older than another.
+/// The time between two positions of the feed.
 fn lag_seconds(applied: &str, last: &str) -> f64 {
     let milli = |id: &str| parse_place(id).map_or(0, |place| place >> 64);
     let behind = milli(last).saturating_sub(milli(applied));

@@ -1,4 +1,4 @@
-//! The tasks that keep a store going: connections, breaker, refunds and ledger, a gateway's replica of the key table.
+//! The background tasks of a store: connections, breaker, refunds and ledger, a gateway's replica of the key table.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,19 +17,20 @@ use crate::store::redis::wire::link::Connection;
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
-/// How often the breaker is looked after while it is open: a new connection is probed at once.
+/// How often the breaker is checked while it is open: a new connection is probed at once.
 const LOOK_WHILE_OPEN: Duration = Duration::from_millis(20);
-/// And while it is closed: requests see a lost connection and failed calls without it, which then only remain to be logged.
+/// How often it is checked while it is closed: requests notice a lost connection and failed calls by themselves, so that only
+/// the log depends on it.
 const LOOK_WHILE_CLOSED: Duration = Duration::from_millis(100);
-/// How often the connection is tried although nobody charges, so that `health` knows, and Redis asked for its time.
+/// How often Redis is asked for its time, which also checks the connection of a gateway without traffic.
 const PROBE_EVERY: Duration = clock_watch::LOOK_EVERY;
 /// How often idle accounts are dropped.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
-/// A task of a gateway's feed, without end.
+/// A task of a gateway's feed, which never returns.
 type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// Starts the tasks that keep the store going.
+/// Starts the background tasks.
 pub fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
 where
     P: Fn(Connection) -> F + Clone + Send + Sync + 'static,
@@ -89,7 +90,7 @@ where
 }
 
 impl Parts {
-    /// Looks after the breaker.
+    /// Checks the breaker. Never returns.
     async fn watch_for_ever(&self) {
         loop {
             if let Some(turn) = self.guard.look().await {
@@ -106,7 +107,7 @@ impl Parts {
         }
     }
 
-    /// Writes refunds and ledger again and again; after a reconnection, everything.
+    /// Writes refunds and ledger; after a reconnection, everything. Never returns.
     async fn flush_for_ever(&self) {
         let mut connections = self.link.made();
         let (mut swept, mut probed) = (Instant::now(), Instant::now());
@@ -146,10 +147,10 @@ impl Parts {
         }
     }
 
-    /// Asks Redis for its time; a gateway holds that, or what it is believed to be, against the boot-time clock.
+    /// Asks Redis for its time; a gateway compares it, or its estimate, with the boot-time clock.
     async fn probe(&self) {
         let time = redis::cmd("TIME");
-        // A failure is the link's to act on.
+        // The link reacts to a failure.
         if self.feed.is_none() {
             let _ = self.link.ask(&time).await;
             return;

@@ -45,7 +45,7 @@ const REDIRECTS_AT_ONCE: u32 = 3;
 const REDIRECT_PAUSE: Duration = Duration::from_millis(5);
 /// How long a node that only redirections named is kept without another one.
 const REDIRECTED_KEPT: Duration = Duration::from_secs(60);
-/// How often it is looked whether new lines are up.
+/// How often to check whether new lines are up.
 const AWAIT_LINES_EVERY: Duration = Duration::from_millis(2);
 
 /// The cluster; clones are the same one.
@@ -62,7 +62,7 @@ struct Shared {
     /// Whether it was prepared: before that only `prepare` uses it.
     shown: AtomicBool,
     trouble: ArcSwapOption<StoreError>,
-    /// Told when the map may be out of date.
+    /// Notified when the map may be out of date.
     stale: Notify,
 }
 
@@ -97,7 +97,7 @@ impl Table {
 }
 
 impl Cluster {
-    /// A cluster that is not found yet; [`Cluster::keep`] does.
+    /// A cluster that is not connected; [`Cluster::keep`] connects it.
     pub fn new(topology: Topology, response_timeout: Duration, made: Arc<AtomicU64>) -> Cluster {
         Cluster(Arc::new(Shared {
             topology,
@@ -124,7 +124,7 @@ impl Cluster {
         self.0.shown.load(Ordering::Acquire) && self.any_line_up()
     }
 
-    /// Why it is not used, where it is not.
+    /// Why the cluster is not used, or `None` if it is.
     pub fn trouble(&self) -> Option<Arc<StoreError>> {
         self.0.trouble.load_full()
     }
@@ -158,7 +158,7 @@ impl Cluster {
         self.route(parts, deadline).await
     }
 
-    /// As [`Cluster::query`], with the link's own timeout from now, and before the cluster is shown too.
+    /// As [`Cluster::query`], with the link's own timeout from now, and also before the cluster is published.
     pub async fn ask(&self, parts: Parts<'_>) -> Result<Value, LinkError> {
         let deadline = Instant::now() + self.0.response_timeout;
         self.route(parts, deadline).await
@@ -498,7 +498,7 @@ impl Cluster {
         }
     }
 
-    /// Keeps the map for ever; a cluster that was lost whole is prepared again. Logs every new reason, once.
+    /// Keeps the map current; a cluster that was lost completely is prepared again. Logs every new reason, once. Never returns.
     pub async fn keep<P, F>(&self, prepare: P)
     where
         P: Fn(Cluster) -> F,

@@ -104,8 +104,8 @@ impl Guard {
         matches!(trouble.as_deref(), Some(StoreError::OtherCalendar(_)))
     }
 
-    /// Notes a call's end. Of a cluster nothing is noted: each master's line is dropped by its own timeouts and then fails
-    /// at once, and the other masters' keys are to go on; it opens when there is no line at all.
+    /// Records a call's result. Those of a cluster are not recorded: each master's line is dropped after its own timeouts and
+    /// then fails at once, while the keys of the other masters continue; the breaker opens when there is no line at all.
     pub fn record<T>(&self, result: &Result<T, LinkError>) {
         if let Err(error) = result {
             *self.last_failure.lock() =
@@ -119,8 +119,8 @@ impl Guard {
         self.closed.store(breaker.is_closed(), Ordering::Release);
     }
 
-    /// Checks the connection, probes if that is due, and returns whether the breaker turned since the last call. One task calls
-    /// this again and again.
+    /// Checks the connection, probes if that is due, and returns whether the breaker turned since the last call. Called by one
+    /// task, repeatedly.
     pub async fn look(&self) -> Option<Turn> {
         let now = Instant::now();
         let due = {

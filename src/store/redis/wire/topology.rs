@@ -1,9 +1,9 @@
-//! Which server to talk to, and how a connection to it is made.
+//! The servers of the configuration, and how a connection to one of them is made.
 //!
-//! A single server is where the URL says. Behind Sentinel it is asked for anew for every connection: all sentinels at the
-//! same time, those that are down are skipped, and of several opinions the one of the latest configuration epoch counts;
-//! what they name must say itself that it is a master. A cluster's nodes are `cluster`'s business; here is how each is
-//! dialled. No server is ever shown with its password.
+//! A single server has its address in the URL. Behind Sentinel, the master is looked up for every new connection: all sentinels
+//! are asked at the same time, those that are down are skipped, and the reply with the latest configuration epoch is used. The
+//! named server must itself report that it is a master. Which node of a cluster to use is decided in `cluster`; this module
+//! only connects to it. Invariant: no address is shown with its password.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,15 +22,15 @@ use crate::store::StoreError;
 use crate::store::redis::identity::StoreIdentity;
 use crate::store::redis::settings::{Place, Settings, Tls, without_password};
 
-/// How long unacknowledged bytes may be under way before the kernel gives the connection up.
+/// How long sent bytes may remain unacknowledged before the kernel closes the connection.
 const USER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a connection is idle before the kernel asks whether the other side lives.
+/// How long a connection is idle before the kernel sends a keepalive probe.
 const KEEPALIVE: Duration = Duration::from_secs(5);
-/// How long making a connection may take, its handshakes included; longer where a call may take longer (`store.redis.timeout`).
+/// The least time that connecting may take, handshakes included; a longer `store.redis.timeout` applies here too.
 const CONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
-/// How long a sentinel may take to be reached and to answer: one that is down must not hold up the others' answer.
+/// How long connecting to a sentinel and its reply may take: one that is down must not delay the others.
 const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
-/// Commands that may queue in the client before callers wait (their deadlines run meanwhile).
+/// Commands that may queue in the client before callers wait; their deadlines run meanwhile.
 const QUEUE_MAX: usize = 1_024;
 
 /// A server's host and port.
@@ -43,7 +43,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// Reads `host:port`; an IPv6 address may stand in brackets or, as Redis writes it, without.
+    /// Parses `host:port`; an IPv6 address may be in brackets or, as Redis writes it, without.
     pub fn parse(text: &str) -> Option<Address> {
         let (host, port) = text.rsplit_once(':')?;
         let bare = host
@@ -55,7 +55,7 @@ impl Address {
         })
     }
 
-    /// With this host where it has none: a node that does not know its own leaves it out.
+    /// This address, with `host` if it has none: a node that does not know its own host omits it.
     pub fn or_host(self, host: &str) -> Address {
         if self.host.is_empty() {
             let host = host.to_owned();
@@ -76,7 +76,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// A connection, and which server the sentinels named for it.
+/// A connection, and the server that the sentinels named for it.
 pub struct Dialled {
     /// The connection.
     pub connection: MultiplexedConnection,
@@ -93,7 +93,7 @@ impl From<MultiplexedConnection> for Dialled {
     }
 }
 
-/// The servers, and who we are to them.
+/// The servers and the login for them.
 #[derive(Clone)]
 pub struct Topology {
     servers: Servers,
@@ -114,10 +114,10 @@ enum Servers {
 }
 
 impl Topology {
-    /// What the settings name.
+    /// The topology in the settings.
     ///
     /// # Errors
-    /// [`StoreError::Failed`] where an address or a certificate cannot be used; the message never shows a password.
+    /// [`StoreError::Failed`] if an address or a certificate cannot be used; the message never shows a password.
     pub fn of(settings: &Settings) -> Result<Topology, StoreError> {
         let mut login = RedisConnectionInfo::default();
         let mut tls = settings.tls.clone();
@@ -161,7 +161,7 @@ impl Topology {
             tls,
             connect_timeout: CONNECT_TIMEOUT_MIN.max(settings.timeout),
         };
-        // Certificates that cannot be read are found now, not at the first connection.
+        // An unreadable certificate is reported now, not at the first connection.
         topology.client(&topology.first(), &topology.login)?;
         Ok(topology)
     }
@@ -192,7 +192,7 @@ impl Topology {
         self.tls.is_some()
     }
 
-    /// By what a file on this machine knows whose it is.
+    /// The identity of the store, as it is recorded in the files on this machine.
     pub fn identity(&self, key_prefix: &str) -> StoreIdentity {
         let database = self.login.db();
         let (name, nodes) = match &self.servers {
@@ -208,7 +208,7 @@ impl Topology {
         }
     }
 
-    /// The nodes that a cluster is found by; `None` where there is one server at a time.
+    /// The nodes through which a cluster is discovered, or `None` without a cluster.
     pub fn seeds(&self) -> Option<&[Address]> {
         match &self.servers {
             Servers::Single(_) | Servers::Sentinel { .. } => None,
@@ -224,8 +224,7 @@ impl Topology {
         }
     }
 
-    /// A connection to the server there is: the only one, or the master that the sentinels name; of a cluster, the first
-    /// node that accepts.
+    /// Connects to the single server, to the master that the sentinels name, or to the first node of a cluster that accepts.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] with the reason.
@@ -267,7 +266,7 @@ impl Topology {
         }
     }
 
-    /// The master that the sentinels name now; `None` without sentinels, and where none of them answers.
+    /// The master that the sentinels name now, or `None` without sentinels or if none of them answers.
     pub async fn named_master(&self) -> Option<Address> {
         match &self.servers {
             Servers::Single(_) | Servers::Cluster(_) => None,
@@ -275,7 +274,7 @@ impl Topology {
         }
     }
 
-    /// The master by the latest opinion among the sentinels that answer.
+    /// The master of the latest epoch among the replies of the sentinels.
     async fn master(&self, sentinels: &[Address], master: &str) -> Result<Address, StoreError> {
         let mut asked = JoinSet::new();
         for sentinel in sentinels {
@@ -309,7 +308,7 @@ impl Topology {
         })
     }
 
-    /// The configuration epoch and the address of the master as one sentinel knows it.
+    /// The configuration epoch and the address of the master, from one sentinel.
     async fn ask_sentinel(
         &self,
         sentinel: &Address,
@@ -371,7 +370,7 @@ impl Topology {
             let info = made(ConnectionAddr::Tcp(host, port)).map_err(failed)?;
             return Client::open(info).map_err(failed);
         };
-        // Whoever was first wins: every room of this program installs the same one.
+        // The first installation wins: every module of this program installs the same provider.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let info = made(ConnectionAddr::TcpTls {
             host,
@@ -407,7 +406,7 @@ impl fmt::Display for Topology {
     }
 }
 
-/// A demoted master serves no writes, and a sentinel may not have heard of it yet.
+/// Checks that the server is a master: a demoted one accepts no writes, and a sentinel may not know yet that it was demoted.
 async fn verify_master(
     address: &Address,
     connection: &mut MultiplexedConnection,
@@ -460,7 +459,7 @@ fn addresses(texts: &[String]) -> Result<Vec<Address>, StoreError> {
         .collect()
 }
 
-/// Address, login and whether it is encrypted.
+/// The address, the login, and whether the connection is encrypted.
 fn read_url(url: &str) -> Result<(Address, RedisConnectionInfo, bool), StoreError> {
     if !(url.starts_with("redis://") || url.starts_with("rediss://")) {
         return Err(refused_url(

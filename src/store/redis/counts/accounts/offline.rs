@@ -1,4 +1,4 @@
-//! What the accounts do for the journal and for service without Redis.
+//! The part of the accounts for the journal and for service without Redis.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use crate::store::redis::journal::CountRow;
 use crate::store::redis::wire::request::LinkError;
 use crate::store::{Charge, UNBOUNDED};
 
-/// Accounts looked at for one turn of re-reading, for each one that may be re-read.
+/// Accounts that one turn of re-reading examines, for each one that may be re-read.
 const LOOKED_AT_PER_READ: usize = 10;
 
 /// Whether service without Redis has a bound.
@@ -26,45 +26,45 @@ pub enum Bound {
     Open,
 }
 
-/// By what service without Redis is judged.
+/// The rule for service without Redis.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
     /// The node's share.
     pub share: Share,
-    /// Whether it bounds.
+    /// Whether the share is a bound.
     pub bound: Bound,
-    /// A count that was told before this is unknown.
+    /// A count that was learnt earlier than this is treated as unknown.
     pub known_since: Option<Instant>,
 }
 
-/// Units that are wanted without Redis.
+/// A request for units without Redis.
 #[derive(Debug)]
 pub struct Wanted<'c> {
     /// The charge that Redis did not decide.
     pub charge: &'c Charge,
-    /// By what it is judged.
+    /// The rule that applies.
     pub rule: Rule,
 }
 
-/// What the node has to offer.
+/// The outcome of a reservation.
 #[derive(Debug)]
 pub enum Offer<R> {
-    /// Units, counted but not yet written down; dropping them takes them back.
+    /// Units, counted but not written to disk yet; dropping them rolls them back.
     Reserved {
         /// The units.
         units: Units,
-        /// What the share is.
+        /// The share of this node.
         allowance: u64,
         /// Units of it that this process has served, these included.
         untold: u64,
-        /// Units used as far as this process knows, these included.
+        /// Units used as far as known to this process, these included.
         counted: u64,
-        /// What the journal was asked.
+        /// The result of the function that wrote to the journal.
         written: R,
     },
-    /// Redis itself had refused such a cost.
+    /// Redis itself refused this cost before.
     Exhausted {
-        /// Units used then.
+        /// The units used at that time.
         used: u64,
     },
     /// The share is used up.
@@ -72,7 +72,7 @@ pub enum Offer<R> {
 }
 
 impl Accounts {
-    /// Counts units that are to be served without Redis and hands them to `write`, which must not wait: rows come to it
+    /// Counts units that are to be served without Redis and passes them to `write`, which must not wait: rows are passed to it
     /// in the order of their values.
     pub fn reserve<R>(
         self: &Arc<Self>,
@@ -124,7 +124,7 @@ impl Accounts {
         }
     }
 
-    /// Units used as they are told while Redis is away: never fewer than may be used. `None` where nothing was learnt.
+    /// Units used, as reported while Redis is unavailable: an upper bound. `None` if no count is known.
     pub fn used_at_most(&self, key: KeyId, day: Day, rule: &Rule) -> Option<u64> {
         let slot = self.slot(key, day);
         let state = slot.state.lock();
@@ -138,7 +138,7 @@ impl Accounts {
         Some(counted.max(limit.saturating_sub(left)))
     }
 
-    /// Keeps the sum of untold units.
+    /// Updates the sum of unsettled units.
     pub(super) fn recount(&self, state: &mut SlotState) {
         let now = state.account.offline();
         let before = std::mem::replace(&mut state.offline.untold, now);
@@ -151,7 +151,7 @@ impl Accounts {
         self.untold.load(Ordering::Relaxed)
     }
 
-    /// Has the account written to the journal with the next interval.
+    /// Lists the account to be written to the journal in the next interval.
     pub(super) fn list_to_note(&self, slot: &Arc<Slot>) {
         let fresh = {
             let mut state = slot.state.lock();
@@ -163,13 +163,13 @@ impl Accounts {
         }
     }
 
-    /// How many accounts changed.
+    /// The number of changed accounts.
     pub fn changed_count(&self) -> usize {
         self.to_note.lock().len()
     }
 
-    /// Tells some of the accounts that changed, as rows, those first that were listed first; what `tell` answered to each. It must
-    /// not wait: rows of a producer come to it in the order of their values.
+    /// Passes the rows of up to `most` changed accounts to `tell`, in the order of the list, and returns its results. `tell`
+    /// must not wait, because rows of one producer are passed to it in the order of their values.
     pub fn tell_changes<R>(
         &self,
         most: usize,
@@ -190,7 +190,7 @@ impl Accounts {
         told.collect()
     }
 
-    /// The same of the account of a key's day, whether it changed or not. Where there is none, none is opened meanwhile.
+    /// As above, for the account of a key's day, whether it changed or not. If there is none, none is opened meanwhile.
     pub fn tell_of<R>(
         &self,
         (key, date): (KeyId, Date),
@@ -205,12 +205,13 @@ impl Accounts {
         tell(Some(slot.row(&state)))
     }
 
-    /// It could not be written: it has changed still.
+    /// Lists the account as changed again: it could not be written.
     pub fn changed_still(&self, changed: &Changed) {
         self.list_to_note(&changed.0);
     }
 
-    /// Lists up to `most` accounts of running days to be settled, hence read, whose counts were told before `since`.
+    /// Lists up to `most` accounts of current days, whose counts were learnt before `since`, to be settled and hence read
+    /// again.
     pub fn list_to_read(&self, since: Instant, most: usize) {
         let now = self.clock.now();
         let mut listed = 0;
@@ -219,7 +220,7 @@ impl Accounts {
             let Some(slot) = self.to_read.lock().pop_front() else {
                 return;
             };
-            // One that nobody else holds was dropped.
+            // An account without another owner was dropped.
             if slot.day.end <= now.as_second() || Arc::strong_count(&slot) == 1 {
                 continue;
             }
@@ -242,7 +243,7 @@ impl Accounts {
         }
     }
 
-    /// Tells Redis what another producer counted; grants nothing.
+    /// Sends Redis the counts of another producer; grants nothing.
     pub async fn merge(&self, row: &CountRow) -> Result<(), LinkError> {
         let entry = self.keys.get(row.key);
         let mut argument = self.argument(1);

@@ -1,4 +1,4 @@
-//! The counts and the ledger of key-days, carried away and taken in.
+//! Export and import of the counts and the ledger of key-days.
 
 use jiff::civil::Date;
 use redis::{FromRedisValue, Pipeline};
@@ -15,11 +15,11 @@ use crate::store::redis::wire::link::Link;
 use crate::store::redis::wire::script::{Arguments, MERGE_DAY};
 use crate::store::{StoreError, Totals};
 
-/// What Redis holds of some keys' day, without those that it holds nothing of. The ledger is read before the counts, so that
-/// nothing stands in it that was not counted.
+/// The counts and the ledger of some keys on a day; a key without any is omitted. The ledger is read before the counts, so that
+/// it contains no unit that was not counted.
 ///
 /// # Errors
-/// Those of Redis, and where something cannot be read.
+/// Those of Redis, and unreadable values.
 pub async fn key_days(
     link: &Link,
     names: &Names,
@@ -97,7 +97,7 @@ fn key_day(
     })
 }
 
-/// Takes in days, or only says what would come of it.
+/// Imports days, or only reports what an import would change.
 pub async fn take_in(
     link: &Link,
     names: &Names,

@@ -1,4 +1,4 @@
-//! The totals in memory, and who has not been told of which.
+//! The totals in memory, and those that Redis or the journal does not have yet.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use crate::store::redis::journal::TotalsRow;
 /// How long after its day a stored set of totals is kept in memory.
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
 
-/// A sheet's name.
+/// The key, date and tier of totals.
 pub type Place = (KeyId, Date, TierName);
-/// A key's day, with a sheet for each tier that the key had.
+/// A key's day, with totals for each tier that the key had.
 pub type KeyDay = (KeyId, Date);
 
 /// The totals of a key, day and tier.
@@ -28,25 +28,25 @@ struct Sheet {
     day: Day,
     ceiling: Ceiling,
     totals: HashMap<Arc<str>, Totals>,
-    /// Endpoints whose totals Redis has not been told.
+    /// Endpoints whose totals are not in Redis.
     changed: HashSet<Arc<str>>,
-    /// Those that it is being told.
+    /// Endpoints whose totals are being written to Redis.
     writing: HashSet<Arc<str>>,
-    /// Those that the journal has not been told.
+    /// Endpoints whose totals are not in the journal.
     to_note: HashSet<Arc<str>>,
 }
 
-/// The sheets of some keys. One that has something to tell stands on a list, so that nobody has to look through all.
+/// The totals of some keys. Those that are to be written are listed, so that no task has to search all of them.
 #[derive(Debug, Default)]
 pub struct ProducerTotals {
     by_place: HashMap<Place, Sheet>,
-    /// Those with something that Redis has not been told.
+    /// Those with totals that are not in Redis.
     changed: VecDeque<Place>,
-    /// Those with something that the journal has not been told, which is told of a day's sheets together.
+    /// Those with totals that are not in the journal, by day: a day's tiers are written together.
     to_note: HashMap<KeyDay, Vec<TierName>>,
 }
 
-/// Notes endpoints of a sheet; whether it had none before and stands on no list yet.
+/// Adds endpoints to a set. Returns whether the set was empty, hence its totals are in no list yet.
 fn add(noted: &mut HashSet<Arc<str>>, endpoints: impl IntoIterator<Item = Arc<str>>) -> bool {
     let is_listed = !noted.is_empty();
     noted.extend(endpoints);
@@ -76,7 +76,7 @@ fn list_to_note(
 }
 
 impl ProducerTotals {
-    /// Counts something; the totals with it. `producer` names a new sheet's.
+    /// Applies `count`, and returns the totals afterwards. `producer` names new ones.
     pub fn count(
         &mut self,
         place: Place,
@@ -103,7 +103,7 @@ impl ProducerTotals {
         sheet.row(&place, endpoint)
     }
 
-    /// Has everything written again: the store may have lost it.
+    /// Marks everything to be written again: the store may have lost it.
     pub fn repeat_all(&mut self) {
         for (place, sheet) in &mut self.by_place {
             let all: Vec<_> = sheet.totals.keys().cloned().collect();
@@ -111,7 +111,7 @@ impl ProducerTotals {
         }
     }
 
-    /// Drops what is stored of days that are over.
+    /// Drops stored totals of days that are over.
     pub fn sweep(&mut self, now_second: i64) {
         self.by_place.retain(|_, sheet| {
             let untold = [&sheet.changed, &sheet.writing, &sheet.to_note];
@@ -120,7 +120,7 @@ impl ProducerTotals {
         });
     }
 
-    /// The journal could not be told of these sheets of a day: it is to be told still, of all that is in them.
+    /// Marks all totals of these tiers of a day as changed again: they could not be written to the journal.
     pub fn note_again(&mut self, (key, date): KeyDay, tiers: &[TierName]) {
         for tier in tiers {
             let place = (key, date, tier.clone());
@@ -131,17 +131,17 @@ impl ProducerTotals {
         }
     }
 
-    /// How many sheets are to be written.
+    /// The number of producers whose totals are to be written.
     pub fn changed_count(&self) -> usize {
         self.changed.len()
     }
 
-    /// The days that the journal is to be told of.
+    /// The days to be written to the journal.
     pub fn to_note(&self) -> Vec<KeyDay> {
         self.to_note.keys().copied().collect()
     }
 
-    /// What is to be written of some sheets, which is being written from now on.
+    /// Takes the pages of up to `most` producers; their totals count as being written from now on.
     pub fn take_pages(&mut self, most: usize, pages: &mut Vec<Page>) {
         let count = self.changed.len().min(most);
         for place in self.changed.drain(..count) {
@@ -166,7 +166,7 @@ impl ProducerTotals {
         }
     }
 
-    /// What the journal is to be told of a day: of which sheets, and their rows.
+    /// Takes the rows of a day that are to be written to the journal, with their tiers.
     pub fn take_rows(&mut self, (key, date): KeyDay) -> (Vec<TierName>, Vec<TotalsRow>) {
         let tiers = self.to_note.remove(&(key, date)).unwrap_or_default();
         let mut rows = Vec::new();
@@ -181,7 +181,7 @@ impl ProducerTotals {
         (tiers, rows)
     }
 
-    /// A page was written, or could not be.
+    /// Ends the writing of a page, successful or not.
     pub fn end_writing(&mut self, page: &Page, written: bool) {
         let place = &page.place;
         let Some(sheet) = self.by_place.get_mut(place) else {
@@ -213,9 +213,9 @@ impl Sheet {
     }
 }
 
-/// Fields of one hash to be written.
+/// Fields of one hash that are to be written.
 pub struct Page {
-    /// The sheet.
+    /// The key, date and tier of the totals.
     pub place: Place,
     /// Its day.
     pub day: Day,
@@ -246,7 +246,7 @@ mod tests {
         pages
     }
 
-    /// What the journal is told of the one day.
+    /// The rows of the one day for the journal.
     fn rows(sheets: &mut ProducerTotals) -> Vec<TotalsRow> {
         let days = sheets.to_note().into_iter();
         let rows = days.flat_map(|day| sheets.take_rows(day).1).collect();

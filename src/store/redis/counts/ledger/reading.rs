@@ -1,4 +1,4 @@
-//! Reading the ledger, and holding it against the counts.
+//! Reads the ledger, and compares it with the counts.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -36,7 +36,7 @@ pub async fn usage(
     Ok(days.into_iter().map(OneDay::told).collect())
 }
 
-/// The same, each day with what is wrong with it.
+/// As [`usage`], with the faults of each day.
 pub async fn prove(
     link: &Link,
     names: &Names,
@@ -52,8 +52,8 @@ pub async fn prove(
     Ok(proofs.collect())
 }
 
-/// The sheets and the counts of some keys' days, as they stand in Redis. The ledger is read before the counts, so that nothing
-/// stands in it that was not counted.
+/// The totals and the counts of some keys' days, as Redis has them. The ledger is read before the counts, so that it contains
+/// no unit that was not counted.
 pub async fn held(
     link: &Link,
     names: &Names,
@@ -92,28 +92,28 @@ pub async fn held(
     Ok(held)
 }
 
-/// What Redis holds of a key's day.
+/// The counts and the ledger of a key's day in Redis.
 struct OneDay {
     place: (Date, KeyId),
-    /// `None` where the counts are gone already.
+    /// `None` if the counts were dropped already.
     counts: Option<Counts>,
     cells: Vec<(String, Cell)>,
     unreadable: Vec<String>,
 }
 
-/// The counts of a key's day, as `charge.lua` keeps them.
+/// The counts of a key's day, as `charge.lua` stores them.
 #[derive(Default)]
 pub(super) struct Counts {
     used: i64,
     /// The day's first second and the next day's.
     pub(super) boundaries: Option<(i64, i64)>,
-    /// Granted and given back, by producer.
+    /// Units granted and refunded, by producer.
     marks: BTreeMap<String, (i64, i64)>,
     adjustments: Vec<Adjustment>,
     unreadable: Vec<String>,
 }
 
-/// What one process said: its accounts, and its sheets.
+/// The sums of one process: its accounts, and its ledger.
 #[derive(Default)]
 struct Said {
     granted: i64,
@@ -123,7 +123,7 @@ struct Said {
 }
 
 impl Counts {
-    /// What the fields say; `None` where there are none.
+    /// Parses the fields; `None` if there are none.
     pub(super) fn of(fields: &Fields) -> Option<Counts> {
         if fields.is_empty() {
             return None;
@@ -159,12 +159,12 @@ impl Counts {
         Some(counts)
     }
 
-    /// What is none of ours.
+    /// The fields that cannot be read.
     pub(super) fn unreadable(&self) -> &[String] {
         &self.unreadable
     }
 
-    /// By producer.
+    /// The accounts, by producer.
     pub(super) fn accounts(&self) -> impl Iterator<Item = ProducerAccount> {
         let unsigned = |number: i64| u64::try_from(number).unwrap_or(0);
         self.marks
@@ -176,7 +176,7 @@ impl Counts {
             })
     }
 
-    /// What came after the day was closed.
+    /// The units that arrived after the day was closed.
     pub(super) fn late(&self) -> impl Iterator<Item = Late> {
         self.adjustments.iter().map(|adjustment| Late {
             came: adjustment.came.as_second(),
@@ -220,8 +220,8 @@ impl OneDay {
         DayUsage::of_cells(self.place, used, cells, adjustments)
     }
 
-    /// What does not hold. Three independent accounts meet here: the count, what each process was granted and gave back,
-    /// and what each process wrote of its endpoints.
+    /// The violated equations. Three independent accounts are compared: the count, the units that each process was granted and
+    /// refunded, and the units that each process wrote to the ledger.
     fn faults(&self) -> Vec<String> {
         let mut faults = self.unreadable.clone();
         let Some(counts) = &self.counts else {
@@ -310,7 +310,7 @@ async fn read(
     Ok(days)
 }
 
-/// The dates worth reading: all of a short span, those that have counts of a long one.
+/// The dates to read: all dates of a short span, only those with counts of a long one.
 async fn dates(link: &Link, names: &Names, from: Date, to: Date) -> Result<Vec<Date>, StoreError> {
     if to < from {
         return Ok(Vec::new());
@@ -334,7 +334,7 @@ async fn dates(link: &Link, names: &Names, from: Date, to: Date) -> Result<Vec<D
     Ok(dates)
 }
 
-/// What is said of a reply of another type.
+/// The error for a reply of another type.
 pub(super) fn unreadable(error: redis::ParsingError) -> StoreError {
     StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
 }
