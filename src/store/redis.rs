@@ -61,7 +61,7 @@ mod wire;
 mod yielding;
 
 use clock::StoreClock;
-use counts::accounts::{Accounts, Answer, other_calendar};
+use counts::accounts::{Accounts, ChargeResult, other_calendar};
 use counts::ledger::Ledger;
 use gateways::heartbeat::Condition;
 use gateways::presence::Presence;
@@ -76,7 +76,7 @@ use outage::Outage;
 use parts::Parts;
 use producer::Producer;
 use recovery::CrashRecovery;
-pub use settings::{OutagePolicy, OutageSettings, Place, Settings, Tls};
+pub use settings::{OutagePolicy, OutageSettings, Servers, Settings, Tls};
 use wire::guard::Guard;
 use wire::link::Link;
 pub use wire::script::charge_replies;
@@ -347,17 +347,17 @@ impl Store for RedisStore {
         let (id, day, cost) = (charge.key.record.id, charge.day, charge.cost);
         let accounts = &self.parts.accounts;
         match accounts.charge(&charge.key, day, charge.limit, cost).await {
-            Answer::Granted(units) => {
+            ChargeResult::Granted(units) => {
                 let used = units.take();
                 self.parts.ledger.charged(&charge, drop);
                 let receipt = Receipt::of(&charge);
                 Ok(Decision::Granted { used, receipt })
             }
-            Answer::Failed(error) => match &self.parts.outage {
+            ChargeResult::Failed(error) => match &self.parts.outage {
                 Some(outage) => outage.serve(charge, error).await,
                 None => Err(error),
             },
-            Answer::Other(verdict) => match verdict {
+            ChargeResult::Other(verdict) => match verdict {
                 WaiterResult::Granted { used }
                 | WaiterResult::Exhausted { used }
                 | WaiterResult::Told { used } => Ok(Decision::Exhausted { used }),

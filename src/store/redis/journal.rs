@@ -32,14 +32,14 @@ mod rows;
 
 use file::Unusable;
 pub use file::facts;
-pub use processes::{Lacking, Process};
-pub use rows::{CountRow, Place, Rows, TotalsRow, Written};
+pub use processes::{MissingCounts, Process};
+pub use rows::{CountRow, DateAndKey, JournalRows, ServeOutcome, TotalsRow};
 
 /// The most queued jobs; beyond, the journal counts as failed.
 const WAITING_MAX: usize = 65_536;
 /// The approximate rows of one transaction, which must end before another process of this journal stops waiting (`file`).
 const GROUP_ROWS: usize = 512;
-/// Rows written without a pause, each in some 10 µs.
+/// JournalRows written without a pause, each in some 10 µs.
 const ROWS_PER_TURN: u32 = 16;
 
 type Done = Result<(), StoreError>;
@@ -55,10 +55,10 @@ enum Job {
         sheet: TotalsRow,
         /// `None` without bound.
         allowance: Option<u64>,
-        told: Told<Written>,
+        told: Told<ServeOutcome>,
     },
     Note {
-        rows: Rows,
+        rows: JournalRows,
         told: Told<()>,
     },
     Work(Box<dyn Work>),
@@ -79,13 +79,13 @@ trait Work: Send {
     fn told(self: Box<Self>, result: Result<(), StoreError>);
 }
 
-struct Asked<T, F> {
+struct Query<T, F> {
     work: F,
     result: Option<T>,
     told: Told<T>,
 }
 
-impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Asked<T, F> {
+impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Query<T, F> {
     fn run(&mut self, connection: &Connection) -> rusqlite::Result<()> {
         self.result = Some((self.work)(connection)?);
         Ok(())
@@ -93,7 +93,7 @@ impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Aske
 
     fn told(self: Box<Self>, result: Result<(), StoreError>) {
         let missing = || StoreError::Failed("the journal's thread did not answer".into());
-        let Asked {
+        let Query {
             result: done, told, ..
         } = *self;
         let _ = told.send(result.and_then(|()| done.ok_or_else(missing)));
@@ -105,11 +105,11 @@ pub struct Journal {
     jobs: mpsc::Sender<Job>,
     /// The common prefix of this process's producers.
     process: String,
-    trouble: Arc<Trouble>,
+    trouble: Arc<LastFailure>,
 }
 
 /// Why the last write failed, or none if it succeeded.
-type Trouble = ArcSwapOption<String>;
+type LastFailure = ArcSwapOption<String>;
 
 impl Journal {
     /// A journal at `path` for the store `identity`. If it cannot be opened, its thread retries and [`Journal::has_failed`] is true.
@@ -123,7 +123,7 @@ impl Journal {
     ) -> Result<Journal, StoreError> {
         // This channel allocates as needed; std's channel of this length takes 20 MiB at once.
         let (jobs, taken) = mpsc::channel(WAITING_MAX);
-        let trouble = Arc::new(Trouble::empty());
+        let trouble = Arc::new(LastFailure::empty());
         let opened = {
             let (path, identity) = (path.clone(), identity.clone());
             tokio::task::spawn_blocking(move || file::open(&path, &identity)).await
@@ -134,7 +134,7 @@ impl Journal {
             Ok(Err(foreign @ Unusable::Foreign(_))) => return Err(foreign.into()),
             Err(error) => return Err(StoreError::Failed(format!("the journal: {error}"))),
         };
-        let mut desk = Desk {
+        let mut writer = JournalWriter {
             path,
             identity,
             connection: None,
@@ -143,11 +143,11 @@ impl Journal {
         };
         if let Some(connection) = connection {
             // A failure here recurs with the first write, which reports it.
-            let _ = desk.hold(connection);
+            let _ = writer.hold(connection);
         }
         std::thread::Builder::new()
             .name("journal".into())
-            .spawn(move || desk.run(taken))
+            .spawn(move || writer.run(taken))
             .map_err(|error| StoreError::Failed(format!("the journal's thread: {error}")))?;
         Ok(Journal {
             jobs,
@@ -175,13 +175,13 @@ impl Journal {
     }
 
     /// Journals units that are to be served, if they fit the allowance. Does not wait: the receiver gets the result when the group
-    /// is on disk. Rows of one producer must be sent in the order of their values.
+    /// is on disk. JournalRows of one producer must be sent in the order of their values.
     pub fn serve(
         &self,
         count: CountRow,
         sheet: TotalsRow,
         allowance: Option<u64>,
-    ) -> oneshot::Receiver<Result<Written, StoreError>> {
+    ) -> oneshot::Receiver<Result<ServeOutcome, StoreError>> {
         let (told, answer) = oneshot::channel();
         self.send(Job::Serve {
             count,
@@ -193,8 +193,8 @@ impl Journal {
     }
 
     /// Writes the current rows of a key's day, all or none. Does not wait: the receiver gets the result when they are on disk.
-    /// Rows of one producer must be sent in the order of their values.
-    pub fn note(&self, rows: Rows) -> oneshot::Receiver<Done> {
+    /// JournalRows of one producer must be sent in the order of their values.
+    pub fn note(&self, rows: JournalRows) -> oneshot::Receiver<Done> {
         let (told, answer) = oneshot::channel();
         self.send(Job::Note { rows, told });
         answer
@@ -208,7 +208,7 @@ impl Journal {
     {
         let (told, answer) = oneshot::channel();
         let result = None;
-        let work = Box::new(Asked { work, result, told });
+        let work = Box::new(Query { work, result, told });
         self.send(Job::Work(work));
         async {
             let nobody = |_| {
@@ -248,14 +248,14 @@ impl Journal {
     }
 
     /// The parts of `held`, counts of other processes in Redis, that the journal lacks.
-    pub async fn lacking(&self, held: Vec<CountRow>) -> Result<Lacking, StoreError> {
+    pub async fn lacking(&self, held: Vec<CountRow>) -> Result<MissingCounts, StoreError> {
         self.work(move |connection| processes::lacking(connection, &held))
             .await
     }
 
     /// Writes rows of other processes from Redis, all or none; no number is lowered. Returns whether the journal has something of
     /// theirs that Redis lacks.
-    pub async fn inherit(&self, held: Rows) -> Result<bool, StoreError> {
+    pub async fn inherit(&self, held: JournalRows) -> Result<bool, StoreError> {
         self.work(move |connection| processes::inherit(connection, &held))
             .await
     }
@@ -300,16 +300,16 @@ impl Journal {
     /// The next days of keys after `last`, `most` at most, that have rows of earlier and other processes, with those rows.
     pub async fn days_of_others(
         &self,
-        last: Option<Place>,
+        last: Option<DateAndKey>,
         most: usize,
-    ) -> Result<Vec<(Place, Rows)>, StoreError> {
+    ) -> Result<Vec<(DateAndKey, JournalRows)>, StoreError> {
         let own = self.own();
         self.work(move |connection| rows::days_of_others(connection, &own, last, most))
             .await
     }
 
     /// Marks rows that Redis has; a row that changed meanwhile is not marked.
-    pub async fn settled(&self, rows: Rows) -> Result<(), StoreError> {
+    pub async fn settled(&self, rows: JournalRows) -> Result<(), StoreError> {
         self.work(move |connection| {
             each(&rows.counts, |row| rows::settle_count(connection, row))?;
             each(&rows.sheets, |row| rows::settle_sheet(connection, row))
@@ -329,16 +329,16 @@ fn each<R>(rows: &[R], write: impl Fn(&R) -> rusqlite::Result<()>) -> rusqlite::
 }
 
 /// The state of the journal's thread.
-struct Desk {
+struct JournalWriter {
     path: PathBuf,
     identity: StoreIdentity,
     connection: Option<HeldConnection>,
     /// The file of the first opening.
     file: Option<Arc<HeldFile>>,
-    trouble: Arc<Trouble>,
+    trouble: Arc<LastFailure>,
 }
 
-impl Desk {
+impl JournalWriter {
     fn run(mut self, mut taken: mpsc::Receiver<Job>) {
         loop {
             let Some(first) = taken.blocking_recv() else {
@@ -372,7 +372,7 @@ impl Desk {
 
     /// Runs one transaction and returns the outcome of each `Serve`, in order. Nothing is written, hence no unit served, unless the
     /// path leads to the open file.
-    fn write(&mut self, group: &mut [Job]) -> Result<Vec<Written>, StoreError> {
+    fn write(&mut self, group: &mut [Job]) -> Result<Vec<ServeOutcome>, StoreError> {
         self.look()?;
         let Some(connection) = &mut self.connection else {
             return Ok(Vec::new());
@@ -442,7 +442,10 @@ impl Desk {
     }
 }
 
-fn write_group(connection: &mut Connection, group: &mut [Job]) -> rusqlite::Result<Vec<Written>> {
+fn write_group(
+    connection: &mut Connection,
+    group: &mut [Job],
+) -> rusqlite::Result<Vec<ServeOutcome>> {
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
     let mut written = Vec::new();
@@ -463,7 +466,7 @@ fn write_group(connection: &mut Connection, group: &mut [Job]) -> rusqlite::Resu
     Ok(written)
 }
 
-fn tell(group: Vec<Job>, outcome: Result<Vec<Written>, StoreError>) {
+fn tell(group: Vec<Job>, outcome: Result<Vec<ServeOutcome>, StoreError>) {
     let mut written = outcome.as_ref().map(|written| written.iter());
     for job in group {
         let failure = || match &outcome {

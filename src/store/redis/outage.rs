@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use super::clock::StoreClock;
 use super::identity::StoreIdentity;
-use super::journal::{CountRow, Journal, Place, Rows, Written};
+use super::journal::{CountRow, DateAndKey, Journal, JournalRows, ServeOutcome};
 use super::names::Names;
 use super::settings::{OutagePolicy, OutageSettings};
 use crate::policy::api_key::KeyId;
@@ -30,10 +30,12 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::policy::quota::Share;
 use crate::store::redis::counts::accounts::Accounts;
-use crate::store::redis::counts::accounts::offline::{Bound, Changed, Offer, Rule, Wanted};
-use crate::store::redis::counts::ledger::{KeyDay, Ledger};
+use crate::store::redis::counts::accounts::offline::{
+    Changed, OutageBound, OutageRequest, OutageRule, Reservation,
+};
+use crate::store::redis::counts::ledger::{KeyAndDate, Ledger};
 use crate::store::redis::gateways::register;
-use crate::store::redis::wire::guard::{Guard, Turn};
+use crate::store::redis::wire::guard::{BreakerChange, Guard};
 use crate::store::status::ServiceFacts;
 use crate::store::{Charge, Decision, Receipt, StoreError, UNBOUNDED, WithoutStore};
 
@@ -154,15 +156,15 @@ impl Outage {
     /// Decides a charge that Redis did not decide because of `error`.
     pub async fn serve(&self, charge: Charge, error: StoreError) -> Result<Decision, StoreError> {
         let bound = match self.settings.policy {
-            _ if charge.limit == UNBOUNDED => Bound::Open,
-            OutagePolicy::Bounded => Bound::Share,
-            OutagePolicy::Open => Bound::Open,
+            _ if charge.limit == UNBOUNDED => OutageBound::Open,
+            OutagePolicy::Bounded => OutageBound::Share,
+            OutagePolicy::Open => OutageBound::Open,
             OutagePolicy::Deny => return Err(error),
         };
         if self.guard.is_foreign() || self.journal.has_failed() {
             return Err(error);
         }
-        let wanted = Wanted {
+        let wanted = OutageRequest {
             charge: &charge,
             rule: self.rule(bound),
         };
@@ -172,9 +174,9 @@ impl Outage {
             self.ledger.charged(&charge, serve)
         });
         match offer {
-            Offer::Exhausted { used } => Ok(Decision::Exhausted { used }),
-            Offer::Beyond => Err(self.beyond(&error)),
-            Offer::Reserved {
+            Reservation::Exhausted { used } => Ok(Decision::Exhausted { used }),
+            Reservation::Beyond => Err(self.beyond(&error)),
+            Reservation::Reserved {
                 units: reserved,
                 allowance,
                 untold,
@@ -187,8 +189,8 @@ impl Outage {
                     kept: false,
                 };
                 let others = match timeout(JOURNAL_WAIT_MAX, written).await {
-                    Ok(Ok(Ok(Written::Durable { others }))) => others,
-                    Ok(Ok(Ok(Written::Beyond))) => return Err(self.beyond(&error)),
+                    Ok(Ok(Ok(ServeOutcome::Durable { others }))) => others,
+                    Ok(Ok(Ok(ServeOutcome::Beyond))) => return Err(self.beyond(&error)),
                     Ok(Ok(Err(failure))) => return Err(failure),
                     Ok(Err(_)) | Err(_) => {
                         let why = format!("{error}; and the journal is too slow");
@@ -225,12 +227,12 @@ impl Outage {
             return None;
         }
         self.accounts
-            .used_at_most(key, day, &self.rule(Bound::Share))
+            .used_at_most(key, day, &self.rule(OutageBound::Share))
     }
 
-    fn rule(&self, bound: Bound) -> Rule {
+    fn rule(&self, bound: OutageBound) -> OutageRule {
         let away_since = self.guard.opened().unwrap_or_else(Instant::now);
-        Rule {
+        OutageRule {
             share: Share {
                 nodes: self.share_nodes(),
                 cold_percent: self.settings.cold_percent,
@@ -282,16 +284,16 @@ impl Outage {
     }
 
     /// Logs a turn of the breaker.
-    pub fn turned(&self, turn: Turn) {
+    pub fn turned(&self, turn: BreakerChange) {
         let (policy, pending_units) = (self.settings.policy, self.pending_units());
         match turn {
-            Turn::Opened => {
+            BreakerChange::Opened => {
                 let (nodes, service) = (self.share_nodes(), self.service());
                 self.served.store(0, Ordering::Relaxed);
                 self.refused.store(0, Ordering::Relaxed);
                 tracing::warn!(?policy, ?service, nodes, pending_units, "Redis is away");
             }
-            Turn::Closed(away) => {
+            BreakerChange::Closed(away) => {
                 self.restore_due.store(true, Ordering::Release);
                 tracing::warn!(
                     ?policy,
@@ -408,11 +410,11 @@ impl Outage {
 
     /// Queues a key's day for the journal, with the count taken while its account is locked. The totals are read after the
     /// count: all that they contain was counted before.
-    fn note(&self, day: KeyDay, count: Option<CountRow>) -> Noted {
+    fn note(&self, day: KeyAndDate, count: Option<CountRow>) -> QueuedDay {
         let counts = Vec::from_iter(count);
-        let note = |sheets| self.journal.note(Rows { counts, sheets });
+        let note = |sheets| self.journal.note(JournalRows { counts, sheets });
         let (tiers, written) = self.ledger.tell_changes(day, note);
-        Noted {
+        QueuedDay {
             day,
             tiers,
             written,
@@ -420,7 +422,7 @@ impl Outage {
     }
 
     /// Returns whether all of it is on disk; the rest is marked to be written again. The journal itself logs why, once.
-    async fn written(&self, noted: impl Iterator<Item = (Option<Changed>, Noted)>) -> bool {
+    async fn written(&self, noted: impl Iterator<Item = (Option<Changed>, QueuedDay)>) -> bool {
         tokio::task::yield_now().await;
         let mut all_written = true;
         for (changed, noted) in noted {
@@ -445,12 +447,12 @@ impl Outage {
     /// contains units that were not counted.
     async fn restore(self: &Arc<Self>) -> Result<(), StoreError> {
         let mut told = 0;
-        let mut last: Option<Place> = None;
+        let mut last: Option<DateAndKey> = None;
         loop {
             let days = self.journal.days_of_others(last, RESTORE_BATCH).await?;
             let Some((end, _)) = days.last() else { break };
             last = Some(*end);
-            let mut rows = Rows::default();
+            let mut rows = JournalRows::default();
             for (_, of_day) in days {
                 rows.counts.extend(of_day.counts);
                 rows.sheets.extend(of_day.sheets);
@@ -482,8 +484,8 @@ impl Outage {
 }
 
 /// A key's day that is queued for the journal.
-struct Noted {
-    day: KeyDay,
+struct QueuedDay {
+    day: KeyAndDate,
     tiers: Vec<TierName>,
     written: oneshot::Receiver<Result<(), StoreError>>,
 }

@@ -12,7 +12,7 @@
 //! Invariants: recovery grants nothing (the name of a killed producer is never used again), and no number is lowered. Not here:
 //! counts that Redis lost before they were read, which cannot be recovered.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,13 +24,13 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::clock::StoreClock;
-use super::journal::{CountRow, Process, Rows, TotalsRow};
+use super::journal::{CountRow, JournalRows, Process, TotalsRow};
 use super::names::Names;
 use super::outage::Outage;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::process_of;
-use crate::store::redis::counts::ledger;
+use crate::store::redis::counts::ledger::{self, HashFields};
 use crate::store::redis::keys::codec::unreadable;
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::wire::guard::Guard;
@@ -51,8 +51,6 @@ const RETRY_AFTER: Duration = Duration::from_millis(100);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
 /// How often to check whether Redis is available.
 const WAIT_PAUSE: Duration = Duration::from_millis(20);
-
-type Fields = HashMap<String, String>;
 
 /// Reads the counts that other processes of this machine left in Redis.
 pub struct CrashRecovery {
@@ -170,7 +168,7 @@ impl CrashRecovery {
             pipeline.cmd("HGETALL").arg(self.names.counts(*key, date));
         }
         let value = self.link.ask(&pipeline).await?;
-        let days = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
+        let days = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
         let places = keys.iter().zip(&days);
         let held: Vec<CountRow> = places
             .flat_map(|(key, fields)| rows_of(*key, date, fields, processes))
@@ -181,7 +179,7 @@ impl CrashRecovery {
         let journal = self.outage.journal();
         let lacking = journal.lacking(held).await?;
         let (days, mut is_ahead) = (Vec::from_iter(lacking.days), lacking.is_ahead);
-        let mut rows = Rows::default();
+        let mut rows = JournalRows::default();
         let held = ledger::held(&self.link, &self.names, &days).await?;
         for ((key, day), (sheets, counts)) in days.into_iter().zip(held) {
             rows.counts
@@ -214,7 +212,12 @@ impl CrashRecovery {
 }
 
 /// Redis's rows of these processes on a key's day, including their unspent credit, which no process can use any more.
-fn rows_of(key: KeyId, date: Date, fields: &Fields, processes: &HashSet<&str>) -> Vec<CountRow> {
+fn rows_of(
+    key: KeyId,
+    date: Date,
+    fields: &HashFields,
+    processes: &HashSet<&str>,
+) -> Vec<CountRow> {
     let Some((start, end)) = fields.keys().find_map(|field| Names::boundaries_in(field)) else {
         return Vec::new();
     };

@@ -11,7 +11,7 @@ use crate::store::Keeping;
 #[derive(Clone)]
 pub struct Settings {
     /// The servers.
-    pub place: Place,
+    pub servers: Servers,
     /// The number of the database; overrides the one in the URL. A cluster has only 0.
     pub database: Option<u32>,
     /// The ACL user; overrides the one in the URL.
@@ -91,7 +91,7 @@ impl OutageSettings {
 
 /// The servers of Redis; addresses are `host:port`.
 #[derive(Clone)]
-pub enum Place {
+pub enum Servers {
     /// One server: `redis[s]://[user:password@]host[:port][/db]`.
     Url(String),
     /// The server that the sentinels name as the master.
@@ -118,13 +118,13 @@ pub struct Tls {
 impl Settings {
     /// The defaults for a server.
     pub fn of_url(url: impl Into<String>) -> Settings {
-        Settings::of(Place::Url(url.into()))
+        Settings::of(Servers::Url(url.into()))
     }
 
     /// The defaults for these servers.
-    pub fn of(place: Place) -> Settings {
+    pub fn of(servers: Servers) -> Settings {
         Settings {
-            place,
+            servers,
             database: None,
             username: None,
             password: None,
@@ -143,7 +143,7 @@ impl Settings {
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
-            .field("place", &self.place)
+            .field("servers", &self.servers)
             .field("database", &self.database)
             .field("username", &self.username)
             .field("tls", &self.tls)
@@ -156,14 +156,14 @@ impl fmt::Debug for Settings {
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for Servers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Url(url) => f.write_str(&without_password(url)),
-            Place::Sentinels { sentinels, master } => {
+            Servers::Url(url) => f.write_str(&without_password(url)),
+            Servers::Sentinels { sentinels, master } => {
                 write!(f, "{master} of sentinels {}", sentinels.join(", "))
             }
-            Place::Cluster(nodes) => write!(f, "cluster of {}", nodes.join(", ")),
+            Servers::Cluster(nodes) => write!(f, "cluster of {}", nodes.join(", ")),
         }
     }
 }

@@ -50,7 +50,7 @@ impl PartialEq for Context {
 
 /// The result for a waiter.
 #[derive(Debug)]
-pub enum Answer {
+pub enum ChargeResult {
     /// The granted units.
     Granted(Units),
     /// Any other verdict of the store.
@@ -59,7 +59,7 @@ pub enum Answer {
     Failed(StoreError),
 }
 
-type Waiter = oneshot::Sender<Answer>;
+type Waiter = oneshot::Sender<ChargeResult>;
 type Slots = HashMap<(KeyId, Date), Arc<Slot>>;
 
 /// The account of one key and day with its names.

@@ -33,9 +33,9 @@ mod producer_totals;
 mod reading;
 
 pub use carrying::{key_days, take_in};
-pub use producer_totals::KeyDay;
-use producer_totals::{Page, Place, ProducerTotals};
-pub use reading::{held, prove, usage};
+pub use producer_totals::KeyAndDate;
+use producer_totals::{LedgerPage, ProducerTotals, TotalsKey};
+pub use reading::{HashFields, held, prove, usage};
 
 /// Key-days written in one round trip.
 const WRITE_BATCH: usize = 256;
@@ -71,7 +71,7 @@ impl Ledger {
 
     fn record<R>(
         &self,
-        place: Place,
+        place: TotalsKey,
         day: Day,
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
@@ -168,7 +168,7 @@ impl Ledger {
         Ok(self.write_batch(&pages).await?)
     }
 
-    async fn write_batch(&self, pages: &[Page]) -> Result<(), LinkError> {
+    async fn write_batch(&self, pages: &[LedgerPage]) -> Result<(), LinkError> {
         let written = self.write_pages(pages).await;
         for page in pages {
             let mut sheets = self.sheets.of(page.place.0);
@@ -178,7 +178,7 @@ impl Ledger {
     }
 
     /// The days of keys to be written to the journal, part by part.
-    pub fn parts_to_note(&self) -> impl Iterator<Item = Vec<KeyDay>> {
+    pub fn parts_to_note(&self) -> impl Iterator<Item = Vec<KeyAndDate>> {
         self.sheets.parts().map(|sheets| sheets.lock().to_note())
     }
 
@@ -186,7 +186,7 @@ impl Ledger {
     /// `tell` must not wait, because rows of one producer are passed to it in the order of their values.
     pub fn tell_changes<R>(
         &self,
-        day: KeyDay,
+        day: KeyAndDate,
         tell: impl FnOnce(Vec<TotalsRow>) -> R,
     ) -> (Vec<TierName>, R) {
         let mut sheets = self.sheets.of(day.0);
@@ -195,7 +195,7 @@ impl Ledger {
     }
 
     /// Marks these tiers of a day as changed again: they could not be written.
-    pub fn changed_still(&self, day: KeyDay, tiers: &[TierName]) {
+    pub fn changed_still(&self, day: KeyAndDate, tiers: &[TierName]) {
         self.sheets.of(day.0).note_again(day, tiers);
     }
 
@@ -224,7 +224,7 @@ impl Ledger {
         self.names.keeping().is_closed(day.end, now)
     }
 
-    async fn write_pages(&self, pages: &[Page]) -> Result<(), LinkError> {
+    async fn write_pages(&self, pages: &[LedgerPage]) -> Result<(), LinkError> {
         let mut pipeline = Pipeline::new();
         let open = || pages.iter().filter(|page| !self.is_closed(page.day));
         let days: HashSet<Date> = open().map(|page| page.place.1).collect();
@@ -249,7 +249,7 @@ impl Ledger {
     }
 }
 
-fn place_of(charge: &Charge) -> Place {
+fn place_of(charge: &Charge) -> TotalsKey {
     let record = &charge.key.record;
     (record.id, charge.day.date, record.tier.clone())
 }

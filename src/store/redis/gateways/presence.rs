@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::heartbeat::{BEAT_EVERY, Condition, Heartbeat};
-use super::register::{self, Entry};
+use super::register::{self, RegisterEntry};
 use super::seat::Seat;
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::names::Names;
@@ -37,7 +37,7 @@ pub struct Presence {
     seat: Mutex<Seat>,
     condition: Box<dyn Fn() -> Condition + Send + Sync>,
     /// The other gateways that were silent when the register was last read.
-    silent: Mutex<Vec<Entry>>,
+    silent: Mutex<Vec<RegisterEntry>>,
 }
 
 impl Presence {
@@ -127,7 +127,7 @@ impl Presence {
     }
 
     /// Removes the entries of processes that ended on this machine.
-    async fn take_off_ended(&self, silent: &mut Vec<Entry>) -> Result<(), StoreError> {
+    async fn take_off_ended(&self, silent: &mut Vec<RegisterEntry>) -> Result<(), StoreError> {
         let Some(replica) = self.replica.clone() else {
             return Ok(());
         };

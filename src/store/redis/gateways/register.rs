@@ -29,7 +29,7 @@ const STRIKE_TRIES: usize = 5;
 
 /// A gateway in the register.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
+pub struct RegisterEntry {
     /// Its seat.
     pub seat: String,
     /// The process at the seat, or its last one.
@@ -44,13 +44,13 @@ pub struct Entry {
     pub packed: String,
 }
 
-impl Entry {
+impl RegisterEntry {
     /// An unreadable entry becomes a gateway without heartbeats that has the name of its seat.
-    fn of(seat: String, packed: String, now_ms: i64) -> Entry {
+    fn of(seat: String, packed: String, now_ms: i64) -> RegisterEntry {
         let mut parts = packed.splitn(3, ' ');
         let heard_ms: i64 = parts.next().and_then(|ms| ms.parse().ok()).unwrap_or(0);
         let name = parts.next().unwrap_or(&seat).to_owned();
-        Entry {
+        RegisterEntry {
             name: NodeName(name),
             heard: Timestamp::from_millisecond(heard_ms).unwrap_or_default(),
             age: Duration::from_millis(now_ms.abs_diff(heard_ms)),
@@ -99,7 +99,11 @@ pub async fn sign_off(link: &Link, names: &Names, seat: &str) -> Result<(), Stor
 }
 
 /// Restores entries that the store lost.
-pub async fn put_back(link: &Link, names: &Names, entries: &[Entry]) -> Result<(), StoreError> {
+pub async fn put_back(
+    link: &Link,
+    names: &Names,
+    entries: &[RegisterEntry],
+) -> Result<(), StoreError> {
     let mut pipeline = redis::pipe();
     for entry in entries {
         pipeline
@@ -115,7 +119,7 @@ pub async fn put_back(link: &Link, names: &Names, entries: &[Entry]) -> Result<(
 }
 
 /// All gateways in the register, by name.
-pub async fn read(link: &Link, names: &Names) -> Result<Vec<Entry>, StoreError> {
+pub async fn read(link: &Link, names: &Names) -> Result<Vec<RegisterEntry>, StoreError> {
     let keys = names.register();
     let value = link
         .run(&REGISTER, &[&keys], &Arguments::new(), link.deadline())
@@ -123,8 +127,8 @@ pub async fn read(link: &Link, names: &Names) -> Result<Vec<Entry>, StoreError> 
     let (now_ms, all) =
         <(i64, HashMap<String, String>)>::from_redis_value(value).map_err(unreadable)?;
     let all = all.into_iter();
-    let mut entries: Vec<Entry> = all
-        .map(|(seat, packed)| Entry::of(seat, packed, now_ms))
+    let mut entries: Vec<RegisterEntry> = all
+        .map(|(seat, packed)| RegisterEntry::of(seat, packed, now_ms))
         .collect();
     entries.sort_unstable_by(|one, other| (&one.name, &one.seat).cmp(&(&other.name, &other.seat)));
     Ok(entries)
@@ -156,7 +160,7 @@ pub async fn await_applied(
 }
 
 /// Removes a silent entry without an audit entry; `false` if it changed meanwhile.
-pub async fn remove(link: &Link, names: &Names, entry: &Entry) -> Result<bool, StoreError> {
+pub async fn remove(link: &Link, names: &Names, entry: &RegisterEntry) -> Result<bool, StoreError> {
     strike(link, names, entry, None).await
 }
 
@@ -187,7 +191,7 @@ pub async fn strike_off(
 async fn strike(
     link: &Link,
     names: &Names,
-    entry: &Entry,
+    entry: &RegisterEntry,
     told: Option<&audit::Entry>,
 ) -> Result<bool, StoreError> {
     let version = told.map_or_else(String::new, |told| told.version.to_string());
@@ -220,15 +224,15 @@ mod tests {
             (10_000 + hold + 1, false),
             (10_000 - hold - 1, false),
         ] {
-            let entry = Entry::of("s".into(), packed.clone(), now_ms);
+            let entry = RegisterEntry::of("s".into(), packed.clone(), now_ms);
             assert_eq!(entry.is_live(), live, "{now_ms}");
             assert_eq!(entry.heard.as_millisecond(), 10_000);
             assert_eq!(entry.name, NodeName("a-1-00".into()));
             assert_eq!(entry.applied(), parse_place("7-1"));
         }
         let later = r#"10000 a-1-00 of a later version"#.to_owned();
-        assert_eq!(Entry::of("s".into(), later, 10_000).heartbeat, None);
-        let unreadable = Entry::of("s".into(), "nothing".into(), 10_000);
+        assert_eq!(RegisterEntry::of("s".into(), later, 10_000).heartbeat, None);
+        let unreadable = RegisterEntry::of("s".into(), "nothing".into(), 10_000);
         assert_eq!(unreadable.name, NodeName("s".into()));
         assert!(!unreadable.is_live());
     }

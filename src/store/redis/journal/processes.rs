@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use rusqlite::{Connection, params};
 
-use super::rows::{self, CountRow, Rows, TotalsRow};
+use super::rows::{self, CountRow, JournalRows, TotalsRow};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::Totals;
@@ -32,7 +32,7 @@ pub struct Process {
 
 /// The differences between the journal and counts in Redis.
 #[derive(Debug, Default)]
-pub struct Lacking {
+pub struct MissingCounts {
     /// The days of keys whose counts the journal lacks, or has without their ledger rows.
     pub days: BTreeSet<(KeyId, Day)>,
     /// Whether the journal has something that Redis lacks.
@@ -88,8 +88,8 @@ pub fn forget(connection: &Connection, processes: &[Process]) -> rusqlite::Resul
 }
 
 /// Compares the journal with counts in Redis.
-pub fn lacking(connection: &Connection, held: &[CountRow]) -> rusqlite::Result<Lacking> {
-    let mut found = Lacking::default();
+pub fn lacking(connection: &Connection, held: &[CountRow]) -> rusqlite::Result<MissingCounts> {
+    let mut found = MissingCounts::default();
     for row in held {
         let (ack, rack) = rows::marks(connection, row)?.unwrap_or_default();
         found.is_ahead |= ack > row.ack || rack > row.rack;
@@ -102,7 +102,7 @@ pub fn lacking(connection: &Connection, held: &[CountRow]) -> rusqlite::Result<L
 }
 
 /// Writes rows from Redis; no number is lowered. Returns whether the journal has something that Redis lacks.
-pub fn inherit(connection: &Connection, held: &Rows) -> rusqlite::Result<bool> {
+pub fn inherit(connection: &Connection, held: &JournalRows) -> rusqlite::Result<bool> {
     let mut is_ahead = false;
     for row in &held.counts {
         let (ack, rack) = rows::marks(connection, row)?.unwrap_or_default();

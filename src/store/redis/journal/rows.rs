@@ -155,11 +155,11 @@ pub struct TotalsRow {
 }
 
 /// A key's day, in the order of the tables.
-pub type Place = (Date, KeyId);
+pub type DateAndKey = (Date, KeyId);
 
 /// Counts and totals that are written together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rows {
+pub struct JournalRows {
     /// Counts.
     pub counts: Vec<CountRow>,
     /// Totals, none of them newer than the counts of their process.
@@ -168,7 +168,7 @@ pub struct Rows {
 
 /// The outcome of journaling units to be served.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Written {
+pub enum ServeOutcome {
     /// The units are on disk. The other processes of the journal have served `others` units of the key's day.
     Durable {
         /// Units of the other processes.
@@ -224,9 +224,9 @@ pub fn how_many(connection: &Connection) -> rusqlite::Result<(u64, u64)> {
 pub fn days_of_others(
     connection: &Connection,
     own: &str,
-    last: Option<Place>,
+    last: Option<DateAndKey>,
     most: usize,
-) -> rusqlite::Result<Vec<(Place, Rows)>> {
+) -> rusqlite::Result<Vec<(DateAndKey, JournalRows)>> {
     let (date, key) = match &last {
         Some((date, key)) => (date.to_string(), key.as_str()),
         None => Default::default(),
@@ -243,7 +243,7 @@ pub fn days_of_others(
     let mut sheets = connection.prepare_cached(SHEETS_OF_OTHERS)?;
     let days = days.into_iter().take(most).map(|(date, key)| {
         let place = params![date.to_string(), key.as_str(), own];
-        let rows = Rows {
+        let rows = JournalRows {
             counts: counts
                 .query_map(place, read_count)?
                 .collect::<Result<_, _>>()?,
@@ -338,7 +338,7 @@ pub fn serve(
     count: &CountRow,
     sheet: &TotalsRow,
     allowance: Option<u64>,
-) -> rusqlite::Result<Written> {
+) -> rusqlite::Result<ServeOutcome> {
     let others = connection.prepare_cached(UNTOLD_BY_OTHERS)?.query_row(
         params![
             count.day.date.to_string(),
@@ -349,17 +349,17 @@ pub fn serve(
     )?;
     let others = units(others);
     if allowance.is_some_and(|allowance| others + count.untold > allowance) {
-        return Ok(Written::Beyond);
+        return Ok(ServeOutcome::Beyond);
     }
     write_count(connection, count)?;
     write_sheet(connection, sheet)?;
-    Ok(Written::Durable { others })
+    Ok(ServeOutcome::Durable { others })
 }
 
 /// Writes the current values of rows.
 pub fn write(
     connection: &Connection,
-    rows: &Rows,
+    rows: &JournalRows,
     turns: &mut CooperativeYield,
 ) -> rusqlite::Result<()> {
     for row in &rows.counts {
@@ -424,7 +424,7 @@ fn unreadable(column: usize) -> rusqlite::Error {
     rusqlite::Error::InvalidColumnType(column, "date or key".into(), kind)
 }
 
-fn read_date_and_key(row: &Row<'_>) -> rusqlite::Result<Place> {
+fn read_date_and_key(row: &Row<'_>) -> rusqlite::Result<DateAndKey> {
     let text = |column: usize| row.get::<_, String>(column);
     let date = text(0)?.parse().map_err(|_| unreadable(0))?;
     Ok((date, text(1)?.parse().map_err(|_| unreadable(1))?))

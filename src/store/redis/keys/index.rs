@@ -100,32 +100,32 @@ pub async fn count(link: &Link, names: &Names) -> Result<u64, StoreError> {
 
 /// A walk over all records, page by page. A record may be found twice.
 #[derive(Debug)]
-pub struct Pages {
-    next: Option<Place>,
+pub struct RecordPages {
+    next: Option<WalkPosition>,
 }
 
 #[derive(Debug)]
-enum Place {
+enum WalkPosition {
     Index { set: u32, cursor: u64 },
     Everywhere(ScanPlace),
 }
 
-impl Pages {
+impl RecordPages {
     /// A walk through the index if it is complete, else through every name.
-    pub fn of(state: &IndexState) -> Pages {
+    pub fn of(state: &IndexState) -> RecordPages {
         if state.is_complete {
-            Pages {
-                next: Some(Place::Index { set: 0, cursor: 0 }),
+            RecordPages {
+                next: Some(WalkPosition::Index { set: 0, cursor: 0 }),
             }
         } else {
-            Pages::everywhere()
+            RecordPages::everywhere()
         }
     }
 
     /// A walk through every name of all servers, counts and ledger included.
-    pub fn everywhere() -> Pages {
-        Pages {
-            next: Some(Place::Everywhere(ScanPlace::default())),
+    pub fn everywhere() -> RecordPages {
+        RecordPages {
+            next: Some(WalkPosition::Everywhere(ScanPlace::default())),
         }
     }
 
@@ -137,24 +137,24 @@ impl Pages {
     ) -> Result<Option<Vec<KeyRecord>>, StoreError> {
         let found = match self.next.take() {
             None => return Ok(None),
-            Some(Place::Index { set, cursor }) => {
+            Some(WalkPosition::Index { set, cursor }) => {
                 let mut scan = redis::cmd("SSCAN");
                 scan.arg(names.ids(set)).arg(cursor).arg("COUNT").arg(STEP);
                 let (cursor, ids) = page(link.ask(&scan).await?)?;
                 self.next = match cursor {
                     0 if set + 1 == ID_SETS => None,
-                    0 => Some(Place::Index {
+                    0 => Some(WalkPosition::Index {
                         set: set + 1,
                         cursor: 0,
                     }),
-                    cursor => Some(Place::Index { set, cursor }),
+                    cursor => Some(WalkPosition::Index { set, cursor }),
                 };
                 let ids = ids.iter().filter_map(|id| id.parse::<KeyId>().ok());
                 ids.map(|id| names.record(id)).collect()
             }
-            Some(Place::Everywhere(place)) => {
+            Some(WalkPosition::Everywhere(place)) => {
                 let (next, found) = link.scan(place, &names.records(), STEP).await?;
-                self.next = next.map(Place::Everywhere);
+                self.next = next.map(WalkPosition::Everywhere);
                 found
             }
         };

@@ -22,7 +22,7 @@ use super::codec::{
     unpacked, unreadable,
 };
 use super::import;
-use super::index::{self, Pages};
+use super::index::{self, RecordPages};
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
@@ -135,7 +135,7 @@ impl Records {
     pub async fn all(&self) -> Result<Vec<KeyRecord>, StoreError> {
         let mut records = BTreeMap::new();
         let state = index::state(&self.link, &self.names).await?;
-        let mut pages = Pages::of(&state);
+        let mut pages = RecordPages::of(&state);
         while let Some(page) = pages.next(&self.link, &self.names).await? {
             records.extend(page.into_iter().map(|record| (record.id, record)));
         }
@@ -148,7 +148,7 @@ impl Records {
     pub async fn holders(&self) -> Result<Vec<(KeyId, Arc<str>)>, StoreError> {
         let (mut holders, mut customers) = (BTreeMap::new(), Customers::default());
         let state = index::state(&self.link, &self.names).await?;
-        let mut pages = Pages::of(&state);
+        let mut pages = RecordPages::of(&state);
         while let Some(page) = pages.next(&self.link, &self.names).await? {
             let page = page.into_iter();
             holders.extend(page.map(|record| (record.id, customers.shared(record.customer))));

@@ -22,7 +22,7 @@ use crate::store::export::{
 use crate::store::redis::counts::ledger;
 use crate::store::redis::keys::audit;
 use crate::store::redis::keys::codec::{digests, feed_entry, put, read_time, unpacked, unreadable};
-use crate::store::redis::keys::index::{self, Pages};
+use crate::store::redis::keys::index::{self, RecordPages};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::Link;
 use crate::store::{KeyEntry, StoreError};
@@ -74,7 +74,7 @@ async fn tell_keys(
     told: &mpsc::Sender<Exported>,
 ) -> Result<Option<Vec<KeyId>>, StoreError> {
     let state = index::state(link, names).await?;
-    let (mut pages, mut seen) = (Pages::of(&state), HashSet::new());
+    let (mut pages, mut seen) = (RecordPages::of(&state), HashSet::new());
     while let Some(mut page) = pages.next(link, names).await? {
         page.retain(|record| seen.insert(record.id));
         for batch in page.chunks(READ_BATCH) {

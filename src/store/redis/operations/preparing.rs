@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::keys::codec::read_time;
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::{Connection, Link};
+use crate::store::redis::wire::link::{Link, NewConnection};
 use crate::store::redis::wire::script;
 use crate::store::{Role, StoreError};
 
@@ -20,7 +20,7 @@ const COMMAND_PAUSE: Duration = Duration::from_millis(100);
 /// zone is one for both.
 pub async fn first_attempt<P, F>(link: &Link, role: &Role, prepare: &P) -> Result<(), StoreError>
 where
-    P: Fn(Connection) -> F,
+    P: Fn(NewConnection) -> F,
     F: Future<Output = Result<(), StoreError>>,
 {
     let mut attempt = link.connect(prepare).await;
@@ -48,7 +48,7 @@ where
 /// Prepares a new connection: checks that the server answers and counts by this calendar, loads the scripts, and learns its
 /// time.
 pub async fn prepared(
-    mut connection: Connection,
+    mut connection: NewConnection,
     names: Names,
     zone: String,
     clock: Arc<StoreClock>,

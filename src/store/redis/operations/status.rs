@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{FromRedisValue, Value};
 use tokio::time::Instant;
 
-use crate::store::redis::gateways::register::{self, Entry};
+use crate::store::redis::gateways::register::{self, RegisterEntry};
 use crate::store::redis::keys::codec::{parse_place, unreadable};
 use crate::store::redis::keys::index;
 use crate::store::redis::names::Names;
@@ -168,7 +168,7 @@ pub async fn last_change(link: &Link, names: &Names) -> Result<ChangeMark, Store
     Ok(ChangeMark(parse_place(&last).unwrap_or(0)))
 }
 
-fn silent_facts(node: &Entry) -> SilentFacts {
+fn silent_facts(node: &RegisterEntry) -> SilentFacts {
     let said = node.heartbeat.as_ref();
     SilentFacts {
         name: node.name.0.clone(),
@@ -185,7 +185,7 @@ fn silent_warning(silent: &SilentFacts) -> String {
     )
 }
 
-fn gateway(node: &Entry, feed: &FeedFacts) -> GatewayFacts {
+fn gateway(node: &RegisterEntry, feed: &FeedFacts) -> GatewayFacts {
     let said = node.heartbeat.as_ref();
     GatewayFacts {
         name: node.name.0.clone(),

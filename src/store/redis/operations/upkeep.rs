@@ -13,7 +13,7 @@ use crate::store::clock_watch;
 use crate::store::redis::keys::codec::read_time;
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::parts::Parts;
-use crate::store::redis::wire::link::Connection;
+use crate::store::redis::wire::link::NewConnection;
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
@@ -33,7 +33,7 @@ type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send +
 /// Starts the background tasks.
 pub fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
 where
-    P: Fn(Connection) -> F + Clone + Send + Sync + 'static,
+    P: Fn(NewConnection) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Result<(), StoreError>> + Send + 'static,
 {
     let mut tasks = Vec::new();

@@ -23,7 +23,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::line::{Line, breaks};
-use super::request::{LinkError, Parts, jittered};
+use super::request::{Commands, LinkError, jittered};
 use super::script::{CHARGE, RECORD};
 use super::slots::{View, slot_of};
 use super::topology::{Address, Topology};
@@ -153,22 +153,22 @@ impl Cluster {
     }
 
     /// Sends each command to the node of its key, and waits for all results until `deadline`.
-    pub async fn query(&self, parts: Parts<'_>, deadline: Instant) -> Result<Value, LinkError> {
+    pub async fn query(&self, parts: Commands<'_>, deadline: Instant) -> Result<Value, LinkError> {
         self.require()?;
         self.route(parts, deadline).await
     }
 
     /// As [`Cluster::query`], with the link's own timeout from now, and also before the cluster is published.
-    pub async fn ask(&self, parts: Parts<'_>) -> Result<Value, LinkError> {
+    pub async fn ask(&self, parts: Commands<'_>) -> Result<Value, LinkError> {
         let deadline = Instant::now() + self.0.response_timeout;
         self.route(parts, deadline).await
     }
 
-    async fn route(&self, parts: Parts<'_>, deadline: Instant) -> Result<Value, LinkError> {
+    async fn route(&self, parts: Commands<'_>, deadline: Instant) -> Result<Value, LinkError> {
         match parts {
-            Parts::One(command) => self.command(command, deadline).await,
-            Parts::Each(pipeline) => self.each(pipeline, deadline).await.map(Value::Array),
-            Parts::Many(pipeline) => {
+            Commands::One(command) => self.command(command, deadline).await,
+            Commands::Each(pipeline) => self.each(pipeline, deadline).await.map(Value::Array),
+            Commands::Many(pipeline) => {
                 let values = self.each(pipeline, deadline).await?;
                 let values = values.into_iter().map(answered).collect::<Result<_, _>>();
                 values.map(Value::Array)
@@ -198,9 +198,9 @@ impl Cluster {
         let mut asking = None;
         for redirections in 1.. {
             let result = match &asking {
-                None => node.line.query(Parts::One(command), deadline).await,
+                None => node.line.query(Commands::One(command), deadline).await,
                 Some(pipeline) => {
-                    let both = node.line.query(Parts::Each(pipeline), deadline).await;
+                    let both = node.line.query(Commands::Each(pipeline), deadline).await;
                     both.and_then(|values| match values {
                         Value::Array(mut values) => answered(values.pop().unwrap_or(Value::Nil)),
                         other => Ok(other),
@@ -310,7 +310,7 @@ impl Cluster {
         }
         let sent = shares
             .iter()
-            .map(|(node, share, _)| node.line.query(Parts::Each(share), deadline));
+            .map(|(node, share, _)| node.line.query(Commands::Each(share), deadline));
         let mut results: Vec<(usize, Value)> = Vec::with_capacity(pipeline.len());
         for (answer, (_, _, places)) in join_all(sent).await.into_iter().zip(&shares) {
             match answer {
@@ -369,7 +369,7 @@ impl Cluster {
                 "{address} left the cluster"
             )));
         };
-        node.line.query(Parts::One(command), deadline).await
+        node.line.query(Commands::One(command), deadline).await
     }
 
     /// The masters by the map as it is known.
@@ -384,7 +384,7 @@ impl Cluster {
         let asked = asked.map(async |node| {
             let deadline = Instant::now() + MAP_TIMEOUT;
             let questions = View::questions();
-            let answers = node.line.query(Parts::Each(&questions), deadline).await;
+            let answers = node.line.query(Commands::Each(&questions), deadline).await;
             View::read(&node.address, answers.map_err(StoreError::from)?)
         });
         let mut opinions = join_all(asked).await;
@@ -416,7 +416,7 @@ impl Cluster {
         let asked = async {
             let mut connection = node.dial(Some(MAP_TIMEOUT)).await?.connection;
             let questions = View::questions();
-            let answers = Parts::Each(&questions).send(&mut connection).await;
+            let answers = Commands::Each(&questions).send(&mut connection).await;
             let answers =
                 answers.map_err(|error| StoreError::Unavailable(format!("{address}: {error}")))?;
             View::read(address, answers)
@@ -538,7 +538,7 @@ impl Cluster {
     }
 }
 
-/// A value of [`Parts::Each`] as the result of its command.
+/// A value of [`Commands::Each`] as the result of its command.
 fn answered(value: Value) -> Result<Value, LinkError> {
     let Value::ServerError(error) = value else {
         return Ok(value);

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 use crate::store::StoreError;
 use crate::store::redis::identity::StoreIdentity;
-use crate::store::redis::settings::{Place, Settings, Tls, without_password};
+use crate::store::redis::settings::{Servers, Settings, Tls, without_password};
 
 /// How long sent bytes may remain unacknowledged before the kernel closes the connection.
 const USER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -96,7 +96,7 @@ impl From<MultiplexedConnection> for Dialled {
 /// The servers and the login for them.
 #[derive(Clone)]
 pub struct Topology {
-    servers: Servers,
+    servers: Layout,
     login: RedisConnectionInfo,
     sentinel_login: RedisConnectionInfo,
     tls: Option<Tls>,
@@ -104,7 +104,7 @@ pub struct Topology {
 }
 
 #[derive(Clone)]
-enum Servers {
+enum Layout {
     Single(Address),
     Sentinel {
         sentinels: Vec<Address>,
@@ -121,8 +121,8 @@ impl Topology {
     pub fn of(settings: &Settings) -> Result<Topology, StoreError> {
         let mut login = RedisConnectionInfo::default();
         let mut tls = settings.tls.clone();
-        let servers = match &settings.place {
-            Place::Url(url) => {
+        let servers = match &settings.servers {
+            Servers::Url(url) => {
                 let (address, of_url, encrypted) = read_url(url)?;
                 login = of_url;
                 if encrypted {
@@ -133,13 +133,13 @@ impl Topology {
                         "does not begin with rediss://, but TLS is configured",
                     ));
                 }
-                Servers::Single(address)
+                Layout::Single(address)
             }
-            Place::Sentinels { sentinels, master } => Servers::Sentinel {
+            Servers::Sentinels { sentinels, master } => Layout::Sentinel {
                 sentinels: addresses(sentinels)?,
                 master: master.clone(),
             },
-            Place::Cluster(nodes) => Servers::Cluster(addresses(nodes)?),
+            Servers::Cluster(nodes) => Layout::Cluster(addresses(nodes)?),
         };
         if let Some(database) = settings.database {
             login = login.set_db(i64::from(database));
@@ -168,9 +168,9 @@ impl Topology {
 
     fn first(&self) -> Address {
         let servers = match &self.servers {
-            Servers::Single(address) => return address.clone(),
-            Servers::Sentinel { sentinels, .. } => sentinels,
-            Servers::Cluster(nodes) => nodes,
+            Layout::Single(address) => return address.clone(),
+            Layout::Sentinel { sentinels, .. } => sentinels,
+            Layout::Cluster(nodes) => nodes,
         };
         servers.first().cloned().unwrap_or(Address {
             host: String::new(),
@@ -181,9 +181,9 @@ impl Topology {
     /// `single`, `sentinel` or `cluster`.
     pub fn kind(&self) -> &'static str {
         match &self.servers {
-            Servers::Single(_) => "single",
-            Servers::Sentinel { .. } => "sentinel",
-            Servers::Cluster(_) => "cluster",
+            Layout::Single(_) => "single",
+            Layout::Sentinel { .. } => "sentinel",
+            Layout::Cluster(_) => "cluster",
         }
     }
 
@@ -196,11 +196,11 @@ impl Topology {
     pub fn identity(&self, key_prefix: &str) -> StoreIdentity {
         let database = self.login.db();
         let (name, nodes) = match &self.servers {
-            Servers::Single(address) => (format!("{address}/{database}"), [].as_slice()),
-            Servers::Sentinel { sentinels, master } => {
+            Layout::Single(address) => (format!("{address}/{database}"), [].as_slice()),
+            Layout::Sentinel { sentinels, master } => {
                 (format!("{master}/{database}"), sentinels.as_slice())
             }
-            Servers::Cluster(nodes) => ("the cluster".to_owned(), nodes.as_slice()),
+            Layout::Cluster(nodes) => ("the cluster".to_owned(), nodes.as_slice()),
         };
         StoreIdentity {
             name: format!("{name} with the prefix {key_prefix}"),
@@ -211,15 +211,15 @@ impl Topology {
     /// The nodes through which a cluster is discovered, or `None` without a cluster.
     pub fn seeds(&self) -> Option<&[Address]> {
         match &self.servers {
-            Servers::Single(_) | Servers::Sentinel { .. } => None,
-            Servers::Cluster(nodes) => Some(nodes),
+            Layout::Single(_) | Layout::Sentinel { .. } => None,
+            Layout::Cluster(nodes) => Some(nodes),
         }
     }
 
     /// One node of a cluster as a server of its own, with the same login.
     pub fn node(&self, address: Address) -> Topology {
         Topology {
-            servers: Servers::Single(address),
+            servers: Layout::Single(address),
             ..self.clone()
         }
     }
@@ -230,12 +230,12 @@ impl Topology {
     /// [`StoreError::Unavailable`] with the reason.
     pub async fn dial(&self, response_timeout: Option<Duration>) -> Result<Dialled, StoreError> {
         match &self.servers {
-            Servers::Single(address) => {
+            Layout::Single(address) => {
                 let reached =
                     self.reach(address, &self.login, self.connect_timeout, response_timeout);
                 reached.await.map(Dialled::from)
             }
-            Servers::Sentinel { sentinels, master } => {
+            Layout::Sentinel { sentinels, master } => {
                 let address = self.master(sentinels, master).await?;
                 let mut connection = self
                     .reach(
@@ -251,7 +251,7 @@ impl Topology {
                     master: Some(address),
                 })
             }
-            Servers::Cluster(nodes) => {
+            Layout::Cluster(nodes) => {
                 let mut last = no_server("the cluster has no nodes");
                 for address in nodes {
                     let reached =
@@ -269,8 +269,8 @@ impl Topology {
     /// The master that the sentinels name now, or `None` without sentinels or if none of them answers.
     pub async fn named_master(&self) -> Option<Address> {
         match &self.servers {
-            Servers::Single(_) | Servers::Cluster(_) => None,
-            Servers::Sentinel { sentinels, master } => self.master(sentinels, master).await.ok(),
+            Layout::Single(_) | Layout::Cluster(_) => None,
+            Layout::Sentinel { sentinels, master } => self.master(sentinels, master).await.ok(),
         }
     }
 
@@ -394,14 +394,14 @@ impl fmt::Display for Topology {
             shown.join(",")
         };
         match &self.servers {
-            Servers::Single(address) => write!(f, "{scheme}://{address}/{}", self.login.db()),
-            Servers::Sentinel { sentinels, master } => write!(
+            Layout::Single(address) => write!(f, "{scheme}://{address}/{}", self.login.db()),
+            Layout::Sentinel { sentinels, master } => write!(
                 f,
                 "{scheme}://{master}/{} of the sentinels {}",
                 self.login.db(),
                 listed(sentinels)
             ),
-            Servers::Cluster(nodes) => write!(f, "{scheme}:// cluster of {}", listed(nodes)),
+            Layout::Cluster(nodes) => write!(f, "{scheme}:// cluster of {}", listed(nodes)),
         }
     }
 }
@@ -532,7 +532,7 @@ mod tests {
     #[test]
     fn servers_are_shown_by_their_place() {
         let shown = |place| Topology::of(&Settings::of(place)).map(|topology| topology.to_string());
-        let url = |url: &str| shown(Place::Url(url.into()));
+        let url = |url: &str| shown(Servers::Url(url.into()));
         assert_eq!(
             url("redis://u:s3cret@cache/2").unwrap(),
             "redis://cache:6379/2"
@@ -541,7 +541,7 @@ mod tests {
         assert!(url("http://cache").is_err());
         assert!(url("redis://cache:port").is_err());
         assert!(url("rediss://cache#insecure").is_err());
-        let place = Place::Sentinels {
+        let place = Servers::Sentinels {
             sentinels: vec!["a:1".into(), "[::1]:2".into()],
             master: "m".into(),
         };
@@ -549,7 +549,7 @@ mod tests {
             shown(place).unwrap(),
             "redis://m/0 of the sentinels a:1,[::1]:2"
         );
-        assert!(shown(Place::Cluster(vec!["a:1".into(), "b".into()])).is_err());
+        assert!(shown(Servers::Cluster(vec!["a:1".into(), "b".into()])).is_err());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 
-use super::{Accounts, Answer, Context, Pending, Slot, Source, Units, Waiter};
+use super::{Accounts, ChargeResult, Context, Pending, Slot, Source, Units, Waiter};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::{Call, Reply, WaiterResult};
 use crate::store::KeyEntry;
@@ -95,9 +95,14 @@ impl Accounts {
 }
 
 impl Accounts {
-    fn answer(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, verdict: WaiterResult) -> Answer {
+    fn answer(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        cost: u32,
+        verdict: WaiterResult,
+    ) -> ChargeResult {
         match verdict {
-            WaiterResult::Granted { used } => Answer::Granted(Units {
+            WaiterResult::Granted { used } => ChargeResult::Granted(Units {
                 accounts: self.clone(),
                 slot: slot.clone(),
                 used,
@@ -108,7 +113,7 @@ impl Accounts {
             | WaiterResult::Told { .. }
             | WaiterResult::KeyChanged
             | WaiterResult::OtherDay { .. }
-            | WaiterResult::OtherCalendar => Answer::Other(verdict),
+            | WaiterResult::OtherCalendar => ChargeResult::Other(verdict),
         }
     }
 
@@ -418,7 +423,7 @@ fn is_of_one(error: &LinkError) -> bool {
 
 fn fail(waiters: Vec<Waiter>, error: &LinkError) {
     for waiter in waiters {
-        let _ = waiter.send(Answer::Failed(error.clone().into()));
+        let _ = waiter.send(ChargeResult::Failed(error.clone().into()));
     }
 }
 

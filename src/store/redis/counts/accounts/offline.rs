@@ -19,7 +19,7 @@ const LOOKED_AT_PER_READ: usize = 10;
 
 /// Whether service without Redis has a bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bound {
+pub enum OutageBound {
     /// The node's share.
     Share,
     /// None.
@@ -28,27 +28,27 @@ pub enum Bound {
 
 /// The rule for service without Redis.
 #[derive(Debug, Clone, Copy)]
-pub struct Rule {
+pub struct OutageRule {
     /// The node's share.
     pub share: Share,
     /// Whether the share is a bound.
-    pub bound: Bound,
+    pub bound: OutageBound,
     /// A count that was learnt earlier than this is treated as unknown.
     pub known_since: Option<Instant>,
 }
 
 /// A request for units without Redis.
 #[derive(Debug)]
-pub struct Wanted<'c> {
+pub struct OutageRequest<'c> {
     /// The charge that Redis did not decide.
     pub charge: &'c Charge,
     /// The rule that applies.
-    pub rule: Rule,
+    pub rule: OutageRule,
 }
 
 /// The outcome of a reservation.
 #[derive(Debug)]
-pub enum Offer<R> {
+pub enum Reservation<R> {
     /// Units, counted but not written to disk yet; dropping them rolls them back.
     Reserved {
         /// The units.
@@ -76,10 +76,10 @@ impl Accounts {
     /// in the order of their values.
     pub fn reserve<R>(
         self: &Arc<Self>,
-        wanted: &Wanted<'_>,
+        wanted: &OutageRequest<'_>,
         write: impl FnOnce(CountRow, Option<u64>) -> R,
-    ) -> Offer<R> {
-        let Wanted { charge, rule } = wanted;
+    ) -> Reservation<R> {
+        let OutageRequest { charge, rule } = wanted;
         let (limit, cost) = (charge.limit, charge.cost.max(1));
         let slot = self.slot(charge.key.record.id, charge.day);
         let mut state = slot.state.lock();
@@ -92,19 +92,19 @@ impl Accounts {
             },
         };
         if let Some(used) = state.account.refused(cost, &terms) {
-            return Offer::Exhausted { used };
+            return Reservation::Exhausted { used };
         }
         state.offline.limit = limit;
         let allowance = rule.allowance(&state, limit);
         let served = state.account.offline() + u64::from(cost);
-        if rule.bound == Bound::Share && served > allowance {
-            return Offer::Beyond;
+        if rule.bound == OutageBound::Share && served > allowance {
+            return Reservation::Beyond;
         }
         state.account.serve_without_store(cost);
         let (row, untold) = (slot.row(&state), state.account.offline());
         let counted = untold + state.account.known().map_or(0, |known| known.used);
         self.recount(&mut state);
-        let bound = (rule.bound == Bound::Share).then_some(allowance);
+        let bound = (rule.bound == OutageBound::Share).then_some(allowance);
         let written = write(row, bound);
         drop(state);
         self.list(&slot);
@@ -115,7 +115,7 @@ impl Accounts {
             units: cost,
             source: Source::Share,
         };
-        Offer::Reserved {
+        Reservation::Reserved {
             units,
             allowance,
             untold,
@@ -125,7 +125,7 @@ impl Accounts {
     }
 
     /// Units used, as reported while Redis is unavailable: an upper bound. `None` if no count is known.
-    pub fn used_at_most(&self, key: KeyId, day: Day, rule: &Rule) -> Option<u64> {
+    pub fn used_at_most(&self, key: KeyId, day: Day, rule: &OutageRule) -> Option<u64> {
         let slot = self.slot(key, day);
         let state = slot.state.lock();
         let counted = state.account.known()?.used + state.account.offline();
@@ -284,7 +284,7 @@ impl Slot {
     }
 }
 
-impl Rule {
+impl OutageRule {
     fn allowance(&self, state: &SlotState, limit: u64) -> u64 {
         let known = state
             .account

@@ -4,7 +4,7 @@ use jiff::civil::Date;
 use redis::{FromRedisValue, Pipeline};
 
 use super::cells;
-use super::reading::{Counts, Fields, unreadable};
+use super::reading::{Counts, HashFields, unreadable};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::{
@@ -36,7 +36,7 @@ pub async fn key_days(
             .arg(names.counts(*key, date));
     }
     let value = link.ask(&pipeline).await?;
-    let values = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
+    let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
     let mut days = Vec::new();
     for (key, pair) in keys.iter().zip(values.chunks_exact(2)) {
         let [entries, counts] = pair else { continue };
@@ -53,7 +53,7 @@ pub async fn key_days(
 fn key_day(
     key: KeyId,
     date: Date,
-    (entries, fields): (&Fields, &Fields),
+    (entries, fields): (&HashFields, &HashFields),
     calendar: &Calendar,
 ) -> Result<KeyDay, String> {
     let mut sheets = Vec::new();

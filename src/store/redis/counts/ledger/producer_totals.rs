@@ -17,13 +17,13 @@ use crate::store::redis::journal::TotalsRow;
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
 
 /// The key, date and tier of totals.
-pub type Place = (KeyId, Date, TierName);
+pub type TotalsKey = (KeyId, Date, TierName);
 /// A key's day, with totals for each tier that the key had.
-pub type KeyDay = (KeyId, Date);
+pub type KeyAndDate = (KeyId, Date);
 
 /// The totals of a key, day and tier.
 #[derive(Debug)]
-struct Sheet {
+struct TierTotals {
     producer: String,
     day: Day,
     ceiling: Ceiling,
@@ -39,11 +39,11 @@ struct Sheet {
 /// The totals of some keys. Those that are to be written are listed, so that no task has to search all of them.
 #[derive(Debug, Default)]
 pub struct ProducerTotals {
-    by_place: HashMap<Place, Sheet>,
+    by_place: HashMap<TotalsKey, TierTotals>,
     /// Those with totals that are not in Redis.
-    changed: VecDeque<Place>,
+    changed: VecDeque<TotalsKey>,
     /// Those with totals that are not in the journal, by day: a day's tiers are written together.
-    to_note: HashMap<KeyDay, Vec<TierName>>,
+    to_note: HashMap<KeyAndDate, Vec<TierName>>,
 }
 
 /// Adds endpoints to a set. Returns whether the set was empty, hence its totals are in no list yet.
@@ -54,9 +54,9 @@ fn add(noted: &mut HashSet<Arc<str>>, endpoints: impl IntoIterator<Item = Arc<st
 }
 
 fn list_changed(
-    changed: &mut VecDeque<Place>,
-    place: &Place,
-    sheet: &mut Sheet,
+    changed: &mut VecDeque<TotalsKey>,
+    place: &TotalsKey,
+    sheet: &mut TierTotals,
     endpoints: impl IntoIterator<Item = Arc<str>>,
 ) {
     if add(&mut sheet.changed, endpoints) {
@@ -65,9 +65,9 @@ fn list_changed(
 }
 
 fn list_to_note(
-    to_note: &mut HashMap<KeyDay, Vec<TierName>>,
-    (key, date, tier): &Place,
-    sheet: &mut Sheet,
+    to_note: &mut HashMap<KeyAndDate, Vec<TierName>>,
+    (key, date, tier): &TotalsKey,
+    sheet: &mut TierTotals,
     endpoints: impl IntoIterator<Item = Arc<str>>,
 ) {
     if add(&mut sheet.to_note, endpoints) {
@@ -79,14 +79,14 @@ impl ProducerTotals {
     /// Applies `count`, and returns the totals afterwards. `producer` names new ones.
     pub fn count(
         &mut self,
-        place: Place,
+        place: TotalsKey,
         day: Day,
         producer: impl FnOnce() -> String,
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
     ) -> TotalsRow {
         let sheet = self.by_place.entry(place.clone());
-        let sheet = sheet.or_insert_with(|| Sheet {
+        let sheet = sheet.or_insert_with(|| TierTotals {
             producer: producer(),
             day,
             ceiling: Ceiling::default(),
@@ -121,7 +121,7 @@ impl ProducerTotals {
     }
 
     /// Marks all totals of these tiers of a day as changed again: they could not be written to the journal.
-    pub fn note_again(&mut self, (key, date): KeyDay, tiers: &[TierName]) {
+    pub fn note_again(&mut self, (key, date): KeyAndDate, tiers: &[TierName]) {
         for tier in tiers {
             let place = (key, date, tier.clone());
             if let Some(sheet) = self.by_place.get_mut(&place) {
@@ -137,12 +137,12 @@ impl ProducerTotals {
     }
 
     /// The days to be written to the journal.
-    pub fn to_note(&self) -> Vec<KeyDay> {
+    pub fn to_note(&self) -> Vec<KeyAndDate> {
         self.to_note.keys().copied().collect()
     }
 
     /// Takes the pages of up to `most` producers; their totals count as being written from now on.
-    pub fn take_pages(&mut self, most: usize, pages: &mut Vec<Page>) {
+    pub fn take_pages(&mut self, most: usize, pages: &mut Vec<LedgerPage>) {
         let count = self.changed.len().min(most);
         for place in self.changed.drain(..count) {
             let Some(sheet) = self.by_place.get_mut(&place) else {
@@ -158,7 +158,7 @@ impl ProducerTotals {
                     (endpoint, field, value)
                 })
                 .collect();
-            pages.push(Page {
+            pages.push(LedgerPage {
                 day: sheet.day,
                 place,
                 fields,
@@ -167,7 +167,7 @@ impl ProducerTotals {
     }
 
     /// Takes the rows of a day that are to be written to the journal, with their tiers.
-    pub fn take_rows(&mut self, (key, date): KeyDay) -> (Vec<TierName>, Vec<TotalsRow>) {
+    pub fn take_rows(&mut self, (key, date): KeyAndDate) -> (Vec<TierName>, Vec<TotalsRow>) {
         let tiers = self.to_note.remove(&(key, date)).unwrap_or_default();
         let mut rows = Vec::new();
         for tier in &tiers {
@@ -182,7 +182,7 @@ impl ProducerTotals {
     }
 
     /// Ends the writing of a page, successful or not.
-    pub fn end_writing(&mut self, page: &Page, written: bool) {
+    pub fn end_writing(&mut self, page: &LedgerPage, written: bool) {
         let place = &page.place;
         let Some(sheet) = self.by_place.get_mut(place) else {
             return;
@@ -198,8 +198,8 @@ impl ProducerTotals {
     }
 }
 
-impl Sheet {
-    fn row(&self, (key, _, tier): &Place, endpoint: &Arc<str>) -> TotalsRow {
+impl TierTotals {
+    fn row(&self, (key, _, tier): &TotalsKey, endpoint: &Arc<str>) -> TotalsRow {
         TotalsRow {
             key: *key,
             day: self.day,
@@ -214,9 +214,9 @@ impl Sheet {
 }
 
 /// Fields of one hash that are to be written.
-pub struct Page {
+pub struct LedgerPage {
     /// The key, date and tier of the totals.
-    pub place: Place,
+    pub place: TotalsKey,
     /// Its day.
     pub day: Day,
     /// Endpoint, field and value.
@@ -240,7 +240,7 @@ mod tests {
         sheets.count(place, DAY, || "producer".into(), &endpoint.into(), add)
     }
 
-    fn pages(sheets: &mut ProducerTotals) -> Vec<Page> {
+    fn pages(sheets: &mut ProducerTotals) -> Vec<LedgerPage> {
         let mut pages = Vec::new();
         sheets.take_pages(usize::MAX, &mut pages);
         pages

@@ -22,7 +22,7 @@ const READ_BATCH: usize = 256;
 const EVERY_DATE_MAX: i32 = 40;
 
 /// A hash of Redis.
-pub type Fields = HashMap<String, String>;
+pub type HashFields = HashMap<String, String>;
 
 /// The usage of some keys on the days from `from` through `to`, in the order of date and key.
 pub async fn usage(
@@ -33,7 +33,7 @@ pub async fn usage(
     to: Date,
 ) -> Result<Vec<DayUsage>, StoreError> {
     let days = read(link, names, keys, (from, to)).await?;
-    Ok(days.into_iter().map(OneDay::told).collect())
+    Ok(days.into_iter().map(StoredDay::told).collect())
 }
 
 /// As [`usage`], with the faults of each day.
@@ -58,7 +58,7 @@ pub async fn held(
     link: &Link,
     names: &Names,
     days: &[(KeyId, Day)],
-) -> Result<Vec<(Vec<TotalsRow>, Fields)>, StoreError> {
+) -> Result<Vec<(Vec<TotalsRow>, HashFields)>, StoreError> {
     let mut held = Vec::with_capacity(days.len());
     for batch in days.chunks(READ_BATCH) {
         let mut pipeline = Pipeline::new();
@@ -70,7 +70,7 @@ pub async fn held(
                 .arg(names.counts(*key, day.date));
         }
         let value = link.ask(&pipeline).await?;
-        let values = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
+        let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
         for ((key, day), pair) in batch.iter().zip(values.chunks_exact(2)) {
             let [entries, counts] = pair else { continue };
             let cells = entries
@@ -93,7 +93,7 @@ pub async fn held(
 }
 
 /// The counts and the ledger of a key's day in Redis.
-struct OneDay {
+struct StoredDay {
     place: (Date, KeyId),
     /// `None` if the counts were dropped already.
     counts: Option<Counts>,
@@ -115,7 +115,7 @@ pub(super) struct Counts {
 
 /// The sums of one process: its accounts, and its ledger.
 #[derive(Default)]
-struct Said {
+struct ProcessSums {
     granted: i64,
     returned: i64,
     charged: i64,
@@ -124,7 +124,7 @@ struct Said {
 
 impl Counts {
     /// Parses the fields; `None` if there are none.
-    pub(super) fn of(fields: &Fields) -> Option<Counts> {
+    pub(super) fn of(fields: &HashFields) -> Option<Counts> {
         if fields.is_empty() {
             return None;
         }
@@ -185,8 +185,8 @@ impl Counts {
     }
 }
 
-impl OneDay {
-    fn of(place: (Date, KeyId), counts: &Fields, entries: &Fields) -> OneDay {
+impl StoredDay {
+    fn of(place: (Date, KeyId), counts: &HashFields, entries: &HashFields) -> StoredDay {
         let (mut cells, mut unreadable) = (Vec::new(), Vec::new());
         for (field, value) in entries {
             match cells::read(field, value) {
@@ -194,7 +194,7 @@ impl OneDay {
                 None => unreadable.push(format!("the ledger has a field {field} = {value}")),
             }
         }
-        OneDay {
+        StoredDay {
             place,
             counts: Counts::of(counts),
             cells,
@@ -228,7 +228,7 @@ impl OneDay {
             return faults;
         };
         faults.extend(counts.unreadable.iter().cloned());
-        let mut processes: BTreeMap<&str, Said> = BTreeMap::new();
+        let mut processes: BTreeMap<&str, ProcessSums> = BTreeMap::new();
         for (producer, (granted, returned)) in &counts.marks {
             let said = processes.entry(process_of(producer)).or_default();
             said.granted += granted;
@@ -250,7 +250,7 @@ impl OneDay {
             ));
         }
         for (process, said) in &processes {
-            let Said {
+            let ProcessSums {
                 granted,
                 returned,
                 charged,
@@ -281,7 +281,7 @@ async fn read(
     names: &Names,
     keys: &[KeyId],
     (from, to): (Date, Date),
-) -> Result<Vec<OneDay>, StoreError> {
+) -> Result<Vec<StoredDay>, StoreError> {
     let mut places = Vec::new();
     for date in dates(link, names, from, to).await? {
         places.extend(keys.iter().map(|key| (date, *key)));
@@ -297,10 +297,10 @@ async fn read(
                 .arg(names.ledger(*key, *date));
         }
         let value = link.ask(&pipeline).await?;
-        let values = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
+        let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
         for (place, pair) in batch.iter().zip(values.chunks_exact(2)) {
             let [counts, entries] = pair else { continue };
-            let day = OneDay::of(*place, counts, entries);
+            let day = StoredDay::of(*place, counts, entries);
             if !day.is_empty() {
                 days.push(day);
             }

@@ -7,14 +7,14 @@ const DAY: Day = Day {
     end: 1_795_305_600,
 };
 
-fn rows(counts_settled: bool, sheets_settled: bool) -> Rows {
+fn rows(counts_settled: bool, sheets_settled: bool) -> JournalRows {
     let key: KeyId = "0123456789Ab".parse().unwrap();
     let totals = Totals {
         requests: 3,
         charged: 3,
         ..Totals::default()
     };
-    Rows {
+    JournalRows {
         counts: vec![CountRow {
             key,
             day: DAY,
@@ -70,7 +70,7 @@ fn what_others_wrote_is_told_by_days_each_whole_and_own_rows_are_left_out() {
     let journal = Connection::open_in_memory().unwrap();
     journal.execute_batch(TABLES).unwrap();
     add_what_is_missing(&journal).unwrap();
-    let mut all = Rows::default();
+    let mut all = JournalRows::default();
     for (number, key) in ["0123456789Ab", "0123456789Ac", "0123456789Ad"]
         .iter()
         .enumerate()
@@ -90,7 +90,7 @@ fn what_others_wrote_is_told_by_days_each_whole_and_own_rows_are_left_out() {
     for written in [&all, &own] {
         write(&journal, written, &mut CooperativeYield::of(1)).unwrap();
     }
-    let (mut told, mut last, mut pages) = (Rows::default(), None, 0);
+    let (mut told, mut last, mut pages) = (JournalRows::default(), None, 0);
     loop {
         let page = days_of_others(&journal, "own.*", last, 2).unwrap();
         let Some((end, _)) = page.last() else { break };
