@@ -504,7 +504,7 @@ impl Store for RedisStore {
     }
 
     async fn audit(&self, wanted: Wanted) -> Result<Vec<audit::Entry>, StoreError> {
-        self.parts.records.trail(&wanted).await
+        self.parts.records.audit_trail(&wanted).await
     }
 
     async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError> {

@@ -12,7 +12,7 @@ use std::fmt;
 
 use rusqlite::{Connection, OptionalExtension};
 
-const SAY: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
+const WRITE_META: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value";
 
 /// The store that a file belongs to. Two values identify the same store if their names are equal and, if there are nodes, they
@@ -43,7 +43,7 @@ impl StoreIdentity {
             Some(theirs) if theirs == *self => {}
             Some(_) | None => {
                 for (name, value) in [("home", &self.name), ("home_nodes", &joined(&self.nodes))] {
-                    connection.execute(SAY, [name, value])?;
+                    connection.execute(WRITE_META, [name, value])?;
                 }
             }
         }

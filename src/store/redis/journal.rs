@@ -9,8 +9,8 @@
 //! without Redis reduce this process's allowance, in the same transaction that counts its own. Each process enters its name,
 //! which remains if it is killed: its successor reads its last counts from Redis (`recovery`).
 //!
-//! Invariants: a count is never lowered; the counts and sheets of a process on a key's day are written, sent and dropped
-//! together, the sheets no newer than the counts, so that after a crash the journal has no unit in the ledger that was not
+//! Invariants: a count is never lowered; the counts and totals of a process on a key's day are written, sent and dropped
+//! together, the totals no newer than the counts, so that after a crash the journal has no unit in the ledger that was not
 //! counted; they are dropped only when the day is over and Redis is known to have the same values, or when Redis would not keep
 //! them any more.
 
@@ -43,7 +43,7 @@ const GROUP_ROWS: usize = 512;
 const ROWS_PER_TURN: u32 = 16;
 
 type Done = Result<(), StoreError>;
-type Told<T> = oneshot::Sender<Result<T, StoreError>>;
+type ReplyTo<T> = oneshot::Sender<Result<T, StoreError>>;
 
 #[expect(
     clippy::large_enum_variant,
@@ -52,14 +52,14 @@ type Told<T> = oneshot::Sender<Result<T, StoreError>>;
 enum Job {
     Serve {
         count: CountRow,
-        sheet: TotalsRow,
+        totals: TotalsRow,
         /// `None` without bound.
         allowance: Option<u64>,
-        told: Told<ServeOutcome>,
+        reply: ReplyTo<ServeOutcome>,
     },
     Note {
         rows: JournalRows,
-        told: Told<()>,
+        reply: ReplyTo<()>,
     },
     Work(Box<dyn Work>),
 }
@@ -68,7 +68,7 @@ impl Job {
     fn rows(&self) -> usize {
         match self {
             Job::Serve { .. } | Job::Work(_) => 1,
-            Job::Note { rows, .. } => rows.counts.len() + rows.sheets.len(),
+            Job::Note { rows, .. } => rows.counts.len() + rows.totals.len(),
         }
     }
 }
@@ -76,13 +76,13 @@ impl Job {
 /// Any other work in a transaction.
 trait Work: Send {
     fn run(&mut self, connection: &Connection) -> rusqlite::Result<()>;
-    fn told(self: Box<Self>, result: Result<(), StoreError>);
+    fn finish(self: Box<Self>, result: Result<(), StoreError>);
 }
 
 struct Query<T, F> {
     work: F,
     result: Option<T>,
-    told: Told<T>,
+    reply: ReplyTo<T>,
 }
 
 impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Query<T, F> {
@@ -91,12 +91,14 @@ impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Quer
         Ok(())
     }
 
-    fn told(self: Box<Self>, result: Result<(), StoreError>) {
+    fn finish(self: Box<Self>, result: Result<(), StoreError>) {
         let missing = || StoreError::Failed("the journal's thread did not answer".into());
         let Query {
-            result: done, told, ..
+            result: done,
+            reply,
+            ..
         } = *self;
-        let _ = told.send(result.and_then(|()| done.ok_or_else(missing)));
+        let _ = reply.send(result.and_then(|()| done.ok_or_else(missing)));
     }
 }
 
@@ -179,15 +181,15 @@ impl Journal {
     pub fn serve(
         &self,
         count: CountRow,
-        sheet: TotalsRow,
+        totals: TotalsRow,
         allowance: Option<u64>,
     ) -> oneshot::Receiver<Result<ServeOutcome, StoreError>> {
-        let (told, answer) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         self.send(Job::Serve {
             count,
-            sheet,
+            totals,
             allowance,
-            told,
+            reply,
         });
         answer
     }
@@ -195,8 +197,8 @@ impl Journal {
     /// Writes the current rows of a key's day, all or none. Does not wait: the receiver gets the result when they are on disk.
     /// JournalRows of one producer must be sent in the order of their values.
     pub fn note(&self, rows: JournalRows) -> oneshot::Receiver<Done> {
-        let (told, answer) = oneshot::channel();
-        self.send(Job::Note { rows, told });
+        let (reply, answer) = oneshot::channel();
+        self.send(Job::Note { rows, reply });
         answer
     }
 
@@ -206,17 +208,21 @@ impl Journal {
         T: Send + 'static,
         F: FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        let (told, answer) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         let result = None;
-        let work = Box::new(Query { work, result, told });
+        let work = Box::new(Query {
+            work,
+            result,
+            reply,
+        });
         self.send(Job::Work(work));
         async {
-            let nobody = |_| {
+            let no_reply = |_| {
                 Err(StoreError::Failed(
                     "the journal is closed or its queue is full".into(),
                 ))
             };
-            answer.await.unwrap_or_else(nobody)
+            answer.await.unwrap_or_else(no_reply)
         }
     }
 
@@ -255,8 +261,8 @@ impl Journal {
 
     /// Writes rows of other processes from Redis, all or none; no number is lowered. Returns whether the journal has something of
     /// theirs that Redis lacks.
-    pub async fn inherit(&self, held: JournalRows) -> Result<bool, StoreError> {
-        self.work(move |connection| processes::inherit(connection, &held))
+    pub async fn recover(&self, held: JournalRows) -> Result<bool, StoreError> {
+        self.work(move |connection| processes::recover(connection, &held))
             .await
     }
 
@@ -287,9 +293,9 @@ impl Journal {
     }
 
     /// Units that earlier or other processes served without Redis and that may be missing from it.
-    pub async fn untold_by_others(&self) -> Result<u64, StoreError> {
+    pub async fn unsettled_of_others(&self) -> Result<u64, StoreError> {
         let own = self.own();
-        self.work(move |connection| rows::untold_by_others(connection, &own))
+        self.work(move |connection| rows::unsettled_of_others(connection, &own))
             .await
     }
 
@@ -312,7 +318,7 @@ impl Journal {
     pub async fn settled(&self, rows: JournalRows) -> Result<(), StoreError> {
         self.work(move |connection| {
             each(&rows.counts, |row| rows::settle_count(connection, row))?;
-            each(&rows.sheets, |row| rows::settle_sheet(connection, row))
+            each(&rows.totals, |row| rows::settle_totals(connection, row))
         })
         .await
     }
@@ -366,7 +372,7 @@ impl JournalWriter {
                     ),
                 }
             }
-            tell(group, outcome);
+            send_replies(group, outcome);
         }
     }
 
@@ -384,7 +390,7 @@ impl JournalWriter {
             // A new connection shows whether the file is usable again.
             self.close();
         }
-        result.map_err(|error| StoreError::Failed(file::told(&self.path, &error)))
+        result.map_err(|error| StoreError::Failed(file::error_text(&self.path, &error)))
     }
 
     /// Checks the file and opens it if it is closed. Another file is never accepted: it would lack this process's counts.
@@ -454,10 +460,10 @@ fn write_group(
         match job {
             Job::Serve {
                 count,
-                sheet,
+                totals,
                 allowance,
-                told: _,
-            } => written.push(rows::serve(&transaction, count, sheet, *allowance)?),
+                reply: _,
+            } => written.push(rows::serve(&transaction, count, totals, *allowance)?),
             Job::Note { rows, .. } => rows::write(&transaction, rows, &mut turns)?,
             Job::Work(work) => work.run(&transaction)?,
         }
@@ -466,7 +472,7 @@ fn write_group(
     Ok(written)
 }
 
-fn tell(group: Vec<Job>, outcome: Result<Vec<ServeOutcome>, StoreError>) {
+fn send_replies(group: Vec<Job>, outcome: Result<Vec<ServeOutcome>, StoreError>) {
     let mut written = outcome.as_ref().map(|written| written.iter());
     for job in group {
         let failure = || match &outcome {
@@ -474,14 +480,14 @@ fn tell(group: Vec<Job>, outcome: Result<Vec<ServeOutcome>, StoreError>) {
             Err(error) => Err(StoreError::Failed(error.to_string())),
         };
         match job {
-            Job::Serve { told, .. } => {
+            Job::Serve { reply, .. } => {
                 let next = written.as_mut().ok().and_then(|written| written.next());
                 let missing = || StoreError::Failed("the journal's thread did not answer".into());
                 let answer = failure().and_then(|()| next.cloned().ok_or_else(missing));
-                let _ = told.send(answer);
+                let _ = reply.send(answer);
             }
-            Job::Note { told, .. } => drop(told.send(failure())),
-            Job::Work(work) => work.told(failure()),
+            Job::Note { reply, .. } => drop(reply.send(failure())),
+            Job::Work(work) => work.finish(failure()),
         }
     }
 }

@@ -58,7 +58,7 @@ impl Names {
     }
 
     /// The audit trail of a key.
-    pub fn trail(&self, id: KeyId) -> String {
+    pub fn audit_trail(&self, id: KeyId) -> String {
         format!("{}:a:{{{id}}}", self.prefix)
     }
 
@@ -151,7 +151,7 @@ impl Names {
     }
 
     /// The audit trail of the register.
-    pub fn gateway_trail(&self) -> String {
+    pub fn gateway_audit_trail(&self) -> String {
         format!("{}:{{gateways}}:trail", self.prefix)
     }
 

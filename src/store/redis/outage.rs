@@ -86,7 +86,7 @@ pub struct Outage {
     journal: Arc<Journal>,
     nodes: Mutex<Nodes>,
     /// Journaled units of other processes that may be missing from Redis.
-    inherited: AtomicU64,
+    unsettled_of_others: AtomicU64,
     /// Whether the journaled counts of other processes must be sent to Redis.
     restore_due: AtomicBool,
     /// Whether the last counts of killed processes have been read from Redis.
@@ -134,7 +134,7 @@ impl Outage {
         if let Ok(Some(count)) = journal.nodes().await {
             nodes.see(count, Instant::now());
         }
-        let inherited = journal.untold_by_others().await.unwrap_or(0);
+        let unsettled_of_others = journal.unsettled_of_others().await.unwrap_or(0);
         Ok(Arc::new(Outage {
             settings,
             guard,
@@ -144,7 +144,7 @@ impl Outage {
             names,
             journal: Arc::new(journal),
             nodes: Mutex::new(nodes),
-            inherited: AtomicU64::new(inherited),
+            unsettled_of_others: AtomicU64::new(unsettled_of_others),
             restore_due: AtomicBool::new(true),
             is_read: AtomicBool::new(false),
             noting: tokio::sync::Mutex::default(),
@@ -170,7 +170,7 @@ impl Outage {
         };
         let units = charge.cost;
         let offer = self.accounts.reserve(&wanted, |count, allowance| {
-            let serve = |sheet| self.journal.serve(count, sheet, allowance);
+            let serve = |totals| self.journal.serve(count, totals, allowance);
             self.ledger.charged(&charge, serve)
         });
         match offer {
@@ -179,7 +179,7 @@ impl Outage {
             Reservation::Reserved {
                 units: reserved,
                 allowance,
-                untold,
+                unsettled_units,
                 counted,
                 written,
             } => {
@@ -201,7 +201,7 @@ impl Outage {
                 drop(entry);
                 reserved.take();
                 self.served.fetch_add(units.into(), Ordering::Relaxed);
-                let left = allowance.saturating_sub(untold + others);
+                let left = allowance.saturating_sub(unsettled_units + others);
                 let used = match charge.limit {
                     UNBOUNDED => counted + others,
                     limit => limit.saturating_sub(left),
@@ -280,18 +280,24 @@ impl Outage {
 
     /// Units served without Redis that it may not have.
     pub fn pending_units(&self) -> u64 {
-        self.accounts.untold() + self.inherited.load(Ordering::Relaxed)
+        self.accounts.unsettled_units() + self.unsettled_of_others.load(Ordering::Relaxed)
     }
 
     /// Logs a turn of the breaker.
-    pub fn turned(&self, turn: BreakerChange) {
+    pub fn breaker_changed(&self, turn: BreakerChange) {
         let (policy, pending_units) = (self.settings.policy, self.pending_units());
         match turn {
             BreakerChange::Opened => {
                 let (nodes, service) = (self.share_nodes(), self.service());
                 self.served.store(0, Ordering::Relaxed);
                 self.refused.store(0, Ordering::Relaxed);
-                tracing::warn!(?policy, ?service, nodes, pending_units, "Redis is away");
+                tracing::warn!(
+                    ?policy,
+                    ?service,
+                    nodes,
+                    pending_units,
+                    "Redis is unavailable"
+                );
             }
             BreakerChange::Closed(away) => {
                 self.restore_due.store(true, Ordering::Release);
@@ -301,7 +307,7 @@ impl Outage {
                     units_served = self.served.load(Ordering::Relaxed),
                     refused = self.refused.load(Ordering::Relaxed),
                     pending_units,
-                    "Redis is back: settling the counts"
+                    "Redis is available again: settling the counts"
                 );
             }
         }
@@ -386,7 +392,7 @@ impl Outage {
         for _ in 0..self.accounts.changed_count().div_ceil(NOTED_TOGETHER) {
             let noted = self
                 .accounts
-                .tell_changes(NOTED_TOGETHER, |day, count| self.note(day, Some(count)));
+                .note_changes_with(NOTED_TOGETHER, |day, count| self.note(day, Some(count)));
             let noted = noted.into_iter();
             all_written &= self
                 .written(noted.map(|(changed, noted)| (Some(changed), noted)))
@@ -397,7 +403,7 @@ impl Outage {
             for days in days.chunks(NOTED_TOGETHER) {
                 let noted = days.iter().map(|day| {
                     let note = |count| self.note(*day, count);
-                    (None, self.accounts.tell_of(*day, note))
+                    (None, self.accounts.note_with(*day, note))
                 });
                 let noted: Vec<_> = noted.collect();
                 all_written &= self.written(noted.into_iter()).await;
@@ -412,8 +418,8 @@ impl Outage {
     /// count: all that they contain was counted before.
     fn note(&self, day: KeyAndDate, count: Option<CountRow>) -> QueuedDay {
         let counts = Vec::from_iter(count);
-        let note = |sheets| self.journal.note(JournalRows { counts, sheets });
-        let (tiers, written) = self.ledger.tell_changes(day, note);
+        let note = |totals| self.journal.note(JournalRows { counts, totals });
+        let (tiers, written) = self.ledger.note_changes_with(day, note);
         QueuedDay {
             day,
             tiers,
@@ -446,7 +452,7 @@ impl Outage {
     /// Sends Redis the journaled rows of earlier and other processes: the counts of a key's day first, so that Redis's ledger never
     /// contains units that were not counted.
     async fn restore(self: &Arc<Self>) -> Result<(), StoreError> {
-        let mut told = 0;
+        let mut settled = 0;
         let mut last: Option<DateAndKey> = None;
         loop {
             let days = self.journal.days_of_others(last, RESTORE_BATCH).await?;
@@ -455,9 +461,9 @@ impl Outage {
             let mut rows = JournalRows::default();
             for (_, of_day) in days {
                 rows.counts.extend(of_day.counts);
-                rows.sheets.extend(of_day.sheets);
+                rows.totals.extend(of_day.totals);
             }
-            told += rows.counts.len();
+            settled += rows.counts.len();
             for counts in rows.counts.chunks(RESTORE_BATCH) {
                 let merging = counts.iter().map(|row| {
                     let (accounts, row) = (self.accounts.clone(), row.clone());
@@ -465,8 +471,8 @@ impl Outage {
                 });
                 all_done(merging.collect()).await?;
             }
-            for sheets in rows.sheets.chunks(RESTORE_BATCH) {
-                let merging = sheets.iter().map(|row| {
+            for totals in rows.totals.chunks(RESTORE_BATCH) {
+                let merging = totals.iter().map(|row| {
                     let (ledger, row) = (self.ledger.clone(), row.clone());
                     async move { ledger.merge(&row).await }
                 });
@@ -474,10 +480,10 @@ impl Outage {
             }
             self.journal.settled(rows).await?;
         }
-        let left = self.journal.untold_by_others().await?;
-        self.inherited.store(left, Ordering::Relaxed);
-        if told > 0 {
-            tracing::info!(rows = told, "counts of earlier processes are settled");
+        let left = self.journal.unsettled_of_others().await?;
+        self.unsettled_of_others.store(left, Ordering::Relaxed);
+        if settled > 0 {
+            tracing::info!(rows = settled, "counts of earlier processes are settled");
         }
         Ok(())
     }

@@ -181,20 +181,20 @@ impl CrashRecovery {
         let (days, mut is_ahead) = (Vec::from_iter(lacking.days), lacking.is_ahead);
         let mut rows = JournalRows::default();
         let held = ledger::held(&self.link, &self.names, &days).await?;
-        for ((key, day), (sheets, counts)) in days.into_iter().zip(held) {
+        for ((key, day), (totals, counts)) in days.into_iter().zip(held) {
             rows.counts
                 .extend(rows_of(key, day.date, &counts, processes));
-            let theirs = |sheet: &TotalsRow| processes.contains(process_of(&sheet.producer));
-            rows.sheets.extend(sheets.into_iter().filter(theirs));
+            let theirs = |row: &TotalsRow| processes.contains(process_of(&row.producer));
+            rows.totals.extend(totals.into_iter().filter(theirs));
         }
-        let inherited = rows.counts.len();
-        if inherited > 0 {
-            is_ahead |= journal.inherit(rows).await?;
+        let recovered = rows.counts.len();
+        if recovered > 0 {
+            is_ahead |= journal.recover(rows).await?;
         }
         if is_ahead {
             self.outage.repeat_all();
         }
-        Ok(inherited)
+        Ok(recovered)
     }
 
     /// The dates from that of `first` to that of `now` (Unix seconds).
@@ -232,7 +232,7 @@ fn rows_of(
                 producer: producer.to_owned(),
                 ack: units(&format!("g{producer}"))?,
                 rack: units(&format!("r{producer}")).unwrap_or(0),
-                untold: 0,
+                unsettled_units: 0,
                 settled: true,
             })
         })

@@ -98,7 +98,7 @@ pub struct Notes {
     /// Whether it is in the list of accounts to be written to the journal.
     pub listed: bool,
     /// Its part of the sum of unsettled units.
-    untold: u64,
+    unsettled_units: u64,
 }
 
 /// Accounts whose calls are to be sent.
@@ -168,7 +168,7 @@ pub struct Accounts {
     /// All accounts, the one whose count was checked longest ago first.
     to_read: Mutex<VecDeque<Arc<Slot>>>,
     /// Units served without Redis that it may not have.
-    untold: AtomicU64,
+    unsettled_units: AtomicU64,
     /// Accounts with a call to send, and the tasks that send them.
     due: Mutex<Pending>,
     /// Running batcher tasks, including those that no request started.
@@ -205,7 +205,7 @@ impl Accounts {
             to_settle: Mutex::default(),
             to_note: Mutex::default(),
             to_read: Mutex::default(),
-            untold: AtomicU64::new(0),
+            unsettled_units: AtomicU64::new(0),
             due: Mutex::default(),
             batchers: AtomicUsize::new(0),
             apart: AtomicBool::new(false),

@@ -49,7 +49,7 @@ pub struct Ledger {
     names: Names,
     producer: Arc<Producer>,
     clock: Arc<StoreClock>,
-    sheets: Shards<ProducerTotals>,
+    totals: Shards<ProducerTotals>,
 }
 
 impl Ledger {
@@ -65,7 +65,7 @@ impl Ledger {
             names,
             producer,
             clock,
-            sheets: Shards::default(),
+            totals: Shards::default(),
         }
     }
 
@@ -75,16 +75,16 @@ impl Ledger {
         day: Day,
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
-        tell: impl FnOnce(TotalsRow) -> R,
+        note: impl FnOnce(TotalsRow) -> R,
     ) -> R {
         let producer = || self.producer.next_name();
-        let mut sheets = self.sheets.of(place.0);
-        tell(sheets.count(place, day, producer, endpoint, count))
+        let mut shard = self.totals.of(place.0);
+        note(shard.count(place, day, producer, endpoint, count))
     }
 
-    /// Records a charged request. Returns the result of `tell` for the new totals; `tell` must not wait, because rows of one
+    /// Records a charged request. Returns the result of `note` for the new totals; `note` must not wait, because rows of one
     /// producer are passed to it in the order of their values.
-    pub fn charged<R>(&self, charge: &Charge, tell: impl FnOnce(TotalsRow) -> R) -> R {
+    pub fn charged<R>(&self, charge: &Charge, note: impl FnOnce(TotalsRow) -> R) -> R {
         let (record, date) = (&charge.key.record, charge.day.date);
         let judged = Ceiling::of(record, date, charge.limit);
         self.record(
@@ -96,7 +96,7 @@ impl Ledger {
                 totals.charged += u64::from(charge.cost);
                 *ceiling = ceiling.max(judged);
             },
-            tell,
+            note,
         )
     }
 
@@ -132,18 +132,18 @@ impl Ledger {
 
     /// Marks everything to be written again: the store may have lost it.
     pub async fn repeat_all(&self) {
-        self.sheets.walk(ProducerTotals::repeat_all).await;
+        self.totals.walk(ProducerTotals::repeat_all).await;
     }
 
     /// Whether everything is stored.
     pub fn is_written(&self) -> bool {
-        let mut parts = self.sheets.parts();
-        parts.all(|sheets| sheets.lock().changed_count() == 0)
+        let mut parts = self.totals.parts();
+        parts.all(|shard| shard.lock().changed_count() == 0)
     }
 
     /// Drops stored totals of days that are over.
     pub async fn sweep(&self, now_second: i64) {
-        self.sheets.walk(|sheets| sheets.sweep(now_second)).await;
+        self.totals.walk(|shard| shard.sweep(now_second)).await;
     }
 
     /// Writes the changed totals. Those that could not be written remain marked as changed.
@@ -152,7 +152,7 @@ impl Ledger {
             return Ok(());
         }
         let mut pages = Vec::with_capacity(WRITE_BATCH);
-        for part in self.sheets.parts() {
+        for part in self.totals.parts() {
             // Later changes are for the next turn.
             let mut left = part.lock().changed_count();
             while left > 0 {
@@ -171,32 +171,32 @@ impl Ledger {
     async fn write_batch(&self, pages: &[LedgerPage]) -> Result<(), LinkError> {
         let written = self.write_pages(pages).await;
         for page in pages {
-            let mut sheets = self.sheets.of(page.place.0);
-            sheets.end_writing(page, written.is_ok());
+            let mut shard = self.totals.of(page.place.0);
+            shard.end_writing(page, written.is_ok());
         }
         written
     }
 
     /// The days of keys to be written to the journal, part by part.
     pub fn parts_to_note(&self) -> impl Iterator<Item = Vec<KeyAndDate>> {
-        self.sheets.parts().map(|sheets| sheets.lock().to_note())
+        self.totals.parts().map(|shard| shard.lock().to_note())
     }
 
     /// Passes the rows of a key's day that changed, or were stored in Redis, since the last call; none if there are none.
-    /// `tell` must not wait, because rows of one producer are passed to it in the order of their values.
-    pub fn tell_changes<R>(
+    /// `note` must not wait, because rows of one producer are passed to it in the order of their values.
+    pub fn note_changes_with<R>(
         &self,
         day: KeyAndDate,
-        tell: impl FnOnce(Vec<TotalsRow>) -> R,
+        note: impl FnOnce(Vec<TotalsRow>) -> R,
     ) -> (Vec<TierName>, R) {
-        let mut sheets = self.sheets.of(day.0);
-        let (tiers, rows) = sheets.take_rows(day);
-        (tiers, tell(rows))
+        let mut shard = self.totals.of(day.0);
+        let (tiers, rows) = shard.take_rows(day);
+        (tiers, note(rows))
     }
 
     /// Marks these tiers of a day as changed again: they could not be written.
     pub fn changed_still(&self, day: KeyAndDate, tiers: &[TierName]) {
-        self.sheets.of(day.0).note_again(day, tiers);
+        self.totals.of(day.0).note_again(day, tiers);
     }
 
     /// Sends Redis the totals of another producer.

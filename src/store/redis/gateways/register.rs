@@ -180,8 +180,8 @@ pub async fn strike_off(
             return Ok(Forgotten::Lives);
         }
         let now = read_time(link.ask(&redis::cmd("TIME")).await?)?;
-        let told = audit::Entry::of_forgotten(&node.0, entry.heard, now, author);
-        if strike(link, names, entry, Some(&told)).await? {
+        let audited = audit::Entry::of_forgotten(&node.0, entry.heard, now, author);
+        if strike(link, names, entry, Some(&audited)).await? {
             return Ok(Forgotten::Struck { heard: entry.heard });
         }
     }
@@ -192,17 +192,18 @@ async fn strike(
     link: &Link,
     names: &Names,
     entry: &RegisterEntry,
-    told: Option<&audit::Entry>,
+    audited: Option<&audit::Entry>,
 ) -> Result<bool, StoreError> {
-    let version = told.map_or_else(String::new, |told| told.version.to_string());
-    let told = told.map(serde_json::to_string).transpose();
-    let told = told.map_err(|error| StoreError::Failed(format!("an audit entry: {error}")))?;
+    let version = audited.map_or_else(String::new, |audited| audited.version.to_string());
+    let audited = audited.map(serde_json::to_string).transpose();
+    let audited =
+        audited.map_err(|error| StoreError::Failed(format!("an audit entry: {error}")))?;
     let arguments = Arguments::new()
         .text(&entry.seat)
         .text(&entry.packed)
         .text(version)
-        .text(told.unwrap_or_default());
-    let keys = [names.register(), names.gateway_trail()];
+        .text(audited.unwrap_or_default());
+    let keys = [names.register(), names.gateway_audit_trail()];
     let keys = keys.each_ref().map(String::as_str);
     let value = link
         .run(&STRIKE_OFF, &keys, &arguments, link.deadline())

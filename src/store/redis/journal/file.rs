@@ -37,7 +37,7 @@ impl From<Unusable> for StoreError {
 /// Opens the file of the store `identity`, readable by its owner only. A file of another store or program is not changed.
 pub fn open(path: &Path, identity: &StoreIdentity) -> Result<Connection, Unusable> {
     create(path);
-    let failed = |error: rusqlite::Error| Unusable::Failed(told(path, &error));
+    let failed = |error: rusqlite::Error| Unusable::Failed(error_text(path, &error));
     let mut connection = Connection::open(path).map_err(failed)?;
     connection.busy_timeout(LOCK_WAIT_MAX).map_err(failed)?;
     let is_new = tables(&connection).map_err(failed)? == 0;
@@ -49,8 +49,8 @@ pub fn open(path: &Path, identity: &StoreIdentity) -> Result<Connection, Unusabl
     }
     match claim(&mut connection, identity).map_err(failed)? {
         None => Ok(connection),
-        Some((theirs, untold)) => Err(Unusable::Foreign(format!(
-            "{} is the journal of {theirs}, and the configuration says {identity}; it holds {untold} units that were served without Redis and not yet sent to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
+        Some((theirs, unsettled)) => Err(Unusable::Foreign(format!(
+            "{} is the journal of {theirs}, and the configuration says {identity}; it holds {unsettled} units that were served without Redis and not yet sent to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
             path.display()
         ))),
     }
@@ -76,8 +76,8 @@ fn claim(
     rows::add_what_is_missing(&transaction)?;
     transaction.execute_batch(processes::TABLE)?;
     if let Some(theirs) = identity.claim(&transaction)? {
-        let untold = rows::untold_by_others(&transaction, "")?;
-        return Ok(Some((theirs, untold)));
+        let unsettled = rows::unsettled_of_others(&transaction, "")?;
+        return Ok(Some((theirs, unsettled)));
     }
     transaction.commit()?;
     Ok(None)
@@ -112,13 +112,13 @@ fn read_facts(path: &Path, facts: &mut JournalFacts) -> rusqlite::Result<()> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     connection.busy_timeout(LOCK_WAIT_MAX)?;
     facts.store = StoreIdentity::of(&connection)?.map(|identity| identity.to_string());
-    facts.pending_units = rows::untold_by_others(&connection, "")?;
+    facts.pending_units = rows::unsettled_of_others(&connection, "")?;
     (facts.counts, facts.unsettled_counts) = rows::how_many(&connection)?;
     Ok(())
 }
 
 /// An SQLite error with the path of the file.
-pub fn told(path: &Path, error: &rusqlite::Error) -> String {
+pub fn error_text(path: &Path, error: &rusqlite::Error) -> String {
     format!("the journal {}: {error}", path.display())
 }
 

@@ -102,7 +102,7 @@ pub fn lacking(connection: &Connection, held: &[CountRow]) -> rusqlite::Result<M
 }
 
 /// Writes rows from Redis; no number is lowered. Returns whether the journal has something that Redis lacks.
-pub fn inherit(connection: &Connection, held: &JournalRows) -> rusqlite::Result<bool> {
+pub fn recover(connection: &Connection, held: &JournalRows) -> rusqlite::Result<bool> {
     let mut is_ahead = false;
     for row in &held.counts {
         let (ack, rack) = rows::marks(connection, row)?.unwrap_or_default();
@@ -111,14 +111,14 @@ pub fn inherit(connection: &Connection, held: &JournalRows) -> rusqlite::Result<
             rows::write_count(connection, row)?;
         }
     }
-    Ok(is_ahead | inherit_sheets(connection, &held.sheets)?)
+    Ok(is_ahead | recover_totals(connection, &held.totals)?)
 }
 
-fn inherit_sheets(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Result<bool> {
+fn recover_totals(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Result<bool> {
     let mut is_ahead = false;
     for row in held {
-        let Some(own) = rows::sheet(connection, row)? else {
-            rows::write_sheet(connection, row)?;
+        let Some(own) = rows::totals(connection, row)? else {
+            rows::write_totals(connection, row)?;
             continue;
         };
         let (numbers, theirs) = (own.totals.numbers(), row.totals.numbers());
@@ -136,7 +136,7 @@ fn inherit_sheets(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Resu
                 settled: is_theirs,
                 ..row.clone()
             };
-            rows::write_sheet(connection, &merged)?;
+            rows::write_totals(connection, &merged)?;
         }
     }
     Ok(is_ahead)

@@ -28,7 +28,7 @@ pub async fn read(
     for batch in records.chunks(BATCH) {
         let mut pipeline = Pipeline::new();
         for record in batch {
-            pipeline.cmd("HVALS").arg(names.trail(record.id));
+            pipeline.cmd("HVALS").arg(names.audit_trail(record.id));
         }
         let value = link.ask(&pipeline).await?;
         let trails = Vec::<Vec<String>>::from_redis_value(value).map_err(unreadable)?;
@@ -55,7 +55,7 @@ pub async fn read(
 /// The entries of the register of gateways.
 pub async fn of_gateways(link: &Link, names: &Names) -> Result<Vec<Entry>, StoreError> {
     let value = link
-        .ask(redis::cmd("HVALS").arg(names.gateway_trail()))
+        .ask(redis::cmd("HVALS").arg(names.gateway_audit_trail()))
         .await?;
     let packed = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
     packed.iter().map(|packed| unpacked(packed)).collect()

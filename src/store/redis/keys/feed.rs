@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 use super::codec::{parse_place, stream_id, unpacked, unreadable};
 use super::current::Current;
 use super::index::{self, IndexState, RecordPages};
-use super::records::{mend, mend_ways};
+use super::records::{restore_lookups, write_back};
 use super::replica::{Origin, Replica, Standing};
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
@@ -239,7 +239,7 @@ impl Feed {
         let mut walked = HashMap::new();
         while let Some(records) = pages.next(link, names).await? {
             if !state.is_complete {
-                mend_ways(link, names, &records).await?;
+                restore_lookups(link, names, &records).await?;
             }
             for record in records {
                 walked.insert(record.id, record.version);
@@ -269,7 +269,7 @@ impl Feed {
             stored = stored.len(),
             "Redis lacks keys of this gateway's replica or has older versions: writing them back"
         );
-        mend(&self.setting.link, &self.setting.names, &lacking).await?;
+        write_back(&self.setting.link, &self.setting.names, &lacking).await?;
         Ok(())
     }
 

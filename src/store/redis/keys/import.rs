@@ -45,7 +45,7 @@ pub async fn import(
     }
     index::enter(link, names, &free).await?;
     let added = write(link, names, &records, &mut outcomes, &mut unfinished).await?;
-    let mark = tell(link, names, &added, unfinished).await?;
+    let mark = publish(link, names, &added, unfinished).await?;
     release(link, names, &records, &outcomes).await?;
     Ok((outcomes, mark))
 }
@@ -73,8 +73,8 @@ async fn claim(
         .await?
         .into_iter();
     let holders = records.iter().map(|record| {
-        let told = replies.by_ref().take(digests(record).len());
-        let others = told.filter_map(|holder| holder?.parse().ok());
+        let held_by = replies.by_ref().take(digests(record).len());
+        let others = held_by.filter_map(|holder| holder?.parse().ok());
         // All replies of this record are consumed: the next record's follow.
         let others: Vec<KeyId> = others.filter(|holder| *holder != record.id).collect();
         others.first().copied()
@@ -121,7 +121,7 @@ async fn write(
 
 /// Adds the new records to the feed, with those that a dead command wrote but did not add to it; then makes the claims of their
 /// digests permanent.
-async fn tell(
+async fn publish(
     link: &Link,
     names: &Names,
     added: &[KeyRecord],
@@ -133,17 +133,17 @@ async fn tell(
     }
     // -1: permanent; -2: the claim has expired.
     let lasting = replies::<i64>(link, &pipeline).await?;
-    let untold = held
+    let unpublished = held
         .into_iter()
         .zip(lasting)
         .filter(|(_, left)| *left != -1);
-    let told: Vec<KeyRecord> = added
+    let published: Vec<KeyRecord> = added
         .iter()
         .cloned()
-        .chain(untold.map(|(record, _)| record))
+        .chain(unpublished.map(|(record, _)| record))
         .collect();
     let (mut feed, mut hold) = (Pipeline::new(), Pipeline::new());
-    for record in &told {
+    for record in &published {
         for digest in digests(record) {
             let id = record.id.as_str();
             hold.cmd("SET").arg(names.digest(&digest)).arg(id);

@@ -37,12 +37,12 @@ pub async fn state(link: &Link, names: &Names) -> Result<IndexState, StoreError>
         pipeline.cmd("GET").arg(names.indexed(set));
     }
     let value = link.ask(&pipeline).await?;
-    let mut told = Vec::<Option<String>>::from_redis_value(value)
+    let mut incarnations = Vec::<Option<String>>::from_redis_value(value)
         .map_err(unreadable)?
         .into_iter();
-    let incarnation = told.next().flatten();
+    let incarnation = incarnations.next().flatten();
     Ok(IndexState {
-        is_complete: incarnation.is_some() && told.all(|indexed| indexed == incarnation),
+        is_complete: incarnation.is_some() && incarnations.all(|indexed| indexed == incarnation),
         incarnation,
     })
 }

@@ -36,7 +36,7 @@ use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
 
 /// Records written back in one round trip.
-const MEND_BATCH: usize = 128;
+const WRITE_BACK_BATCH: usize = 128;
 
 /// The key table as commands see it.
 pub struct Records {
@@ -82,11 +82,11 @@ impl Records {
         let masters = self.link.masters();
         // A change may span several masters of a cluster. A master without a part of it replies at once that its replicas have
         // everything.
-        let told = masters
+        let asked = masters
             .iter()
             .map(|master| self.await_replicas_of(master, patience));
         let mut worst: Option<Replicas> = None;
-        for replicas in join_all(told).await {
+        for replicas in join_all(asked).await {
             let replicas = replicas?;
             let is_worse = worst.is_none_or(|worst| replicas.confirmed < worst.confirmed);
             if replicas.connected > 0 && is_worse {
@@ -95,14 +95,14 @@ impl Records {
         }
         // The server confirms only what was sent over the same connection; nothing was sent over a new one.
         let same = self.link.made() == self.written_on.load(Ordering::Acquire);
-        let mut told = worst.unwrap_or(Replicas {
+        let mut replicas = worst.unwrap_or(Replicas {
             connected: 0,
             confirmed: 0,
         });
         if !same {
-            told.confirmed = 0;
+            replicas.confirmed = 0;
         }
-        Ok(told)
+        Ok(replicas)
     }
 
     async fn await_replicas_of(
@@ -207,7 +207,7 @@ impl Records {
     }
 
     /// The audit trail; see [`super::audit`].
-    pub async fn trail(&self, wanted: &Wanted) -> Result<Vec<Entry>, StoreError> {
+    pub async fn audit_trail(&self, wanted: &Wanted) -> Result<Vec<Entry>, StoreError> {
         let records = match wanted.key {
             Some(id) => self.get(id).await?.into_iter().collect(),
             None => self.all().await?,
@@ -253,7 +253,7 @@ impl Records {
             .filter(|digest| !wanted.contains(digest))
             .copied()
             .collect();
-        let mark = self.tell(&entry, &wanted, &dropped).await?;
+        let mark = self.publish(&entry, &wanted, &dropped).await?;
         Ok((entry.record.clone(), mark))
     }
 
@@ -299,7 +299,7 @@ impl Records {
     }
 
     /// Makes the claims of the digests permanent, and adds the change to the feed.
-    async fn tell(
+    async fn publish(
         &self,
         entry: &KeyEntry,
         wanted: &[KeyDigest],
@@ -325,8 +325,12 @@ fn version_at(now: Timestamp) -> u64 {
 }
 
 /// Writes records that the store lacks or has in older versions, even revoked ones, with their digests and ids.
-pub async fn mend(link: &Link, names: &Names, entries: &[Arc<KeyEntry>]) -> Result<(), LinkError> {
-    for batch in entries.chunks(MEND_BATCH) {
+pub async fn write_back(
+    link: &Link,
+    names: &Names,
+    entries: &[Arc<KeyEntry>],
+) -> Result<(), LinkError> {
+    for batch in entries.chunks(WRITE_BACK_BATCH) {
         let ids: Vec<KeyId> = batch.iter().map(|entry| entry.record.id).collect();
         index::enter(link, names, &ids).await?;
         let mut pipeline = Pipeline::new();
@@ -340,8 +344,12 @@ pub async fn mend(link: &Link, names: &Names, entries: &[Arc<KeyEntry>]) -> Resu
 }
 
 /// Completes the ways to find stored records: enters their ids in the index and their digests.
-pub async fn mend_ways(link: &Link, names: &Names, records: &[KeyRecord]) -> Result<(), LinkError> {
-    for batch in records.chunks(MEND_BATCH) {
+pub async fn restore_lookups(
+    link: &Link,
+    names: &Names,
+    records: &[KeyRecord],
+) -> Result<(), LinkError> {
+    for batch in records.chunks(WRITE_BACK_BATCH) {
         let ids: Vec<KeyId> = batch.iter().map(|record| record.id).collect();
         index::enter(link, names, &ids).await?;
         let mut pipeline = Pipeline::new();

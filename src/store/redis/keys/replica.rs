@@ -39,7 +39,7 @@ const TABLES: &str = "
         version INTEGER NOT NULL,
         record TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;";
-const SAY: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
+const WRITE_META: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value";
 const KEEP: &str = "INSERT INTO records (id, version, record) VALUES (?1, ?2, ?3)
     ON CONFLICT (id) DO UPDATE SET version = excluded.version, record = excluded.record
@@ -139,11 +139,11 @@ impl Replica {
                     keep.execute(params![entry.record.id.as_str(), version, entry.packed()])?;
                     turns.step();
                 }
-                let mut say = transaction.prepare(SAY)?;
-                say.execute(["place", &stream_id(standing.place)])?;
-                say.execute(["current_at", &standing.current_at.to_string()])?;
-                say.execute(["incarnation", &standing.origin.incarnation])?;
-                say.execute(["run_ids", &joined(&standing.origin.run_ids)])?;
+                let mut meta = transaction.prepare(WRITE_META)?;
+                meta.execute(["place", &stream_id(standing.place)])?;
+                meta.execute(["current_at", &standing.current_at.to_string()])?;
+                meta.execute(["incarnation", &standing.origin.incarnation])?;
+                meta.execute(["run_ids", &joined(&standing.origin.run_ids)])?;
             }
             transaction.commit()
         };
@@ -237,11 +237,11 @@ fn check_owner(
     path: &Path,
     identity: &StoreIdentity,
 ) -> Result<(), StoreError> {
-    let told = |error| unusable(path, &error);
+    let failed = |error| unusable(path, &error);
     let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
     let (application, version) = (
-        number("PRAGMA application_id").map_err(told)?,
-        number("PRAGMA user_version").map_err(told)?,
+        number("PRAGMA application_id").map_err(failed)?,
+        number("PRAGMA user_version").map_err(failed)?,
     );
     if (application, version) != (APPLICATION_ID, SCHEMA_VERSION) {
         return Err(StoreError::Failed(format!(
@@ -249,7 +249,7 @@ fn check_owner(
             path.display()
         )));
     }
-    match identity.claim(connection).map_err(told)? {
+    match identity.claim(connection).map_err(failed)? {
         None => Ok(()),
         Some(theirs) => Err(StoreError::Failed(format!(
             "{} is the replica of {theirs}, and the configuration says {identity}: if that is the same store under another name, or the old one is not needed, remove the file; else point store.redis.replica at another",

@@ -37,30 +37,30 @@ pub async fn carry_out(
     link: &Link,
     names: &Names,
     zone: &str,
-    told: &mpsc::Sender<Exported>,
+    export: &mpsc::Sender<Exported>,
 ) -> Result<(), StoreError> {
     let calendar = Calendar::of_zone(zone)
         .map_err(|error| StoreError::Failed(format!("the zone of the store: {error}")))?;
     let now = read_time(link.ask(&redis::cmd("TIME")).await?)?;
-    let Some(keys) = tell_keys(link, names, told).await? else {
+    let Some(keys) = export_keys(link, names, export).await? else {
         return Ok(());
     };
     for entry in audit::of_gateways(link, names).await? {
-        if told.send(Exported::Audit(Box::new(entry))).await.is_err() {
+        if export.send(Exported::Audit(Box::new(entry))).await.is_err() {
             return Ok(());
         }
     }
     for date in dates(link, names, now).await? {
         for batch in keys.chunks(READ_BATCH) {
             for day in ledger::key_days(link, names, batch, date, &calendar).await? {
-                if told.send(Exported::KeyDay(Box::new(day))).await.is_err() {
+                if export.send(Exported::KeyDay(Box::new(day))).await.is_err() {
                     return Ok(());
                 }
             }
         }
     }
     for event in events(link, names, now).await? {
-        if told.send(Exported::Event(event)).await.is_err() {
+        if export.send(Exported::Event(event)).await.is_err() {
             return Ok(());
         }
     }
@@ -68,10 +68,10 @@ pub async fn carry_out(
 }
 
 /// Exports the keys and returns their ids, or `None` if the receiver is closed.
-async fn tell_keys(
+async fn export_keys(
     link: &Link,
     names: &Names,
-    told: &mpsc::Sender<Exported>,
+    export: &mpsc::Sender<Exported>,
 ) -> Result<Option<Vec<KeyId>>, StoreError> {
     let state = index::state(link, names).await?;
     let (mut pages, mut seen) = (RecordPages::of(&state), HashSet::new());
@@ -88,7 +88,7 @@ async fn tell_keys(
                     record: record.clone(),
                     trail: trail.into_values().collect(),
                 };
-                if told.send(Exported::Key(Box::new(key))).await.is_err() {
+                if export.send(Exported::Key(Box::new(key))).await.is_err() {
                     return Ok(None);
                 }
             }
@@ -105,7 +105,7 @@ async fn trails(
 ) -> Result<Vec<BTreeMap<u64, Entry>>, StoreError> {
     let mut pipeline = Pipeline::new();
     for key in keys {
-        pipeline.cmd("HVALS").arg(names.trail(key));
+        pipeline.cmd("HVALS").arg(names.audit_trail(key));
     }
     if pipeline.is_empty() {
         return Ok(Vec::new());
@@ -236,18 +236,19 @@ async fn take_entries(
     }
     let held = audit::of_gateways(link, names).await?;
     let mut held: BTreeSet<u64> = held.iter().map(|entry| entry.version).collect();
-    let mut tell = Pipeline::new();
+    let mut missing = Pipeline::new();
     for entry in entries {
         if held.insert(entry.version) {
             taken.audit_entries_added += 1;
-            tell.cmd("HSETNX")
-                .arg(names.gateway_trail())
+            missing
+                .cmd("HSETNX")
+                .arg(names.gateway_audit_trail())
                 .arg(entry.version)
                 .arg(serde_json::to_string(entry).unwrap_or_default());
         }
     }
-    if taking == ImportMode::Write && !tell.is_empty() {
-        link.ask(&tell).await?;
+    if taking == ImportMode::Write && !missing.is_empty() {
+        link.ask(&missing).await?;
     }
     Ok(taken)
 }
@@ -279,14 +280,15 @@ async fn take_keys(
     }
     all_free(link, names, &newer).await?;
     let held = trails(link, names, keys.iter().map(|key| key.record.id)).await?;
-    let mut tell = Pipeline::new();
+    let mut missing = Pipeline::new();
     for (key, held) in keys.iter().zip(held) {
         for entry in &key.trail {
             if !held.contains_key(&entry.version) {
                 taken.audit_entries_added += 1;
                 let packed = serde_json::to_string(entry).unwrap_or_default();
-                tell.cmd("HSETNX")
-                    .arg(names.trail(key.record.id))
+                missing
+                    .cmd("HSETNX")
+                    .arg(names.audit_trail(key.record.id))
                     .arg(entry.version)
                     .arg(packed);
             }
@@ -296,8 +298,8 @@ async fn take_keys(
         return Ok(taken);
     }
     write(link, names, &newer).await?;
-    if !tell.is_empty() {
-        link.ask(&tell).await?;
+    if !missing.is_empty() {
+        link.ask(&missing).await?;
     }
     Ok(taken)
 }

@@ -39,13 +39,13 @@ pub async fn status(
     let mut warnings = Vec::new();
     for master in &masters {
         match server(link, master).await {
-            Ok((facts, told)) => {
+            Ok((facts, found)) => {
                 servers.push(facts);
                 let of = match masters.len() {
                     1 => String::new(),
                     _ => format!("{}: ", master.shown),
                 };
-                warnings.extend(told.into_iter().map(|warning| format!("{of}{warning}")));
+                warnings.extend(found.into_iter().map(|warning| format!("{of}{warning}")));
             }
             Err(error) if link.is_cluster() => {
                 warnings.push(format!(
@@ -169,12 +169,12 @@ pub async fn last_change(link: &Link, names: &Names) -> Result<ChangeMark, Store
 }
 
 fn silent_facts(node: &RegisterEntry) -> SilentFacts {
-    let said = node.heartbeat.as_ref();
+    let heartbeat = node.heartbeat.as_ref();
     SilentFacts {
         name: node.name.0.clone(),
         since: node.heard,
-        version: said.map(|said| said.version.clone()),
-        applied: said.map(|said| said.applied.clone()),
+        version: heartbeat.map(|heartbeat| heartbeat.version.clone()),
+        applied: heartbeat.map(|heartbeat| heartbeat.applied.clone()),
     }
 }
 
@@ -186,18 +186,20 @@ fn silent_warning(silent: &SilentFacts) -> String {
 }
 
 fn gateway(node: &RegisterEntry, feed: &FeedFacts) -> GatewayFacts {
-    let said = node.heartbeat.as_ref();
+    let heartbeat = node.heartbeat.as_ref();
     GatewayFacts {
         name: node.name.0.clone(),
-        version: said.map(|said| said.version.clone()),
+        version: heartbeat.map(|heartbeat| heartbeat.version.clone()),
         heartbeat_age_seconds: node.age.as_secs_f64(),
-        applied: said.map(|said| said.applied.clone()),
-        lag_seconds: said.map(|said| lag_seconds(&said.applied, &feed.last)),
-        keys: said.and_then(|said| u64::try_from(said.keys).ok()),
-        keys_age_seconds: said.and_then(|said| Some(milliseconds(said.keys_age_ms?))),
-        breaker: said.and_then(|said| said.condition.breaker.clone()),
-        service: said.and_then(|said| said.condition.service.clone()),
-        clock_difference_seconds: said.and_then(|said| said.condition.clock_difference_seconds),
+        applied: heartbeat.map(|heartbeat| heartbeat.applied.clone()),
+        lag_seconds: heartbeat.map(|heartbeat| lag_seconds(&heartbeat.applied, &feed.last)),
+        keys: heartbeat.and_then(|heartbeat| u64::try_from(heartbeat.keys).ok()),
+        keys_age_seconds: heartbeat
+            .and_then(|heartbeat| Some(milliseconds(heartbeat.keys_age_ms?))),
+        breaker: heartbeat.and_then(|heartbeat| heartbeat.condition.breaker.clone()),
+        service: heartbeat.and_then(|heartbeat| heartbeat.condition.service.clone()),
+        clock_difference_seconds: heartbeat
+            .and_then(|heartbeat| heartbeat.condition.clock_difference_seconds),
     }
 }
 

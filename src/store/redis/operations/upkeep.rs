@@ -78,9 +78,9 @@ where
         tasks.push(tokio::spawn(async move { keeper.retain_for_ever().await }).abort_handle());
     }
     if parts.recovery.is_some() {
-        let heir = parts.clone();
+        let parts = parts.clone();
         let run = async move {
-            if let (Some(recovery), Some(feed)) = (&heir.recovery, &heir.feed) {
+            if let (Some(recovery), Some(feed)) = (&parts.recovery, &parts.feed) {
                 recovery.keep(feed).await;
             }
         };
@@ -95,7 +95,7 @@ impl Parts {
         loop {
             if let Some(turn) = self.guard.look().await {
                 match &self.outage {
-                    Some(outage) => outage.turned(turn),
+                    Some(outage) => outage.breaker_changed(turn),
                     None => tracing::warn!(?turn, "the circuit breaker of Redis changed its state"),
                 }
             }
@@ -156,8 +156,8 @@ impl Parts {
             return;
         }
         let asked = self.clock.now();
-        let told = self.link.ask(&time).await;
-        if let Some(theirs) = told.ok().and_then(|told| read_time(told).ok()) {
+        let reply = self.link.ask(&time).await;
+        if let Some(theirs) = reply.ok().and_then(|reply| read_time(reply).ok()) {
             self.clock.learn(asked, theirs);
         }
         self.clock.look();

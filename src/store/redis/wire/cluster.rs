@@ -177,7 +177,7 @@ impl Cluster {
     }
 
     /// The node that serves a slot; without a slot any one that can be reached.
-    fn home(&self, slot: Option<u16>) -> Result<Arc<Node>, LinkError> {
+    fn node_of(&self, slot: Option<u16>) -> Result<Arc<Node>, LinkError> {
         let table = self.0.table.load();
         let node = match slot {
             Some(slot) => table.view.owner(slot).and_then(|owner| table.node(owner)),
@@ -194,7 +194,7 @@ impl Cluster {
 
     async fn command(&self, command: &Cmd, deadline: Instant) -> Result<Value, LinkError> {
         let slot = slot_of(command);
-        let mut node = self.home(slot)?;
+        let mut node = self.node_of(slot)?;
         let mut asking = None;
         for redirections in 1.. {
             let result = match &asking {
@@ -232,7 +232,7 @@ impl Cluster {
                     pipeline.cmd("ASKING").add_command(command.clone());
                     (self.redirected(&error, &node)?, Some(pipeline))
                 }
-                ErrorKind::Server(ServerErrorKind::TryAgain) => (self.home(slot)?, None),
+                ErrorKind::Server(ServerErrorKind::TryAgain) => (self.node_of(slot)?, None),
                 // The cluster as a whole does not serve.
                 _ => {
                     self.0.stale.notify_one();
@@ -295,7 +295,7 @@ impl Cluster {
     async fn each(&self, pipeline: &Pipeline, deadline: Instant) -> Result<Vec<Value>, LinkError> {
         let mut shares: Vec<(Arc<Node>, Pipeline, Vec<usize>)> = Vec::new();
         for (place, command) in pipeline.cmd_iter().enumerate() {
-            let node = self.home(slot_of(command))?;
+            let node = self.node_of(slot_of(command))?;
             let known = shares
                 .iter_mut()
                 .find(|(other, ..)| Arc::ptr_eq(other, &node));
@@ -341,7 +341,7 @@ impl Cluster {
     pub async fn connect_apart(&self, name: &str) -> Result<MultiplexedConnection, StoreError> {
         self.refresh().await?;
         let slot = super::slots::slot(name.as_bytes());
-        let address = self.home(Some(slot))?.address.clone();
+        let address = self.node_of(Some(slot))?.address.clone();
         Ok(self.0.topology.node(address).dial(None).await?.connection)
     }
 

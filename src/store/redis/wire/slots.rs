@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_knows_owners_spare_masters_and_slots_on_their_way() {
+    fn a_view_knows_owners_spare_masters_and_moving_slots() {
         let nodes = "a 10.0.0.1:1@11 myself,master - 0 0 1 connected 0-99 [5->-c]\n\
                      b 10.0.0.2:2@12,name master - 0 0 2 connected 100-16383\n\
                      c 10.0.0.3:3@13 master - 0 0 3 connected\n\
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_no_cluster_tells_no_map() {
+    fn a_server_that_is_no_cluster_returns_no_map() {
         let refused = Value::Array(vec![Value::Nil]);
         assert!(View::read(&address("h:1"), refused).is_err());
     }

@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_shown_by_their_place() {
+    fn servers_are_shown_by_their_addresses() {
         let shown = |place| Topology::of(&Settings::of(place)).map(|topology| topology.to_string());
         let url = |url: &str| shown(Servers::Url(url.into()));
         assert_eq!(
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_goes_before_what_the_url_says() {
+    fn a_configured_value_overrides_that_of_the_url() {
         let settings = Settings {
             database: Some(3),
             username: Some("other".into()),
@@ -561,8 +561,8 @@ mod tests {
             ..Settings::of_url("redis://user:pass@cache/2")
         };
         let login = Topology::of(&settings).unwrap().login;
-        let said = (login.db(), login.username(), login.password());
-        assert_eq!(said, (3, Some("other"), Some("word")));
+        let login_of_url = (login.db(), login.username(), login.password());
+        assert_eq!(login_of_url, (3, Some("other"), Some("word")));
     }
 
     #[test]

@@ -124,7 +124,7 @@ impl Accounts {
         let mut argument = self.argument(calls.len());
         for (slot, call) in calls {
             keys.extend([slot.record_name.as_str(), slot.counts_name.as_str()]);
-            let entry = self.said_with(slot, call);
+            let entry = self.record_for(slot, call);
             let version = entry
                 .as_ref()
                 .map_or(call.terms.version, |entry| entry.record.version);
@@ -167,7 +167,7 @@ impl Accounts {
 
     /// The record to send with a call, or `None` if the store is known to have it. A call that wants no units sends the newest known
     /// record, to repair the store.
-    fn said_with(&self, slot: &Slot, call: &Call<Context>) -> Option<Arc<KeyEntry>> {
+    fn record_for(&self, slot: &Slot, call: &Call<Context>) -> Option<Arc<KeyEntry>> {
         let newest = || self.keys.get(slot.key);
         match &call.terms.context.entry {
             None => newest(),

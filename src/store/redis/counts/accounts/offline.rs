@@ -56,7 +56,7 @@ pub enum Reservation<R> {
         /// The share of this node.
         allowance: u64,
         /// Units of it that this process has served, these included.
-        untold: u64,
+        unsettled_units: u64,
         /// Units used as far as known to this process, these included.
         counted: u64,
         /// The result of the function that wrote to the journal.
@@ -101,8 +101,8 @@ impl Accounts {
             return Reservation::Beyond;
         }
         state.account.serve_without_store(cost);
-        let (row, untold) = (slot.row(&state), state.account.offline());
-        let counted = untold + state.account.known().map_or(0, |known| known.used);
+        let (row, unsettled_units) = (slot.row(&state), state.account.offline());
+        let counted = unsettled_units + state.account.known().map_or(0, |known| known.used);
         self.recount(&mut state);
         let bound = (rule.bound == OutageBound::Share).then_some(allowance);
         let written = write(row, bound);
@@ -118,7 +118,7 @@ impl Accounts {
         Reservation::Reserved {
             units,
             allowance,
-            untold,
+            unsettled_units,
             counted,
             written,
         }
@@ -141,14 +141,14 @@ impl Accounts {
     /// Updates the sum of unsettled units.
     pub(super) fn recount(&self, state: &mut SlotState) {
         let now = state.account.offline();
-        let before = std::mem::replace(&mut state.offline.untold, now);
-        self.untold.fetch_add(now, Ordering::Relaxed);
-        self.untold.fetch_sub(before, Ordering::Relaxed);
+        let before = std::mem::replace(&mut state.offline.unsettled_units, now);
+        self.unsettled_units.fetch_add(now, Ordering::Relaxed);
+        self.unsettled_units.fetch_sub(before, Ordering::Relaxed);
     }
 
     /// Units served without Redis that it may not know.
-    pub fn untold(&self) -> u64 {
-        self.untold.load(Ordering::Relaxed)
+    pub fn unsettled_units(&self) -> u64 {
+        self.unsettled_units.load(Ordering::Relaxed)
     }
 
     /// Lists the account to be written to the journal in the next interval.
@@ -168,41 +168,41 @@ impl Accounts {
         self.to_note.lock().len()
     }
 
-    /// Passes the rows of up to `most` changed accounts to `tell`, in the order of the list, and returns its results. `tell`
+    /// Passes the rows of up to `most` changed accounts to `note`, in the order of the list, and returns its results. `note`
     /// must not wait, because rows of one producer are passed to it in the order of their values.
-    pub fn tell_changes<R>(
+    pub fn note_changes_with<R>(
         &self,
         most: usize,
-        tell: impl Fn((KeyId, Date), CountRow) -> R,
+        note: impl Fn((KeyId, Date), CountRow) -> R,
     ) -> Vec<(Changed, R)> {
         let slots: Vec<_> = {
             let mut changed = self.to_note.lock();
             let count = changed.len().min(most);
             changed.drain(..count).collect()
         };
-        let told = slots.into_iter().map(|slot| {
+        let noted = slots.into_iter().map(|slot| {
             let mut state = slot.state.lock();
             state.offline.listed = false;
-            let answer = tell((slot.key, slot.day.date), slot.row(&state));
+            let answer = note((slot.key, slot.day.date), slot.row(&state));
             drop(state);
             (Changed(slot), answer)
         });
-        told.collect()
+        noted.collect()
     }
 
     /// As above, for the account of a key's day, whether it changed or not. If there is none, none is opened meanwhile.
-    pub fn tell_of<R>(
+    pub fn note_with<R>(
         &self,
         (key, date): (KeyId, Date),
-        tell: impl FnOnce(Option<CountRow>) -> R,
+        note: impl FnOnce(Option<CountRow>) -> R,
     ) -> R {
         let slots = self.slots.of(key);
         let Some(slot) = slots.get(&(key, date)).cloned() else {
-            return tell(None);
+            return note(None);
         };
         drop(slots);
         let state = slot.state.lock();
-        tell(Some(slot.row(&state)))
+        note(Some(slot.row(&state)))
     }
 
     /// Lists the account as changed again: it could not be written.
@@ -278,7 +278,7 @@ impl Slot {
             producer: self.producer.clone(),
             ack,
             rack,
-            untold: state.account.offline(),
+            unsettled_units: state.account.offline(),
             settled: state.account.is_stored(),
         }
     }

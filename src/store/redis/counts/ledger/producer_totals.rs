@@ -39,7 +39,7 @@ struct TierTotals {
 /// The totals of some keys. Those that are to be written are listed, so that no task has to search all of them.
 #[derive(Debug, Default)]
 pub struct ProducerTotals {
-    by_place: HashMap<TotalsKey, TierTotals>,
+    by_key: HashMap<TotalsKey, TierTotals>,
     /// Those with totals that are not in Redis.
     changed: VecDeque<TotalsKey>,
     /// Those with totals that are not in the journal, by day: a day's tiers are written together.
@@ -56,10 +56,10 @@ fn add(noted: &mut HashSet<Arc<str>>, endpoints: impl IntoIterator<Item = Arc<st
 fn list_changed(
     changed: &mut VecDeque<TotalsKey>,
     place: &TotalsKey,
-    sheet: &mut TierTotals,
+    tier_totals: &mut TierTotals,
     endpoints: impl IntoIterator<Item = Arc<str>>,
 ) {
-    if add(&mut sheet.changed, endpoints) {
+    if add(&mut tier_totals.changed, endpoints) {
         changed.push_back(place.clone());
     }
 }
@@ -67,10 +67,10 @@ fn list_changed(
 fn list_to_note(
     to_note: &mut HashMap<KeyAndDate, Vec<TierName>>,
     (key, date, tier): &TotalsKey,
-    sheet: &mut TierTotals,
+    tier_totals: &mut TierTotals,
     endpoints: impl IntoIterator<Item = Arc<str>>,
 ) {
-    if add(&mut sheet.to_note, endpoints) {
+    if add(&mut tier_totals.to_note, endpoints) {
         to_note.entry((*key, *date)).or_default().push(tier.clone());
     }
 }
@@ -85,8 +85,8 @@ impl ProducerTotals {
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
     ) -> TotalsRow {
-        let sheet = self.by_place.entry(place.clone());
-        let sheet = sheet.or_insert_with(|| TierTotals {
+        let tier_totals = self.by_key.entry(place.clone());
+        let tier_totals = tier_totals.or_insert_with(|| TierTotals {
             producer: producer(),
             day,
             ceiling: Ceiling::default(),
@@ -95,28 +95,32 @@ impl ProducerTotals {
             writing: HashSet::new(),
             to_note: HashSet::new(),
         });
-        let totals = sheet.totals.entry(endpoint.clone()).or_default();
-        count(totals, &mut sheet.ceiling);
+        let totals = tier_totals.totals.entry(endpoint.clone()).or_default();
+        count(totals, &mut tier_totals.ceiling);
         let endpoints = || [endpoint.clone()];
-        list_changed(&mut self.changed, &place, sheet, endpoints());
-        list_to_note(&mut self.to_note, &place, sheet, endpoints());
-        sheet.row(&place, endpoint)
+        list_changed(&mut self.changed, &place, tier_totals, endpoints());
+        list_to_note(&mut self.to_note, &place, tier_totals, endpoints());
+        tier_totals.row(&place, endpoint)
     }
 
     /// Marks everything to be written again: the store may have lost it.
     pub fn repeat_all(&mut self) {
-        for (place, sheet) in &mut self.by_place {
-            let all: Vec<_> = sheet.totals.keys().cloned().collect();
-            list_changed(&mut self.changed, place, sheet, all);
+        for (place, tier_totals) in &mut self.by_key {
+            let all: Vec<_> = tier_totals.totals.keys().cloned().collect();
+            list_changed(&mut self.changed, place, tier_totals, all);
         }
     }
 
     /// Drops stored totals of days that are over.
     pub fn sweep(&mut self, now_second: i64) {
-        self.by_place.retain(|_, sheet| {
-            let untold = [&sheet.changed, &sheet.writing, &sheet.to_note];
-            let is_told = untold.iter().all(|endpoints| endpoints.is_empty());
-            !is_told || sheet.day.end + KEPT_AFTER_DAY_SECONDS >= now_second
+        self.by_key.retain(|_, tier_totals| {
+            let unsaved = [
+                &tier_totals.changed,
+                &tier_totals.writing,
+                &tier_totals.to_note,
+            ];
+            let is_saved = unsaved.iter().all(|endpoints| endpoints.is_empty());
+            !is_saved || tier_totals.day.end + KEPT_AFTER_DAY_SECONDS >= now_second
         });
     }
 
@@ -124,9 +128,9 @@ impl ProducerTotals {
     pub fn note_again(&mut self, (key, date): KeyAndDate, tiers: &[TierName]) {
         for tier in tiers {
             let place = (key, date, tier.clone());
-            if let Some(sheet) = self.by_place.get_mut(&place) {
-                let all: Vec<_> = sheet.totals.keys().cloned().collect();
-                list_to_note(&mut self.to_note, &place, sheet, all);
+            if let Some(tier_totals) = self.by_key.get_mut(&place) {
+                let all: Vec<_> = tier_totals.totals.keys().cloned().collect();
+                list_to_note(&mut self.to_note, &place, tier_totals, all);
             }
         }
     }
@@ -145,21 +149,25 @@ impl ProducerTotals {
     pub fn take_pages(&mut self, most: usize, pages: &mut Vec<LedgerPage>) {
         let count = self.changed.len().min(most);
         for place in self.changed.drain(..count) {
-            let Some(sheet) = self.by_place.get_mut(&place) else {
+            let Some(tier_totals) = self.by_key.get_mut(&place) else {
                 continue;
             };
-            let fields = std::mem::take(&mut sheet.changed)
+            let fields = std::mem::take(&mut tier_totals.changed)
                 .into_iter()
                 .map(|endpoint| {
-                    let totals = sheet.totals.get(&endpoint).copied().unwrap_or_default();
-                    let field = format!("{}|{endpoint}", sheet.producer);
-                    let value = cells::written(&totals, sheet.ceiling, Some(&place.2));
-                    sheet.writing.insert(endpoint.clone());
+                    let totals = tier_totals
+                        .totals
+                        .get(&endpoint)
+                        .copied()
+                        .unwrap_or_default();
+                    let field = format!("{}|{endpoint}", tier_totals.producer);
+                    let value = cells::written(&totals, tier_totals.ceiling, Some(&place.2));
+                    tier_totals.writing.insert(endpoint.clone());
                     (endpoint, field, value)
                 })
                 .collect();
             pages.push(LedgerPage {
-                day: sheet.day,
+                day: tier_totals.day,
                 place,
                 fields,
             });
@@ -172,9 +180,9 @@ impl ProducerTotals {
         let mut rows = Vec::new();
         for tier in &tiers {
             let place = (key, date, tier.clone());
-            if let Some(sheet) = self.by_place.get_mut(&place) {
-                for endpoint in std::mem::take(&mut sheet.to_note) {
-                    rows.push(sheet.row(&place, &endpoint));
+            if let Some(tier_totals) = self.by_key.get_mut(&place) {
+                for endpoint in std::mem::take(&mut tier_totals.to_note) {
+                    rows.push(tier_totals.row(&place, &endpoint));
                 }
             }
         }
@@ -184,17 +192,17 @@ impl ProducerTotals {
     /// Ends the writing of a page, successful or not.
     pub fn end_writing(&mut self, page: &LedgerPage, written: bool) {
         let place = &page.place;
-        let Some(sheet) = self.by_place.get_mut(place) else {
+        let Some(tier_totals) = self.by_key.get_mut(place) else {
             return;
         };
         let endpoints = || page.fields.iter().map(|(endpoint, ..)| endpoint.clone());
         for endpoint in endpoints() {
-            sheet.writing.remove(&endpoint);
+            tier_totals.writing.remove(&endpoint);
         }
         if !written {
-            list_changed(&mut self.changed, place, sheet, endpoints());
+            list_changed(&mut self.changed, place, tier_totals, endpoints());
         }
-        list_to_note(&mut self.to_note, place, sheet, endpoints());
+        list_to_note(&mut self.to_note, place, tier_totals, endpoints());
     }
 }
 
@@ -233,104 +241,104 @@ mod tests {
         end: 1_795_392_000,
     };
 
-    fn count(sheets: &mut ProducerTotals, endpoint: &str) -> TotalsRow {
+    fn count(totals: &mut ProducerTotals, endpoint: &str) -> TotalsRow {
         let key = "0123456789Ab".parse().unwrap();
         let place = (key, DAY.date, "pro".parse().unwrap());
         let add = |totals: &mut Totals, _: &mut Ceiling| totals.requests += 1;
-        sheets.count(place, DAY, || "producer".into(), &endpoint.into(), add)
+        totals.count(place, DAY, || "producer".into(), &endpoint.into(), add)
     }
 
-    fn pages(sheets: &mut ProducerTotals) -> Vec<LedgerPage> {
+    fn pages(totals: &mut ProducerTotals) -> Vec<LedgerPage> {
         let mut pages = Vec::new();
-        sheets.take_pages(usize::MAX, &mut pages);
+        totals.take_pages(usize::MAX, &mut pages);
         pages
     }
 
     /// The rows of the one day for the journal.
-    fn rows(sheets: &mut ProducerTotals) -> Vec<TotalsRow> {
-        let days = sheets.to_note().into_iter();
-        let rows = days.flat_map(|day| sheets.take_rows(day).1).collect();
-        assert_eq!(sheets.to_note(), []);
+    fn rows(totals: &mut ProducerTotals) -> Vec<TotalsRow> {
+        let days = totals.to_note().into_iter();
+        let rows = days.flat_map(|day| totals.take_rows(day).1).collect();
+        assert_eq!(totals.to_note(), []);
         rows
     }
 
-    fn noted(sheets: &mut ProducerTotals) -> Vec<(u64, bool)> {
-        let rows = rows(sheets).into_iter();
+    fn noted(totals: &mut ProducerTotals) -> Vec<(u64, bool)> {
+        let rows = rows(totals).into_iter();
         rows.map(|row| (row.totals.requests, row.settled)).collect()
     }
 
     #[test]
     fn what_is_being_written_is_not_settled_before_it_is_written() {
-        let mut sheets = ProducerTotals::default();
-        assert!(!count(&mut sheets, "/a").settled);
-        assert!(!count(&mut sheets, "/a").settled);
-        let taken = pages(&mut sheets);
+        let mut totals = ProducerTotals::default();
+        assert!(!count(&mut totals, "/a").settled);
+        assert!(!count(&mut totals, "/a").settled);
+        let taken = pages(&mut totals);
         assert_eq!((taken.len(), taken[0].fields.len()), (1, 1));
-        assert!(sheets.changed_count() == 0 && pages(&mut sheets).is_empty());
-        assert_eq!(noted(&mut sheets), [(2, false)]);
-        sheets.end_writing(&taken[0], false);
-        assert_eq!(sheets.changed_count(), 1);
-        assert_eq!(noted(&mut sheets), [(2, false)]);
-        let taken = pages(&mut sheets);
-        sheets.end_writing(&taken[0], true);
-        assert_eq!(noted(&mut sheets), [(2, true)]);
-        assert!(sheets.changed_count() == 0 && noted(&mut sheets).is_empty());
+        assert!(totals.changed_count() == 0 && pages(&mut totals).is_empty());
+        assert_eq!(noted(&mut totals), [(2, false)]);
+        totals.end_writing(&taken[0], false);
+        assert_eq!(totals.changed_count(), 1);
+        assert_eq!(noted(&mut totals), [(2, false)]);
+        let taken = pages(&mut totals);
+        totals.end_writing(&taken[0], true);
+        assert_eq!(noted(&mut totals), [(2, true)]);
+        assert!(totals.changed_count() == 0 && noted(&mut totals).is_empty());
     }
 
     #[test]
     fn what_is_counted_while_it_is_being_written_is_written_again() {
-        let mut sheets = ProducerTotals::default();
-        count(&mut sheets, "/a");
-        let taken = pages(&mut sheets);
-        assert!(!count(&mut sheets, "/a").settled);
-        sheets.end_writing(&taken[0], true);
-        assert_eq!(sheets.changed_count(), 1);
-        assert_eq!(noted(&mut sheets), [(2, false)]);
+        let mut totals = ProducerTotals::default();
+        count(&mut totals, "/a");
+        let taken = pages(&mut totals);
+        assert!(!count(&mut totals, "/a").settled);
+        totals.end_writing(&taken[0], true);
+        assert_eq!(totals.changed_count(), 1);
+        assert_eq!(noted(&mut totals), [(2, false)]);
     }
 
     #[test]
-    fn what_changed_is_taken_in_parts_each_sheet_once() {
-        let mut sheets = ProducerTotals::default();
+    fn what_changed_is_taken_in_parts_the_totals_of_each_tier_once() {
+        let mut totals = ProducerTotals::default();
         for tier in ["a", "b", "c"] {
             let place = (
                 "0123456789Ab".parse().unwrap(),
                 DAY.date,
                 tier.parse().unwrap(),
             );
-            sheets.count(place, DAY, || "producer".into(), &"/a".into(), |_, _| {});
+            totals.count(place, DAY, || "producer".into(), &"/a".into(), |_, _| {});
         }
         let mut pages = Vec::new();
-        sheets.take_pages(2, &mut pages);
-        assert_eq!((pages.len(), sheets.changed_count()), (2, 1));
-        sheets.take_pages(2, &mut pages);
-        assert_eq!((pages.len(), sheets.changed_count()), (3, 0));
+        totals.take_pages(2, &mut pages);
+        assert_eq!((pages.len(), totals.changed_count()), (2, 1));
+        totals.take_pages(2, &mut pages);
+        assert_eq!((pages.len(), totals.changed_count()), (3, 0));
         let tiers: HashSet<_> = pages.iter().map(|page| &page.place.2).collect();
         assert_eq!(tiers.len(), 3);
-        assert_eq!(sheets.to_note().len(), 1, "the journal has a day at once");
-        assert_eq!(rows(&mut sheets).len(), 3);
+        assert_eq!(totals.to_note().len(), 1, "the journal has a day at once");
+        assert_eq!(rows(&mut totals).len(), 3);
     }
 
     #[test]
     fn all_is_written_again_after_a_loss_and_none_of_it_is_dropped_before() {
-        let mut sheets = ProducerTotals::default();
+        let mut totals = ProducerTotals::default();
         for endpoint in ["/a", "/b"] {
-            count(&mut sheets, endpoint);
+            count(&mut totals, endpoint);
         }
-        let taken = pages(&mut sheets);
+        let taken = pages(&mut totals);
         let long_after = DAY.end + KEPT_AFTER_DAY_SECONDS + 1;
-        sheets.sweep(long_after);
-        sheets.end_writing(&taken[0], true);
-        let told = rows(&mut sheets);
-        assert_eq!(told.len(), 2);
-        let tier = told[0].tier.clone().unwrap();
-        sheets.note_again((told[0].key, DAY.date), &[tier]);
-        sheets.sweep(long_after);
-        sheets.repeat_all();
-        assert_eq!(pages(&mut sheets)[0].fields.len(), 2);
-        sheets.end_writing(&taken[0], true);
-        assert_eq!(noted(&mut sheets).len(), 2);
-        sheets.sweep(long_after);
-        sheets.repeat_all();
-        assert!(pages(&mut sheets).is_empty());
+        totals.sweep(long_after);
+        totals.end_writing(&taken[0], true);
+        let journaled = rows(&mut totals);
+        assert_eq!(journaled.len(), 2);
+        let tier = journaled[0].tier.clone().unwrap();
+        totals.note_again((journaled[0].key, DAY.date), &[tier]);
+        totals.sweep(long_after);
+        totals.repeat_all();
+        assert_eq!(pages(&mut totals)[0].fields.len(), 2);
+        totals.end_writing(&taken[0], true);
+        assert_eq!(noted(&mut totals).len(), 2);
+        totals.sweep(long_after);
+        totals.repeat_all();
+        assert!(pages(&mut totals).is_empty());
     }
 }

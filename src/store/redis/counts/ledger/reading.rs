@@ -33,7 +33,7 @@ pub async fn usage(
     to: Date,
 ) -> Result<Vec<DayUsage>, StoreError> {
     let days = read(link, names, keys, (from, to)).await?;
-    Ok(days.into_iter().map(StoredDay::told).collect())
+    Ok(days.into_iter().map(StoredDay::usage).collect())
 }
 
 /// As [`usage`], with the faults of each day.
@@ -47,7 +47,7 @@ pub async fn prove(
     let days = read(link, names, keys, (from, to)).await?;
     let proofs = days.into_iter().map(|day| Proof {
         faults: day.faults(),
-        usage: day.told(),
+        usage: day.usage(),
     });
     Ok(proofs.collect())
 }
@@ -76,7 +76,7 @@ pub async fn held(
             let cells = entries
                 .iter()
                 .filter_map(|(field, value)| cells::read(field, value));
-            let sheets = cells.map(|(producer, cell)| TotalsRow {
+            let rows = cells.map(|(producer, cell)| TotalsRow {
                 key: *key,
                 day: *day,
                 producer: producer.to_owned(),
@@ -86,7 +86,7 @@ pub async fn held(
                 totals: cell.totals,
                 settled: true,
             });
-            held.push((sheets.collect(), counts.clone()));
+            held.push((rows.collect(), counts.clone()));
         }
     }
     Ok(held)
@@ -207,7 +207,7 @@ impl StoredDay {
         self.cells.is_empty() && self.counts.as_ref().is_none_or(is_zero)
     }
 
-    fn told(self) -> DayUsage {
+    fn usage(self) -> DayUsage {
         let of_counts = self.counts.iter().flat_map(Counts::unreadable);
         for text in self.unreadable.iter().chain(of_counts) {
             tracing::warn!(key = %self.place.1, date = %self.place.0, "{text}, which cannot be read");
@@ -230,18 +230,18 @@ impl StoredDay {
         faults.extend(counts.unreadable.iter().cloned());
         let mut processes: BTreeMap<&str, ProcessSums> = BTreeMap::new();
         for (producer, (granted, returned)) in &counts.marks {
-            let said = processes.entry(process_of(producer)).or_default();
-            said.granted += granted;
-            said.returned += returned;
+            let sums = processes.entry(process_of(producer)).or_default();
+            sums.granted += granted;
+            sums.returned += returned;
         }
         for (process, cell) in &self.cells {
-            let said = processes.entry(process).or_default();
-            said.charged += i64::try_from(cell.totals.charged).unwrap_or(i64::MAX);
-            said.refunded += i64::try_from(cell.totals.refunded).unwrap_or(i64::MAX);
+            let sums = processes.entry(process).or_default();
+            sums.charged += i64::try_from(cell.totals.charged).unwrap_or(i64::MAX);
+            sums.refunded += i64::try_from(cell.totals.refunded).unwrap_or(i64::MAX);
         }
         let net: i64 = processes
             .values()
-            .map(|said| said.granted - said.returned)
+            .map(|sums| sums.granted - sums.returned)
             .sum();
         if net != counts.used {
             faults.push(format!(
@@ -249,13 +249,13 @@ impl StoredDay {
                 counts.used
             ));
         }
-        for (process, said) in &processes {
+        for (process, sums) in &processes {
             let ProcessSums {
                 granted,
                 returned,
                 charged,
                 refunded,
-            } = said;
+            } = sums;
             if charged > granted {
                 faults.push(format!(
                     "gateway {process} was granted {granted} units and wrote {charged} into the ledger"
