@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `operations` | `upkeep`: the background tasks; `preparing`: checks of a new connection; `status`: the state for operators; `carrying`: export and import of the whole store; `retention`: days whose retention is over; `events`: keys near their limits |
 //! | `outage`, `recovery` | service without Redis and its settlement; the last counts of this machine's killed processes |
-//! | `gateways` | `register`: the live gateways, and those that stopped without signing off; `presence`, `heartbeat`, `seat`: this gateway's entry, its contents, and the entry that it takes over |
+//! | `gateways` | `register`: the live gateways, and those that stopped without signing off; `presence`, `heartbeat`, `gateway_id`: this gateway's entry, its contents, and the id by which it takes over an entry |
 //! | `keys` | `records`: the key table, compare-and-set; `index`: all records without a scan over the counts; `feed`, `current`, `replica`: a gateway's replica, its age, its file; `import`, `audit`: many keys, the audit trail |
 //! | `counts` | `accounts`: one account per key and day, and the tasks that send its calls; `ledger`: totals by endpoint |
 //! | `journal` | this node's counts, on its own disk |

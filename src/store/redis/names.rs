@@ -11,7 +11,7 @@
 //! | `<prefix>:incarnation` | string | random, set by the first gateway: gone or another when the store was emptied |
 //! | `<prefix>:indexed:{<0-15>}` | string | the incarnation whose ids are all in the set of the same number, and which is lost with it |
 //! | `<prefix>:feed` | stream | every change of a record |
-//! | `<prefix>:{gateways}:register` | hash | seat -> when a gateway was last heard of, its name, its heartbeat, see `register` |
+//! | `<prefix>:{gateways}:register` | hash | gateway id -> when a gateway was last heard of, its name, its heartbeat, see `register` |
 //! | `<prefix>:{gateways}:trail` | hash | the audit trail of the register: version -> entry |
 //! | `<prefix>:days` | set | dates that have counts |
 //! | `<prefix>:unexpiring` | string | set once no count, ledger or waiting event has an expiry, which an older version gave them |

@@ -2,7 +2,7 @@
 //!
 //! A gateway signs in with its first heartbeat and signs off when it ends in order. One without a recent heartbeat is silent: it may
 //! be dead, or disconnected from Redis and serving from its replica. It remains in the register, and is named by every command
-//! that changes a key, until a process signs in at its seat again or an operator strikes it off. The register is one hash, in one
+//! that changes a key, until a process signs in with its id again or an operator strikes it off. The register is one hash, in one
 //! slot of a cluster; its times are those of the server that holds it.
 //!
 //! Invariant: no entry is removed because of its age.
@@ -30,9 +30,9 @@ const STRIKE_TRIES: usize = 5;
 /// A gateway in the register.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RegisterEntry {
-    /// Its seat.
-    pub seat: String,
-    /// The process at the seat, or its last one.
+    /// Its gateway id.
+    pub gateway_id: String,
+    /// The process with this id, or the last one that had it.
     pub name: NodeName,
     /// The time of its last heartbeat.
     pub heard: Timestamp,
@@ -45,11 +45,11 @@ pub struct RegisterEntry {
 }
 
 impl RegisterEntry {
-    /// An unreadable entry becomes a gateway without heartbeats that has the name of its seat.
-    fn of(seat: String, packed: String, now_ms: i64) -> RegisterEntry {
+    /// An unreadable entry becomes a gateway without heartbeats that has its id as its name.
+    fn of(gateway_id: String, packed: String, now_ms: i64) -> RegisterEntry {
         let mut parts = packed.splitn(3, ' ');
         let heard_ms: i64 = parts.next().and_then(|ms| ms.parse().ok()).unwrap_or(0);
-        let name = parts.next().unwrap_or(&seat).to_owned();
+        let name = parts.next().unwrap_or(&gateway_id).to_owned();
         RegisterEntry {
             name: NodeName(name),
             heard: Timestamp::from_millisecond(heard_ms).unwrap_or_default(),
@@ -57,7 +57,7 @@ impl RegisterEntry {
             heartbeat: parts
                 .next()
                 .and_then(|text| serde_json::from_str(text).ok()),
-            seat,
+            gateway_id,
             packed,
         }
     }
@@ -73,17 +73,17 @@ impl RegisterEntry {
     }
 }
 
-/// Enters a gateway, or renews its entry. Returns the process whose entry the seat had before, if any.
+/// Enters a gateway, or renews its entry. Returns the process whose entry the id had before, if any.
 pub async fn sign_in(
     link: &Link,
     names: &Names,
-    seat: &str,
+    gateway_id: &str,
     node: &NodeName,
     heartbeat: &Heartbeat,
 ) -> Result<Option<NodeName>, StoreError> {
     let text = serde_json::to_string(heartbeat)
         .map_err(|error| StoreError::Failed(format!("a heartbeat cannot be written: {error}")))?;
-    let arguments = Arguments::new().text(seat).text(&node.0).text(text);
+    let arguments = Arguments::new().text(gateway_id).text(&node.0).text(text);
     let value = link
         .run(&SIGN_IN, &[&names.register()], &arguments, link.deadline())
         .await?;
@@ -92,8 +92,8 @@ pub async fn sign_in(
 }
 
 /// Removes a gateway that ends in order.
-pub async fn sign_off(link: &Link, names: &Names, seat: &str) -> Result<(), StoreError> {
-    link.ask(redis::cmd("HDEL").arg(names.register()).arg(seat))
+pub async fn sign_off(link: &Link, names: &Names, gateway_id: &str) -> Result<(), StoreError> {
+    link.ask(redis::cmd("HDEL").arg(names.register()).arg(gateway_id))
         .await?;
     Ok(())
 }
@@ -109,7 +109,7 @@ pub async fn put_back(
         pipeline
             .cmd("HSETNX")
             .arg(names.register())
-            .arg(&entry.seat)
+            .arg(&entry.gateway_id)
             .arg(&entry.packed);
     }
     if !entries.is_empty() {
@@ -128,9 +128,11 @@ pub async fn read(link: &Link, names: &Names) -> Result<Vec<RegisterEntry>, Stor
         <(i64, HashMap<String, String>)>::from_redis_value(value).map_err(unreadable)?;
     let all = all.into_iter();
     let mut entries: Vec<RegisterEntry> = all
-        .map(|(seat, packed)| RegisterEntry::of(seat, packed, now_ms))
+        .map(|(gateway_id, packed)| RegisterEntry::of(gateway_id, packed, now_ms))
         .collect();
-    entries.sort_unstable_by(|one, other| (&one.name, &one.seat).cmp(&(&other.name, &other.seat)));
+    entries.sort_unstable_by(|one, other| {
+        (&one.name, &one.gateway_id).cmp(&(&other.name, &other.gateway_id))
+    });
     Ok(entries)
 }
 
@@ -199,7 +201,7 @@ async fn strike(
     let audited =
         audited.map_err(|error| StoreError::Failed(format!("an audit entry: {error}")))?;
     let arguments = Arguments::new()
-        .text(&entry.seat)
+        .text(&entry.gateway_id)
         .text(&entry.packed)
         .text(version)
         .text(audited.unwrap_or_default());
