@@ -65,13 +65,13 @@ fn redis_settings(config: &config::RedisStoreConfig) -> redis::Settings {
         secret.map(|secret| secret.reveal().to_owned())
     };
     redis::Settings {
-        place: match &config.place {
-            config::RedisPlace::Url(url) => redis::Place::Url(url.reveal().to_owned()),
-            config::RedisPlace::Sentinels { sentinels, master } => redis::Place::Sentinels {
+        servers: match &config.place {
+            config::RedisPlace::Url(url) => redis::Servers::Url(url.reveal().to_owned()),
+            config::RedisPlace::Sentinels { sentinels, master } => redis::Servers::Sentinels {
                 sentinels: sentinels.clone(),
                 master: master.clone(),
             },
-            config::RedisPlace::Cluster(nodes) => redis::Place::Cluster(nodes.clone()),
+            config::RedisPlace::Cluster(nodes) => redis::Servers::Cluster(nodes.clone()),
         },
         database: config.database,
         username: config.username.clone(),

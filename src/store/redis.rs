@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `operations` | `upkeep`: the background tasks; `preparing`: checks of a new connection; `status`: the state for operators; `carrying`: export and import of the whole store; `retention`: days whose retention is over; `events`: keys near their limits |
 //! | `outage`, `recovery` | service without Redis and its settlement; the last counts of this machine's killed processes |
-//! | `gateways` | `register`: the live gateways, and those that stopped without signing off; `presence`, `heartbeat`, `seat`: this gateway's entry, its contents, and the entry that it takes over |
+//! | `gateways` | `register`: the live gateways, and those that stopped without signing off; `presence`, `heartbeat`, `gateway_id`: this gateway's entry, its contents, and the id by which it takes over an entry |
 //! | `keys` | `records`: the key table, compare-and-set; `index`: all records without a scan over the counts; `feed`, `current`, `replica`: a gateway's replica, its age, its file; `import`, `audit`: many keys, the audit trail |
 //! | `counts` | `accounts`: one account per key and day, and the tasks that send its calls; `ledger`: totals by endpoint |
 //! | `journal` | this node's counts, on its own disk |
@@ -61,7 +61,7 @@ mod wire;
 mod yielding;
 
 use clock::StoreClock;
-use counts::accounts::{Accounts, Answer, other_calendar};
+use counts::accounts::{Accounts, ChargeResult, other_calendar};
 use counts::ledger::Ledger;
 use gateways::heartbeat::Condition;
 use gateways::presence::Presence;
@@ -76,7 +76,7 @@ use outage::Outage;
 use parts::Parts;
 use producer::Producer;
 use recovery::CrashRecovery;
-pub use settings::{OutagePolicy, OutageSettings, Place, Settings, Tls};
+pub use settings::{OutagePolicy, OutageSettings, Servers, Settings, Tls};
 use wire::guard::Guard;
 use wire::link::Link;
 pub use wire::script::charge_replies;
@@ -347,17 +347,17 @@ impl Store for RedisStore {
         let (id, day, cost) = (charge.key.record.id, charge.day, charge.cost);
         let accounts = &self.parts.accounts;
         match accounts.charge(&charge.key, day, charge.limit, cost).await {
-            Answer::Granted(units) => {
+            ChargeResult::Granted(units) => {
                 let used = units.take();
                 self.parts.ledger.charged(&charge, drop);
                 let receipt = Receipt::of(&charge);
                 Ok(Decision::Granted { used, receipt })
             }
-            Answer::Failed(error) => match &self.parts.outage {
+            ChargeResult::Failed(error) => match &self.parts.outage {
                 Some(outage) => outage.serve(charge, error).await,
                 None => Err(error),
             },
-            Answer::Other(verdict) => match verdict {
+            ChargeResult::Other(verdict) => match verdict {
                 WaiterResult::Granted { used }
                 | WaiterResult::Exhausted { used }
                 | WaiterResult::Counted { used } => Ok(Decision::Exhausted { used }),
@@ -504,7 +504,7 @@ impl Store for RedisStore {
     }
 
     async fn audit(&self, wanted: Wanted) -> Result<Vec<audit::Entry>, StoreError> {
-        self.parts.records.trail(&wanted).await
+        self.parts.records.audit_trail(&wanted).await
     }
 
     async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError> {

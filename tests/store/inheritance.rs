@@ -11,7 +11,7 @@ use jiff::Zoned;
 use jiff::tz::TimeZone;
 use touchline::clock::Clock;
 use touchline::policy::calendar::Day;
-use touchline::store::redis::{OutageSettings, Place, RedisStore, Settings, journal_facts, open};
+use touchline::store::redis::{OutageSettings, RedisStore, Servers, Settings, journal_facts, open};
 use touchline::store::{KeyEntry, NodeName, Role, Store};
 
 use crate::redis_nodes::{ClusterSet, Node, SentinelSet, deafen};
@@ -37,7 +37,7 @@ fn this_day() -> Day {
 }
 
 /// A gateway with its journal in `directory`.
-async fn gateway(place: Place, directory: &Path) -> Arc<RedisStore> {
+async fn gateway(place: Servers, directory: &Path) -> Arc<RedisStore> {
     let outage = OutageSettings {
         journal_interval: HOUR,
         ..OutageSettings::of_journal(directory.join(JOURNAL))
@@ -50,7 +50,7 @@ async fn gateway(place: Place, directory: &Path) -> Arc<RedisStore> {
     open(settings, role, ZONE, Clock::system()).await.unwrap()
 }
 
-async fn issued(place: Place) -> Arc<KeyEntry> {
+async fn issued(place: Servers) -> Arc<KeyEntry> {
     let command: Arc<dyn Store> = open(patient(place), Role::Command, ZONE, Clock::system())
         .await
         .unwrap();
@@ -104,7 +104,7 @@ async fn flush(server: &RedisServer) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_killed_gateway_counted_last_survives_an_emptied_redis_once_the_next_one_is_there() {
     let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let place = || Place::Url(server.url());
+    let place = || Servers::Url(server.url());
     let key = issued(place()).await;
     let killed = gateway(place(), directory.path()).await;
     count_25(&killed, &key).await;
@@ -129,7 +129,7 @@ async fn what_a_killed_gateway_counted_last_survives_an_emptied_redis_once_the_n
 async fn a_successor_that_began_without_redis_reads_what_the_killed_gateway_counted_when_it_is_back()
  {
     let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let place = || Place::Url(server.url());
+    let place = || Servers::Url(server.url());
     let key = issued(place()).await;
     let killed = gateway(place(), directory.path()).await;
     count_25(&killed, &key).await;
@@ -147,7 +147,7 @@ async fn a_successor_that_began_without_redis_reads_what_the_killed_gateway_coun
 async fn what_a_gateway_killed_beside_its_successor_counted_last_is_read_when_it_has_fallen_silent()
 {
     let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let place = || Place::Url(server.url());
+    let place = || Servers::Url(server.url());
     let key = issued(place()).await;
     // As in an upgrade: the old one goes on for a while.
     let old = gateway(place(), directory.path()).await;
@@ -172,7 +172,7 @@ async fn what_a_gateway_killed_beside_its_successor_counted_last_is_read_when_it
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_ended_in_order_leaves_nothing_to_be_read() {
     let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let place = || Place::Url(server.url());
+    let place = || Servers::Url(server.url());
     let key = issued(place()).await;
     let ended = gateway(place(), directory.path()).await;
     count_25(&ended, &key).await;
@@ -188,7 +188,7 @@ async fn a_gateway_that_ended_in_order_leaves_nothing_to_be_read() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_killed_gateway_counted_last_survives_a_failover_that_lost_it() {
     let (mut set, directory) = (SentinelSet::start().await, tempfile::tempdir().unwrap());
-    let place = || Place::Sentinels {
+    let place = || Servers::Sentinels {
         sentinels: set.addresses(),
         master: "mymaster".into(),
     };
@@ -216,7 +216,7 @@ async fn what_a_killed_gateway_counted_last_survives_a_failover_that_lost_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_killed_gateway_counted_last_survives_an_emptied_master_of_a_cluster() {
     let (set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
-    let place = || Place::Cluster(set.addresses());
+    let place = || Servers::Cluster(set.addresses());
     // At least one key of each master, whichever comes.
     let mut keys = Vec::new();
     let mut owners = std::collections::BTreeSet::new();

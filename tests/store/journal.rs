@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 use touchline::clock::Clock;
 use touchline::policy::calendar::{Calendar, Day};
-use touchline::store::redis::{OutageSettings, Place, RedisStore, Settings, open};
+use touchline::store::redis::{OutageSettings, RedisStore, Servers, Settings, open};
 use touchline::store::{KeyEntry, NodeName, Role, Store};
 
 use crate::redis_server::RedisServer;
@@ -32,14 +32,14 @@ async fn gateway(server: &RedisServer, directory: &Path, interval: Duration) -> 
     };
     let settings = Settings {
         outage: Some(outage),
-        ..patient(Place::Url(server.url()))
+        ..patient(Servers::Url(server.url()))
     };
     let role = Role::Gateway(NodeName("gateway".into()));
     open(settings, role, ZONE, Clock::system()).await.unwrap()
 }
 
 async fn issued(server: &RedisServer) -> Arc<KeyEntry> {
-    let settings = patient(Place::Url(server.url()));
+    let settings = patient(Servers::Url(server.url()));
     let command: Arc<dyn Store> = open(settings, Role::Command, ZONE, Clock::system())
         .await
         .unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use harness::{PATIENCE, SLACK};
 use tokio::time::Instant;
 use touchline::clock::Clock;
-use touchline::store::redis::{OutageSettings, Place, RedisStore, Settings, Tls, open};
+use touchline::store::redis::{OutageSettings, RedisStore, Servers, Settings, Tls, open};
 use touchline::store::{Decision, KeyEntry, NodeName, Role, Store};
 
 use crate::redis_nodes::{Certificates, ClusterSet, Node, SentinelSet};
@@ -18,14 +18,14 @@ const LIMIT: u64 = 1_000;
 const TIMEOUT: Duration = Duration::from_millis(300);
 
 fn sentinels(set: &SentinelSet) -> Settings {
-    Settings::of(Place::Sentinels {
+    Settings::of(Servers::Sentinels {
         sentinels: set.addresses(),
         master: "mymaster".into(),
     })
 }
 
 fn cluster(set: &ClusterSet) -> Settings {
-    Settings::of(Place::Cluster(set.addresses()))
+    Settings::of(Servers::Cluster(set.addresses()))
 }
 
 fn encrypted(settings: Settings, certificates: &Certificates) -> Settings {
@@ -42,7 +42,7 @@ fn encrypted(settings: Settings, certificates: &Certificates) -> Settings {
 async fn command(settings: Settings) -> Arc<dyn Store> {
     let settings = Settings {
         tls: settings.tls.clone(),
-        ..patient(settings.place)
+        ..patient(settings.servers)
     };
     let opened = open(settings, Role::Command, ZONE, Clock::system());
     opened.await.unwrap()

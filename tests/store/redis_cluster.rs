@@ -9,7 +9,7 @@ use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use touchline::clock::Clock;
-use touchline::store::redis::{Place, Settings, open};
+use touchline::store::redis::{Servers, Settings, open};
 use touchline::store::status::StoreFacts;
 use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError};
 
@@ -19,8 +19,8 @@ use crate::suite::{
 };
 use crate::topologies::{SharedServers, gateway, patient};
 
-fn place(set: &ClusterSet) -> Place {
-    Place::Cluster(set.addresses())
+fn place(set: &ClusterSet) -> Servers {
+    Servers::Cluster(set.addresses())
 }
 
 async fn shared() -> &'static ClusterSet {

@@ -6,15 +6,15 @@ use harness::{PATIENCE, SLACK};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use touchline::clock::Clock;
-use touchline::store::redis::{Place, RedisStore, open};
+use touchline::store::redis::{RedisStore, Servers, open};
 use touchline::store::{Decision, KeyEntry, Role, Store, StoreError};
 
 use crate::redis_nodes::{Node, SentinelSet, deafen, settled};
 use crate::suite::{ZONE, charge, eventually, exhausted, granted, issue, today, used_field};
 use crate::topologies::{SharedServers, gateway, patient};
 
-fn place(set: &SentinelSet) -> Place {
-    Place::Sentinels {
+fn place(set: &SentinelSet) -> Servers {
+    Servers::Sentinels {
         sentinels: set.addresses(),
         master: "mymaster".into(),
     }

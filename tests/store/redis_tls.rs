@@ -2,7 +2,7 @@
 
 use tokio::sync::OnceCell;
 use touchline::clock::Clock;
-use touchline::store::redis::{Place, Settings, Tls, open};
+use touchline::store::redis::{Servers, Settings, Tls, open};
 use touchline::store::{Role, StoreError};
 
 use crate::redis_nodes::{Certificates, Node, words};
@@ -48,7 +48,7 @@ impl Server {
                 ca_file: Some(file("ca.pem")),
                 identity: Some((file("client.pem"), file("client.key"))),
             }),
-            ..patient(Place::Url(format!("rediss://{}", self.node.address())))
+            ..patient(Servers::Url(format!("rediss://{}", self.node.address())))
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use touchline::clock::Clock;
-use touchline::store::redis::{Place, RedisStore, Settings, open};
+use touchline::store::redis::{RedisStore, Servers, Settings, open};
 use touchline::store::{Keeping, NodeName, Role, Store, StoreError};
 
 use crate::redis_nodes::own_prefix;
@@ -45,7 +45,7 @@ impl Fixture for SharedServers {
 }
 
 /// Tests share two cores with their servers; production's 100 ms would now and then be too short here.
-pub fn patient(place: Place) -> Settings {
+pub fn patient(place: Servers) -> Settings {
     Settings {
         timeout: Duration::from_secs(5),
         ..Settings::of(place)
@@ -53,7 +53,7 @@ pub fn patient(place: Place) -> Settings {
 }
 
 /// A gateway's handle with a short timeout.
-pub async fn gateway(place: Place) -> Arc<RedisStore> {
+pub async fn gateway(place: Servers) -> Arc<RedisStore> {
     let settings = Settings {
         timeout: Duration::from_millis(300),
         ..Settings::of(place)

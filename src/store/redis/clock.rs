@@ -1,4 +1,4 @@
-//! The store's clock, as far as it is known without asking, and whether it can be relied on.
+//! The store's clock, estimated from its replies, and whether it can be trusted.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
@@ -11,20 +11,20 @@ use crate::store::clock_watch::ClockWatch;
 
 const SECOND_MICROS: i64 = 1_000_000;
 
-/// The local clock corrected by what the store's replies said. Invariant: after a reply, it reads an instant that the
+/// The local clock, corrected by the times in the store's replies. Invariant: after a reply, it reads an instant that the
 /// store's clock may have shown when it replied.
 #[derive(Debug)]
 pub struct StoreClock {
     clock: Clock,
     /// Store minus local (microseconds).
     offset_micros: AtomicI64,
-    /// Whether a reply said anything of that yet.
+    /// Whether a reply has contained the store's time yet.
     is_learnt: AtomicBool,
     watch: ClockWatch,
 }
 
 impl StoreClock {
-    /// A clock that knows of no difference yet, and must go evenly for `agreement` before it can be relied on.
+    /// A clock without a known difference, which must run evenly for `agreement` before it is trusted.
     pub fn new(clock: Clock, agreement: Duration) -> StoreClock {
         StoreClock {
             watch: ClockWatch::new(agreement, clock.now_and_since_boot()),
@@ -40,12 +40,12 @@ impl StoreClock {
         local.checked_add(self.difference()).unwrap_or(local)
     }
 
-    /// The store's clock minus the local one, as far as it is known.
+    /// The store's clock minus the local one; 0 before the first reply.
     pub fn difference(&self) -> SignedDuration {
         SignedDuration::from_micros(self.offset_micros.load(Ordering::Relaxed))
     }
 
-    /// Learns from a reply that says in which second (Unix) it was made; `asked` is what this clock read before.
+    /// Learns from a reply with the second (Unix) in which it was made; `asked` is the reading of this clock before the call.
     pub fn learn_second(&self, asked: Timestamp, second: i64) {
         let earliest = second.saturating_mul(SECOND_MICROS);
         let latest = earliest.saturating_add(SECOND_MICROS - 1);
@@ -59,7 +59,7 @@ impl StoreClock {
         });
     }
 
-    /// Learns from a reply that says the time exactly; `asked` is what this clock read before.
+    /// Learns from a reply with the exact time; `asked` is the reading of this clock before the call.
     pub fn learn(&self, asked: Timestamp, theirs: Timestamp) {
         let (asked, answered) = (asked.as_microsecond(), self.now().as_microsecond());
         self.shift(if (asked..=answered).contains(&theirs.as_microsecond()) {
@@ -69,17 +69,17 @@ impl StoreClock {
         });
     }
 
-    /// Holds the store's time against the boot-time clock of this machine.
+    /// Compares the store's time with the boot-time clock of this machine.
     pub fn look(&self) {
         self.watch.look(self.reading());
     }
 
-    /// The store's time when it was last looked at, if it can be relied on.
+    /// The store's time at the last comparison, if it is trusted.
     pub fn settled_at(&self) -> Option<Timestamp> {
         self.watch.settled_at()
     }
 
-    /// The last leap of the store's time, until it can be relied on again.
+    /// The last leap of the store's time, until it is trusted again.
     pub fn leap(&self) -> Option<Leap> {
         self.watch.leap()
     }
@@ -97,7 +97,7 @@ impl StoreClock {
         let is_first =
             !self.is_learnt.load(Ordering::Relaxed) && !self.is_learnt.swap(true, Ordering::AcqRel);
         if is_first {
-            // Another clock from here on: that this machine's is wrong is no leap of the store's.
+            // A different clock is read from here on: an error of this machine's clock is no leap of the store's.
             self.watch.begin(self.reading());
         }
     }

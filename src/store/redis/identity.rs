@@ -1,32 +1,32 @@
-//! Whose a file on this machine is: the saved replica of the key table and the journal belong to one store.
+//! The identity of a store: the saved replica of the key table and the journal belong to one store.
 //!
-//! A store is what the configuration names: the server and its database, or the sentinels' name for the master, or a
-//! cluster, together with the key prefix. Nothing that Redis says of itself counts (run id, incarnation, which server is
-//! the master): those change with a restart, a failover and `FLUSHALL`, which are what the files are there to mend. So a
-//! server that was replaced under the same name is the same store, and is told everything again.
+//! A store is identified by the configuration: the server and its database, the sentinels' name for the master, or a cluster,
+//! together with the key prefix. What Redis reports of itself (run id, incarnation, current master) is not part of it: that
+//! changes with a restart, a failover and `FLUSHALL`, whose losses these files repair. So a server that was replaced under the
+//! same name is the same store, and everything is sent to it again.
 //!
-//! Invariant: what one store's file holds is never told to another store.
+//! Invariant: the contents of one store's file are never sent to another store.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use rusqlite::{Connection, OptionalExtension};
 
-const SAY: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
+const WRITE_META: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value";
 
-/// The store that a file is of. It is the same store where the name is and, if there are nodes, one of them is: the
-/// list of sentinels or of a cluster's nodes may be written in another order, shortened or extended.
+/// The store that a file belongs to. Two values identify the same store if their names are equal and, if there are nodes, they
+/// have one in common: the list of sentinels or of a cluster's nodes may be reordered, shortened or extended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreIdentity {
-    /// Server and database, or the sentinels' name for the master, or that it is a cluster; with the prefix.
+    /// Server and database, the sentinels' name for the master, or `the cluster`; with the key prefix.
     pub name: String,
-    /// The sentinels or the cluster's nodes; none of a single server.
+    /// The sentinels or the cluster's nodes; empty for a single server.
     pub nodes: BTreeSet<String>,
 }
 
 impl StoreIdentity {
-    /// Whose the file is, by its table `meta`; `None` where nobody said so yet.
+    /// The store in the file's table `meta`, or `None` if the file has not been claimed.
     pub fn of(connection: &Connection) -> rusqlite::Result<Option<StoreIdentity>> {
         let Some(name) = meta(connection, "home")? else {
             return Ok(None);
@@ -35,15 +35,15 @@ impl StoreIdentity {
         Ok(Some(StoreIdentity { name, nodes }))
     }
 
-    /// Writes down in the file's table `meta` that it is this store's, with the nodes as they are configured now. Answers
-    /// the store that it is of, and writes nothing, where that is another.
+    /// Claims the file for this store in its table `meta`, with the nodes as they are configured now. If the file belongs to
+    /// another store, nothing is written and that store is returned.
     pub fn claim(&self, connection: &Connection) -> rusqlite::Result<Option<StoreIdentity>> {
         match StoreIdentity::of(connection)? {
             Some(theirs) if !theirs.is_of(self) => return Ok(Some(theirs)),
             Some(theirs) if theirs == *self => {}
             Some(_) | None => {
                 for (name, value) in [("home", &self.name), ("home_nodes", &joined(&self.nodes))] {
-                    connection.execute(SAY, [name, value])?;
+                    connection.execute(WRITE_META, [name, value])?;
                 }
             }
         }
@@ -75,13 +75,13 @@ pub fn meta(connection: &Connection, name: &str) -> rusqlite::Result<Option<Stri
         .optional()
 }
 
-/// Names in one text.
+/// The names joined with spaces.
 pub fn joined(names: &BTreeSet<String>) -> String {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     names.join(" ")
 }
 
-/// The names of such a text.
+/// The names in a text of [`joined`].
 pub fn split(text: &str) -> BTreeSet<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }

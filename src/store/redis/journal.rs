@@ -1,16 +1,16 @@
 //! The journal: this node's counts, on its own disk.
 //!
-//! It has absolute values per key, day and producer, so that writing, reading or sending them twice does no harm. While Redis
-//! answers, the changed accounts and ledger sheets are written every interval; while it does not, each unit is written before it
-//! is served. One thread owns the file and writes all queued jobs in one transaction, forced to disk (`synchronous=FULL`)
-//! before any of them is answered. The file contains no keys, digests or customers.
+//! Its values are absolute per key, day and producer, so that writing, reading or sending them twice does no harm. While Redis
+//! answers, the changed accounts and totals of the ledger are written every interval; while it does not, each unit is written
+//! before it is served. One thread owns the file and writes all queued jobs in one transaction, forced to disk
+//! (`synchronous=FULL`) before any of them is answered. The file contains no keys, digests or customers.
 //!
 //! Several processes of one machine may share it (two gateways during an upgrade): the unsettled units that the others served
 //! without Redis reduce this process's allowance, in the same transaction that counts its own. Each process enters its name,
 //! which remains if it is killed: its successor reads its last counts from Redis (`recovery`).
 //!
-//! Invariants: a count is never lowered; the counts and sheets of a process on a key's day are written, sent and dropped
-//! together, the sheets no newer than the counts, so that after a crash the journal has no unit in the ledger that was not
+//! Invariants: a count is never lowered; the counts and totals of a process on a key's day are written, sent and dropped
+//! together, the totals no newer than the counts, so that after a crash the journal has no unit in the ledger that was not
 //! counted; they are dropped only when the day is over and Redis is known to have the same values, or when Redis would not keep
 //! them any more.
 
@@ -32,18 +32,18 @@ mod rows;
 
 use file::Unusable;
 pub use file::facts;
-pub use processes::{Lacking, Process};
-pub use rows::{CountRow, Place, Rows, TotalsRow, Written};
+pub use processes::{MissingCounts, Process};
+pub use rows::{CountRow, DateAndKey, JournalRows, ServeOutcome, TotalsRow};
 
 /// The most queued jobs; beyond, the journal counts as failed.
 const WAITING_MAX: usize = 65_536;
 /// The approximate rows of one transaction, which must end before another process of this journal stops waiting (`file`).
 const GROUP_ROWS: usize = 512;
-/// Rows written without a pause, each in some 10 µs.
+/// JournalRows written without a pause, each in some 10 µs.
 const ROWS_PER_TURN: u32 = 16;
 
 type Done = Result<(), StoreError>;
-type Told<T> = oneshot::Sender<Result<T, StoreError>>;
+type ReplyTo<T> = oneshot::Sender<Result<T, StoreError>>;
 
 #[expect(
     clippy::large_enum_variant,
@@ -52,14 +52,14 @@ type Told<T> = oneshot::Sender<Result<T, StoreError>>;
 enum Job {
     Serve {
         count: CountRow,
-        sheet: TotalsRow,
+        totals: TotalsRow,
         /// `None` without bound.
         allowance: Option<u64>,
-        told: Told<Written>,
+        reply: ReplyTo<ServeOutcome>,
     },
     Note {
-        rows: Rows,
-        told: Told<()>,
+        rows: JournalRows,
+        reply: ReplyTo<()>,
     },
     Work(Box<dyn Work>),
 }
@@ -68,7 +68,7 @@ impl Job {
     fn rows(&self) -> usize {
         match self {
             Job::Serve { .. } | Job::Work(_) => 1,
-            Job::Note { rows, .. } => rows.counts.len() + rows.sheets.len(),
+            Job::Note { rows, .. } => rows.counts.len() + rows.totals.len(),
         }
     }
 }
@@ -76,27 +76,29 @@ impl Job {
 /// Any other work in a transaction.
 trait Work: Send {
     fn run(&mut self, connection: &Connection) -> rusqlite::Result<()>;
-    fn told(self: Box<Self>, result: Result<(), StoreError>);
+    fn finish(self: Box<Self>, result: Result<(), StoreError>);
 }
 
-struct Asked<T, F> {
+struct Query<T, F> {
     work: F,
     result: Option<T>,
-    told: Told<T>,
+    reply: ReplyTo<T>,
 }
 
-impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Asked<T, F> {
+impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Query<T, F> {
     fn run(&mut self, connection: &Connection) -> rusqlite::Result<()> {
         self.result = Some((self.work)(connection)?);
         Ok(())
     }
 
-    fn told(self: Box<Self>, result: Result<(), StoreError>) {
+    fn finish(self: Box<Self>, result: Result<(), StoreError>) {
         let missing = || StoreError::Failed("the journal's thread did not answer".into());
-        let Asked {
-            result: done, told, ..
+        let Query {
+            result: done,
+            reply,
+            ..
         } = *self;
-        let _ = told.send(result.and_then(|()| done.ok_or_else(missing)));
+        let _ = reply.send(result.and_then(|()| done.ok_or_else(missing)));
     }
 }
 
@@ -105,11 +107,11 @@ pub struct Journal {
     jobs: mpsc::Sender<Job>,
     /// The common prefix of this process's producers.
     process: String,
-    trouble: Arc<Trouble>,
+    trouble: Arc<LastFailure>,
 }
 
 /// Why the last write failed, or none if it succeeded.
-type Trouble = ArcSwapOption<String>;
+type LastFailure = ArcSwapOption<String>;
 
 impl Journal {
     /// A journal at `path` for the store `identity`. If it cannot be opened, its thread retries and [`Journal::has_failed`] is true.
@@ -123,7 +125,7 @@ impl Journal {
     ) -> Result<Journal, StoreError> {
         // This channel allocates as needed; std's channel of this length takes 20 MiB at once.
         let (jobs, taken) = mpsc::channel(WAITING_MAX);
-        let trouble = Arc::new(Trouble::empty());
+        let trouble = Arc::new(LastFailure::empty());
         let opened = {
             let (path, identity) = (path.clone(), identity.clone());
             tokio::task::spawn_blocking(move || file::open(&path, &identity)).await
@@ -134,7 +136,7 @@ impl Journal {
             Ok(Err(foreign @ Unusable::Foreign(_))) => return Err(foreign.into()),
             Err(error) => return Err(StoreError::Failed(format!("the journal: {error}"))),
         };
-        let mut desk = Desk {
+        let mut writer = JournalWriter {
             path,
             identity,
             connection: None,
@@ -143,11 +145,11 @@ impl Journal {
         };
         if let Some(connection) = connection {
             // A failure here recurs with the first write, which reports it.
-            let _ = desk.hold(connection);
+            let _ = writer.hold(connection);
         }
         std::thread::Builder::new()
             .name("journal".into())
-            .spawn(move || desk.run(taken))
+            .spawn(move || writer.run(taken))
             .map_err(|error| StoreError::Failed(format!("the journal's thread: {error}")))?;
         Ok(Journal {
             jobs,
@@ -175,28 +177,28 @@ impl Journal {
     }
 
     /// Journals units that are to be served, if they fit the allowance. Does not wait: the receiver gets the result when the group
-    /// is on disk. Rows of one producer must be sent in the order of their values.
+    /// is on disk. JournalRows of one producer must be sent in the order of their values.
     pub fn serve(
         &self,
         count: CountRow,
-        sheet: TotalsRow,
+        totals: TotalsRow,
         allowance: Option<u64>,
-    ) -> oneshot::Receiver<Result<Written, StoreError>> {
-        let (told, answer) = oneshot::channel();
+    ) -> oneshot::Receiver<Result<ServeOutcome, StoreError>> {
+        let (reply, answer) = oneshot::channel();
         self.send(Job::Serve {
             count,
-            sheet,
+            totals,
             allowance,
-            told,
+            reply,
         });
         answer
     }
 
     /// Writes the current rows of a key's day, all or none. Does not wait: the receiver gets the result when they are on disk.
-    /// Rows of one producer must be sent in the order of their values.
-    pub fn note(&self, rows: Rows) -> oneshot::Receiver<Done> {
-        let (told, answer) = oneshot::channel();
-        self.send(Job::Note { rows, told });
+    /// JournalRows of one producer must be sent in the order of their values.
+    pub fn note(&self, rows: JournalRows) -> oneshot::Receiver<Done> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Job::Note { rows, reply });
         answer
     }
 
@@ -206,17 +208,21 @@ impl Journal {
         T: Send + 'static,
         F: FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        let (told, answer) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         let result = None;
-        let work = Box::new(Asked { work, result, told });
+        let work = Box::new(Query {
+            work,
+            result,
+            reply,
+        });
         self.send(Job::Work(work));
         async {
-            let nobody = |_| {
+            let no_reply = |_| {
                 Err(StoreError::Failed(
                     "the journal is closed or its queue is full".into(),
                 ))
             };
-            answer.await.unwrap_or_else(nobody)
+            answer.await.unwrap_or_else(no_reply)
         }
     }
 
@@ -248,15 +254,15 @@ impl Journal {
     }
 
     /// The parts of `held`, counts of other processes in Redis, that the journal lacks.
-    pub async fn lacking(&self, held: Vec<CountRow>) -> Result<Lacking, StoreError> {
+    pub async fn lacking(&self, held: Vec<CountRow>) -> Result<MissingCounts, StoreError> {
         self.work(move |connection| processes::lacking(connection, &held))
             .await
     }
 
     /// Writes rows of other processes from Redis, all or none; no number is lowered. Returns whether the journal has something of
     /// theirs that Redis lacks.
-    pub async fn inherit(&self, held: Rows) -> Result<bool, StoreError> {
-        self.work(move |connection| processes::inherit(connection, &held))
+    pub async fn recover(&self, held: JournalRows) -> Result<bool, StoreError> {
+        self.work(move |connection| processes::recover(connection, &held))
             .await
     }
 
@@ -287,9 +293,9 @@ impl Journal {
     }
 
     /// Units that earlier or other processes served without Redis and that may be missing from it.
-    pub async fn untold_by_others(&self) -> Result<u64, StoreError> {
+    pub async fn unsettled_of_others(&self) -> Result<u64, StoreError> {
         let own = self.own();
-        self.work(move |connection| rows::untold_by_others(connection, &own))
+        self.work(move |connection| rows::unsettled_of_others(connection, &own))
             .await
     }
 
@@ -300,19 +306,19 @@ impl Journal {
     /// The next days of keys after `last`, `most` at most, that have rows of earlier and other processes, with those rows.
     pub async fn days_of_others(
         &self,
-        last: Option<Place>,
+        last: Option<DateAndKey>,
         most: usize,
-    ) -> Result<Vec<(Place, Rows)>, StoreError> {
+    ) -> Result<Vec<(DateAndKey, JournalRows)>, StoreError> {
         let own = self.own();
         self.work(move |connection| rows::days_of_others(connection, &own, last, most))
             .await
     }
 
     /// Marks rows that Redis has; a row that changed meanwhile is not marked.
-    pub async fn settled(&self, rows: Rows) -> Result<(), StoreError> {
+    pub async fn settled(&self, rows: JournalRows) -> Result<(), StoreError> {
         self.work(move |connection| {
             each(&rows.counts, |row| rows::settle_count(connection, row))?;
-            each(&rows.sheets, |row| rows::settle_sheet(connection, row))
+            each(&rows.totals, |row| rows::settle_totals(connection, row))
         })
         .await
     }
@@ -329,16 +335,16 @@ fn each<R>(rows: &[R], write: impl Fn(&R) -> rusqlite::Result<()>) -> rusqlite::
 }
 
 /// The state of the journal's thread.
-struct Desk {
+struct JournalWriter {
     path: PathBuf,
     identity: StoreIdentity,
     connection: Option<HeldConnection>,
     /// The file of the first opening.
     file: Option<Arc<HeldFile>>,
-    trouble: Arc<Trouble>,
+    trouble: Arc<LastFailure>,
 }
 
-impl Desk {
+impl JournalWriter {
     fn run(mut self, mut taken: mpsc::Receiver<Job>) {
         loop {
             let Some(first) = taken.blocking_recv() else {
@@ -366,13 +372,13 @@ impl Desk {
                     ),
                 }
             }
-            tell(group, outcome);
+            send_replies(group, outcome);
         }
     }
 
     /// Runs one transaction and returns the outcome of each `Serve`, in order. Nothing is written, hence no unit served, unless the
     /// path leads to the open file.
-    fn write(&mut self, group: &mut [Job]) -> Result<Vec<Written>, StoreError> {
+    fn write(&mut self, group: &mut [Job]) -> Result<Vec<ServeOutcome>, StoreError> {
         self.look()?;
         let Some(connection) = &mut self.connection else {
             return Ok(Vec::new());
@@ -384,7 +390,7 @@ impl Desk {
             // A new connection shows whether the file is usable again.
             self.close();
         }
-        result.map_err(|error| StoreError::Failed(file::told(&self.path, &error)))
+        result.map_err(|error| StoreError::Failed(file::error_text(&self.path, &error)))
     }
 
     /// Checks the file and opens it if it is closed. Another file is never accepted: it would lack this process's counts.
@@ -442,7 +448,10 @@ impl Desk {
     }
 }
 
-fn write_group(connection: &mut Connection, group: &mut [Job]) -> rusqlite::Result<Vec<Written>> {
+fn write_group(
+    connection: &mut Connection,
+    group: &mut [Job],
+) -> rusqlite::Result<Vec<ServeOutcome>> {
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
     let mut written = Vec::new();
@@ -451,10 +460,10 @@ fn write_group(connection: &mut Connection, group: &mut [Job]) -> rusqlite::Resu
         match job {
             Job::Serve {
                 count,
-                sheet,
+                totals,
                 allowance,
-                told: _,
-            } => written.push(rows::serve(&transaction, count, sheet, *allowance)?),
+                reply: _,
+            } => written.push(rows::serve(&transaction, count, totals, *allowance)?),
             Job::Note { rows, .. } => rows::write(&transaction, rows, &mut turns)?,
             Job::Work(work) => work.run(&transaction)?,
         }
@@ -463,7 +472,7 @@ fn write_group(connection: &mut Connection, group: &mut [Job]) -> rusqlite::Resu
     Ok(written)
 }
 
-fn tell(group: Vec<Job>, outcome: Result<Vec<Written>, StoreError>) {
+fn send_replies(group: Vec<Job>, outcome: Result<Vec<ServeOutcome>, StoreError>) {
     let mut written = outcome.as_ref().map(|written| written.iter());
     for job in group {
         let failure = || match &outcome {
@@ -471,14 +480,14 @@ fn tell(group: Vec<Job>, outcome: Result<Vec<Written>, StoreError>) {
             Err(error) => Err(StoreError::Failed(error.to_string())),
         };
         match job {
-            Job::Serve { told, .. } => {
+            Job::Serve { reply, .. } => {
                 let next = written.as_mut().ok().and_then(|written| written.next());
                 let missing = || StoreError::Failed("the journal's thread did not answer".into());
                 let answer = failure().and_then(|()| next.cloned().ok_or_else(missing));
-                let _ = told.send(answer);
+                let _ = reply.send(answer);
             }
-            Job::Note { told, .. } => drop(told.send(failure())),
-            Job::Work(work) => work.told(failure()),
+            Job::Note { reply, .. } => drop(reply.send(failure())),
+            Job::Work(work) => work.finish(failure()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The names of Touchline's keys in Redis, and the lifetime of each.
+//! The names of all keys in Redis, and the lifetime of each.
 //!
 //! | Name | Type | Holds |
 //! |---|---|---|
@@ -11,7 +11,7 @@
 //! | `<prefix>:incarnation` | string | random, set by the first gateway: gone or another when the store was emptied |
 //! | `<prefix>:indexed:{<0-15>}` | string | the incarnation whose ids are all in the set of the same number, and which is lost with it |
 //! | `<prefix>:feed` | stream | every change of a record |
-//! | `<prefix>:{gateways}:register` | hash | seat -> when a gateway was last heard of, its name, its heartbeat, see `register` |
+//! | `<prefix>:{gateways}:register` | hash | gateway id -> when a gateway was last heard of, its name, its heartbeat, see `register` |
 //! | `<prefix>:{gateways}:trail` | hash | the audit trail of the register: version -> entry |
 //! | `<prefix>:days` | set | dates that have counts |
 //! | `<prefix>:unexpiring` | string | set once no count, ledger or waiting event has an expiry, which an older version gave them |
@@ -21,14 +21,14 @@
 //! | `<prefix>:probe` | string | written to find out whether Redis takes writes; expires after 5 s |
 //! | `<prefix>:zone` | string | the zone of the quota days |
 //!
-//! `{<id>}` is a Redis Cluster hash tag: all of one key's names lie in one slot.
+//! `{<id>}` is a Redis Cluster hash tag: all names of one API key are in one slot.
 
 use jiff::civil::Date;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::store::Keeping;
 
-/// The sets that hold the ids of all keys: enough that 100,000 keys come in pages and a cluster spreads them.
+/// The number of sets with the ids of all keys: enough that 100,000 keys are read in pages, and that a cluster spreads them.
 pub const ID_SETS: u32 = 16;
 
 /// The names under one prefix.
@@ -47,7 +47,7 @@ impl Names {
         }
     }
 
-    /// When days are closed, and when they go.
+    /// When days are closed, and when they are dropped.
     pub fn keeping(&self) -> Keeping {
         self.keeping
     }
@@ -58,7 +58,7 @@ impl Names {
     }
 
     /// The audit trail of a key.
-    pub fn trail(&self, id: KeyId) -> String {
+    pub fn audit_trail(&self, id: KeyId) -> String {
         format!("{}:a:{{{id}}}", self.prefix)
     }
 
@@ -105,7 +105,7 @@ impl Names {
         format!("{}:{{events}}:claimed:{date}", self.prefix)
     }
 
-    /// The events that are to be delivered.
+    /// The events that await delivery.
     pub fn events(&self) -> String {
         format!("{}:{{events}}:pending", self.prefix)
     }
@@ -120,7 +120,7 @@ impl Names {
         format!("{}:d:{digest}", self.prefix)
     }
 
-    /// The set that holds an id.
+    /// The set of ids that contains this one.
     pub fn ids_with(&self, id: KeyId) -> String {
         self.ids(crc32fast::hash(id.as_str().as_bytes()) % ID_SETS)
     }
@@ -130,12 +130,12 @@ impl Names {
         format!("{}:ids:{{{set}}}", self.prefix)
     }
 
-    /// The incarnation: it changes when the store is emptied.
+    /// The incarnation, which changes when the store is emptied.
     pub fn incarnation(&self) -> String {
         format!("{}:incarnation", self.prefix)
     }
 
-    /// The incarnation whose ids are complete in one of the [`ID_SETS`] sets; in the same slot as that one.
+    /// The incarnation whose ids are complete in one of the [`ID_SETS`] sets; in the same slot as that set.
     pub fn indexed(&self, set: u32) -> String {
         format!("{}:indexed:{{{set}}}", self.prefix)
     }
@@ -151,7 +151,7 @@ impl Names {
     }
 
     /// The audit trail of the register.
-    pub fn gateway_trail(&self) -> String {
+    pub fn gateway_audit_trail(&self) -> String {
         format!("{}:{{gateways}}:trail", self.prefix)
     }
 
@@ -160,12 +160,12 @@ impl Names {
         format!("{}:days", self.prefix)
     }
 
-    /// Says that no count, ledger or waiting event has an expiry.
+    /// Set if no count, ledger or waiting event has an expiry.
     pub fn unexpiring(&self) -> String {
         format!("{}:unexpiring", self.prefix)
     }
 
-    /// What is written to find out whether Redis takes writes.
+    /// Written to check that Redis accepts writes.
     pub fn probe(&self) -> String {
         format!("{}:probe", self.prefix)
     }

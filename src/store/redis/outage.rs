@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use super::clock::StoreClock;
 use super::identity::StoreIdentity;
-use super::journal::{CountRow, Journal, Place, Rows, Written};
+use super::journal::{CountRow, DateAndKey, Journal, JournalRows, ServeOutcome};
 use super::names::Names;
 use super::settings::{OutagePolicy, OutageSettings};
 use crate::policy::api_key::KeyId;
@@ -30,10 +30,12 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::policy::quota::NodeShare;
 use crate::store::redis::counts::accounts::Accounts;
-use crate::store::redis::counts::accounts::offline::{Bound, Changed, Offer, Rule, Wanted};
-use crate::store::redis::counts::ledger::{KeyDay, Ledger};
+use crate::store::redis::counts::accounts::offline::{
+    Changed, OutageBound, OutageRequest, OutageRule, Reservation,
+};
+use crate::store::redis::counts::ledger::{KeyAndDate, Ledger};
 use crate::store::redis::gateways::register;
-use crate::store::redis::wire::guard::{Guard, Turn};
+use crate::store::redis::wire::guard::{BreakerChange, Guard};
 use crate::store::status::ServiceFacts;
 use crate::store::{Charge, Decision, Receipt, StoreError, UNBOUNDED, WithoutStore};
 
@@ -84,7 +86,7 @@ pub struct Outage {
     journal: Arc<Journal>,
     nodes: Mutex<Nodes>,
     /// Journaled units of other processes that may be missing from Redis.
-    inherited: AtomicU64,
+    unsettled_of_others: AtomicU64,
     /// Whether the journaled counts of other processes must be sent to Redis.
     restore_due: AtomicBool,
     /// Whether the last counts of killed processes have been read from Redis.
@@ -132,7 +134,7 @@ impl Outage {
         if let Ok(Some(count)) = journal.nodes().await {
             nodes.see(count, Instant::now());
         }
-        let inherited = journal.untold_by_others().await.unwrap_or(0);
+        let unsettled_of_others = journal.unsettled_of_others().await.unwrap_or(0);
         Ok(Arc::new(Outage {
             settings,
             guard,
@@ -142,7 +144,7 @@ impl Outage {
             names,
             journal: Arc::new(journal),
             nodes: Mutex::new(nodes),
-            inherited: AtomicU64::new(inherited),
+            unsettled_of_others: AtomicU64::new(unsettled_of_others),
             restore_due: AtomicBool::new(true),
             is_read: AtomicBool::new(false),
             noting: tokio::sync::Mutex::default(),
@@ -154,30 +156,30 @@ impl Outage {
     /// Decides a charge that Redis did not decide because of `error`.
     pub async fn serve(&self, charge: Charge, error: StoreError) -> Result<Decision, StoreError> {
         let bound = match self.settings.policy {
-            _ if charge.limit == UNBOUNDED => Bound::Open,
-            OutagePolicy::Bounded => Bound::Share,
-            OutagePolicy::Open => Bound::Open,
+            _ if charge.limit == UNBOUNDED => OutageBound::Open,
+            OutagePolicy::Bounded => OutageBound::Share,
+            OutagePolicy::Open => OutageBound::Open,
             OutagePolicy::Deny => return Err(error),
         };
         if self.guard.is_foreign() || self.journal.has_failed() {
             return Err(error);
         }
-        let wanted = Wanted {
+        let wanted = OutageRequest {
             charge: &charge,
             rule: self.rule(bound),
         };
         let units = charge.cost;
         let offer = self.accounts.reserve(&wanted, |count, allowance| {
-            let serve = |sheet| self.journal.serve(count, sheet, allowance);
+            let serve = |totals| self.journal.serve(count, totals, allowance);
             self.ledger.charged(&charge, serve)
         });
         match offer {
-            Offer::Exhausted { used } => Ok(Decision::Exhausted { used }),
-            Offer::Beyond => Err(self.beyond(&error)),
-            Offer::Reserved {
+            Reservation::Exhausted { used } => Ok(Decision::Exhausted { used }),
+            Reservation::Beyond => Err(self.beyond(&error)),
+            Reservation::Reserved {
                 units: reserved,
                 allowance,
-                untold,
+                unsettled_units,
                 counted,
                 written,
             } => {
@@ -187,8 +189,8 @@ impl Outage {
                     kept: false,
                 };
                 let others = match timeout(JOURNAL_WAIT_MAX, written).await {
-                    Ok(Ok(Ok(Written::Durable { others }))) => others,
-                    Ok(Ok(Ok(Written::Beyond))) => return Err(self.beyond(&error)),
+                    Ok(Ok(Ok(ServeOutcome::Durable { others }))) => others,
+                    Ok(Ok(Ok(ServeOutcome::Beyond))) => return Err(self.beyond(&error)),
                     Ok(Ok(Err(failure))) => return Err(failure),
                     Ok(Err(_)) | Err(_) => {
                         let why = format!("{error}; and the journal is too slow");
@@ -199,7 +201,7 @@ impl Outage {
                 drop(entry);
                 reserved.take();
                 self.served.fetch_add(units.into(), Ordering::Relaxed);
-                let left = allowance.saturating_sub(untold + others);
+                let left = allowance.saturating_sub(unsettled_units + others);
                 let used = match charge.limit {
                     UNBOUNDED => counted + others,
                     limit => limit.saturating_sub(left),
@@ -225,12 +227,12 @@ impl Outage {
             return None;
         }
         self.accounts
-            .used_at_most(key, day, &self.rule(Bound::Share))
+            .used_at_most(key, day, &self.rule(OutageBound::Share))
     }
 
-    fn rule(&self, bound: Bound) -> Rule {
+    fn rule(&self, bound: OutageBound) -> OutageRule {
         let away_since = self.guard.opened().unwrap_or_else(Instant::now);
-        Rule {
+        OutageRule {
             share: NodeShare {
                 nodes: self.share_nodes(),
                 cold_percent: self.settings.cold_percent,
@@ -278,20 +280,26 @@ impl Outage {
 
     /// Units served without Redis that it may not have.
     pub fn pending_units(&self) -> u64 {
-        self.accounts.untold() + self.inherited.load(Ordering::Relaxed)
+        self.accounts.unsettled_units() + self.unsettled_of_others.load(Ordering::Relaxed)
     }
 
     /// Logs a turn of the breaker.
-    pub fn turned(&self, turn: Turn) {
+    pub fn breaker_changed(&self, turn: BreakerChange) {
         let (policy, pending_units) = (self.settings.policy, self.pending_units());
         match turn {
-            Turn::Opened => {
+            BreakerChange::Opened => {
                 let (nodes, service) = (self.share_nodes(), self.service());
                 self.served.store(0, Ordering::Relaxed);
                 self.refused.store(0, Ordering::Relaxed);
-                tracing::warn!(?policy, ?service, nodes, pending_units, "Redis is away");
+                tracing::warn!(
+                    ?policy,
+                    ?service,
+                    nodes,
+                    pending_units,
+                    "Redis is unavailable"
+                );
             }
-            Turn::Closed(away) => {
+            BreakerChange::Closed(away) => {
                 self.restore_due.store(true, Ordering::Release);
                 tracing::warn!(
                     ?policy,
@@ -299,7 +307,7 @@ impl Outage {
                     units_served = self.served.load(Ordering::Relaxed),
                     refused = self.refused.load(Ordering::Relaxed),
                     pending_units,
-                    "Redis is back: settling the counts"
+                    "Redis is available again: settling the counts"
                 );
             }
         }
@@ -384,7 +392,7 @@ impl Outage {
         for _ in 0..self.accounts.changed_count().div_ceil(NOTED_TOGETHER) {
             let noted = self
                 .accounts
-                .tell_changes(NOTED_TOGETHER, |day, count| self.note(day, Some(count)));
+                .note_changes_with(NOTED_TOGETHER, |day, count| self.note(day, Some(count)));
             let noted = noted.into_iter();
             all_written &= self
                 .written(noted.map(|(changed, noted)| (Some(changed), noted)))
@@ -395,7 +403,7 @@ impl Outage {
             for days in days.chunks(NOTED_TOGETHER) {
                 let noted = days.iter().map(|day| {
                     let note = |count| self.note(*day, count);
-                    (None, self.accounts.tell_of(*day, note))
+                    (None, self.accounts.note_with(*day, note))
                 });
                 let noted: Vec<_> = noted.collect();
                 all_written &= self.written(noted.into_iter()).await;
@@ -406,13 +414,13 @@ impl Outage {
         all_written & self.journal.keep(nodes, now, settled).await.is_ok()
     }
 
-    /// Queues a key's day for the journal, with the count taken while its account is locked. The sheets are read after the count:
-    /// all that they contain was counted before.
-    fn note(&self, day: KeyDay, count: Option<CountRow>) -> Noted {
+    /// Queues a key's day for the journal, with the count taken while its account is locked. The totals are read after the
+    /// count: all that they contain was counted before.
+    fn note(&self, day: KeyAndDate, count: Option<CountRow>) -> QueuedDay {
         let counts = Vec::from_iter(count);
-        let note = |sheets| self.journal.note(Rows { counts, sheets });
-        let (tiers, written) = self.ledger.tell_changes(day, note);
-        Noted {
+        let note = |totals| self.journal.note(JournalRows { counts, totals });
+        let (tiers, written) = self.ledger.note_changes_with(day, note);
+        QueuedDay {
             day,
             tiers,
             written,
@@ -420,7 +428,7 @@ impl Outage {
     }
 
     /// Returns whether all of it is on disk; the rest is marked to be written again. The journal itself logs why, once.
-    async fn written(&self, noted: impl Iterator<Item = (Option<Changed>, Noted)>) -> bool {
+    async fn written(&self, noted: impl Iterator<Item = (Option<Changed>, QueuedDay)>) -> bool {
         tokio::task::yield_now().await;
         let mut all_written = true;
         for (changed, noted) in noted {
@@ -444,18 +452,18 @@ impl Outage {
     /// Sends Redis the journaled rows of earlier and other processes: the counts of a key's day first, so that Redis's ledger never
     /// contains units that were not counted.
     async fn restore(self: &Arc<Self>) -> Result<(), StoreError> {
-        let mut told = 0;
-        let mut last: Option<Place> = None;
+        let mut settled = 0;
+        let mut last: Option<DateAndKey> = None;
         loop {
             let days = self.journal.days_of_others(last, RESTORE_BATCH).await?;
             let Some((end, _)) = days.last() else { break };
             last = Some(*end);
-            let mut rows = Rows::default();
+            let mut rows = JournalRows::default();
             for (_, of_day) in days {
                 rows.counts.extend(of_day.counts);
-                rows.sheets.extend(of_day.sheets);
+                rows.totals.extend(of_day.totals);
             }
-            told += rows.counts.len();
+            settled += rows.counts.len();
             for counts in rows.counts.chunks(RESTORE_BATCH) {
                 let merging = counts.iter().map(|row| {
                     let (accounts, row) = (self.accounts.clone(), row.clone());
@@ -463,8 +471,8 @@ impl Outage {
                 });
                 all_done(merging.collect()).await?;
             }
-            for sheets in rows.sheets.chunks(RESTORE_BATCH) {
-                let merging = sheets.iter().map(|row| {
+            for totals in rows.totals.chunks(RESTORE_BATCH) {
+                let merging = totals.iter().map(|row| {
                     let (ledger, row) = (self.ledger.clone(), row.clone());
                     async move { ledger.merge(&row).await }
                 });
@@ -472,18 +480,18 @@ impl Outage {
             }
             self.journal.settled(rows).await?;
         }
-        let left = self.journal.untold_by_others().await?;
-        self.inherited.store(left, Ordering::Relaxed);
-        if told > 0 {
-            tracing::info!(rows = told, "counts of earlier processes are settled");
+        let left = self.journal.unsettled_of_others().await?;
+        self.unsettled_of_others.store(left, Ordering::Relaxed);
+        if settled > 0 {
+            tracing::info!(rows = settled, "counts of earlier processes are settled");
         }
         Ok(())
     }
 }
 
 /// A key's day that is queued for the journal.
-struct Noted {
-    day: KeyDay,
+struct QueuedDay {
+    day: KeyAndDate,
     tiers: Vec<TierName>,
     written: oneshot::Receiver<Result<(), StoreError>>,
 }

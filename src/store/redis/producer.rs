@@ -1,8 +1,8 @@
-//! The names under which this process counts.
+//! The names of this process's counts.
 //!
-//! Invariant: no two accounts ever bear the same name, in this process or another, now or later: an account that starts
-//! from zero under a used name would take everybody's units for its own credit. So an idle account may be dropped, and
-//! the next one for the same key and day is simply another producer.
+//! Invariant: a name is used by one account only, of all processes, at any time: an account that starts from zero under a used
+//! name would take units of others for its own credit. So an idle account may be dropped: the next one for the same key and day
+//! is another producer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,7 +27,7 @@ impl Producer {
         }
     }
 
-    /// What all names of this process begin with.
+    /// The common prefix of all names of this process.
     pub fn process(&self) -> &str {
         &self.process
     }

@@ -1,18 +1,18 @@
-//! The last counts of this machine's killed processes: read from Redis into the journal.
+//! Crash recovery: the last counts of this machine's killed processes, read from Redis into the journal.
 //!
-//! A gateway journals its counts every interval, so what it counted in its last one stands in Redis alone when it is
-//! killed. Its successor, which finds the name in the journal, reads the counts of all keys on the days in question, and
-//! writes down what the journal lacks, under the dead process's own names, counts and ledger together. So whatever Redis loses
-//! afterwards, emptied or failed over, is told again from the journal (`outage`). The ledger is read of the keys whose counts
-//! were lacking, or were there without their entries.
+//! A gateway journals its counts every interval, so if it is killed, only Redis has the counts of its last interval. Its
+//! successor finds the name of the killed process in the journal, reads the counts of all keys on the days in question, and
+//! writes those that the journal lacks, under the names of the killed process, counts and ledger together. If Redis then loses
+//! them (it is emptied, or fails over), they are sent again from the journal (`outage`). The ledger is read for keys whose
+//! counts or ledger rows were missing.
 //!
-//! It costs one pipelined `HGETALL` for each key and day, nothing where a process ended in order, and no charge anything:
-//! the other ways, to journal with each charge or to write the keys of the last interval into Redis, would.
+//! Cost: one pipelined `HGETALL` for each key and day; nothing if the process shut down in an orderly way; nothing for charges,
+//! unlike the alternatives (journaling each charge, or writing the keys of the last interval to Redis).
 //!
-//! Invariants: nothing is granted by it (a dead producer's name is never counted under again), and nothing is lowered.
-//! Not here: what Redis lost before it was read. Nobody knows that any more.
+//! Invariants: recovery grants nothing (the name of a killed producer is never used again), and no number is lowered. Not here:
+//! counts that Redis lost before they were read, which cannot be recovered.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,13 +24,13 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::clock::StoreClock;
-use super::journal::{CountRow, Process, Rows, TotalsRow};
+use super::journal::{CountRow, JournalRows, Process, TotalsRow};
 use super::names::Names;
 use super::outage::Outage;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::process_of;
-use crate::store::redis::counts::ledger;
+use crate::store::redis::counts::ledger::{self, HashFields};
 use crate::store::redis::keys::codec::unreadable;
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::wire::guard::Guard;
@@ -39,9 +39,9 @@ use crate::store::{KeyTable, StoreError};
 
 /// Key-days read in one round trip: a reply of some 100 kB, a millisecond of Redis.
 const READ_BATCH: usize = 128;
-/// How often it is looked for processes that ended without saying so.
+/// How often to look for processes that ended without removing their names.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// A process that has not written for so long is gone (seconds), and for so many intervals of the journal.
+/// A process counts as ended if it has not written for this long (seconds) and for this number of intervals of the journal.
 const SILENT_SECONDS: u64 = 10;
 const SILENT_INTERVALS: u32 = 10;
 /// How long after a day its counts may still change, by refunds of requests that crossed midnight (seconds).
@@ -49,16 +49,14 @@ const CROSSING_SECONDS: i64 = 120;
 /// The first and the longest pause after a failure.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
-/// How often it is looked whether Redis is there.
+/// How often to check whether Redis is available.
 const WAIT_PAUSE: Duration = Duration::from_millis(20);
 
-type Fields = HashMap<String, String>;
-
-/// Reads what other processes of this machine left in Redis.
+/// Reads the counts that other processes of this machine left in Redis.
 pub struct CrashRecovery {
     /// The commands' link: long replies must not delay charges.
     pub link: Arc<Link>,
-    /// Whether Redis is asked.
+    /// The breaker.
     pub guard: Arc<Guard>,
     /// The names.
     pub names: Names,
@@ -70,17 +68,17 @@ pub struct CrashRecovery {
     pub zone: String,
     /// The service without Redis, with its journal.
     pub outage: Arc<Outage>,
-    /// Whether all that were there at the start are read.
+    /// Whether the counts of all processes that were found at the start have been read.
     pub done: watch::Sender<bool>,
 }
 
 impl CrashRecovery {
-    /// Waits until what was there at the start is read, if anything was.
+    /// Waits until the counts of the processes that were found at the start have been read.
     pub async fn done(&self) {
         let _ = self.done.subscribe().wait_for(|done| *done).await;
     }
 
-    /// Reads what is there at the start, then what falls silent, for ever.
+    /// Reads the counts of the processes that are found at the start, then those of processes that fall silent. Never returns.
     pub async fn keep(&self, feed: &Feed) {
         let (mut logged, mut retry) = (String::new(), RETRY_AFTER);
         loop {
@@ -128,7 +126,8 @@ impl CrashRecovery {
             took_ms = began.elapsed().as_secs_f64() * 1e3,
             "the last counts of this journal's other processes are read from Redis"
         );
-        // One that lives beside us, during an upgrade, will say so itself, or fall silent and be read again.
+        // A process that runs beside this one, during an upgrade, keeps its name until it shuts down, or falls silent and is
+        // read again.
         due.retain(|process| self.is_silent(process));
         journal.forget(due).await
     }
@@ -140,10 +139,10 @@ impl CrashRecovery {
         process.seen.saturating_add(patience) < self.clock.now().as_second()
     }
 
-    /// Reads all keys of the days on which these processes may have counted last. Answers the rows that were lacking.
+    /// Reads all keys of the days on which these processes may have counted last. Returns the number of rows that were missing.
     async fn read(&self, processes: &[Process]) -> Result<usize, StoreError> {
         let now = self.clock.now().as_second();
-        // A clock that was ahead may have written an instant to come.
+        // A clock that was ahead may have written a future instant.
         let seen = processes.iter().map(|process| process.seen.min(now)).min();
         let first = seen.unwrap_or(now) - CROSSING_SECONDS;
         let names: HashSet<&str> = processes.iter().map(|one| one.name.as_str()).collect();
@@ -169,7 +168,7 @@ impl CrashRecovery {
             pipeline.cmd("HGETALL").arg(self.names.counts(*key, date));
         }
         let value = self.link.ask(&pipeline).await?;
-        let days = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
+        let days = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
         let places = keys.iter().zip(&days);
         let held: Vec<CountRow> = places
             .flat_map(|(key, fields)| rows_of(*key, date, fields, processes))
@@ -180,22 +179,22 @@ impl CrashRecovery {
         let journal = self.outage.journal();
         let lacking = journal.lacking(held).await?;
         let (days, mut is_ahead) = (Vec::from_iter(lacking.days), lacking.is_ahead);
-        let mut rows = Rows::default();
+        let mut rows = JournalRows::default();
         let held = ledger::held(&self.link, &self.names, &days).await?;
-        for ((key, day), (sheets, counts)) in days.into_iter().zip(held) {
+        for ((key, day), (totals, counts)) in days.into_iter().zip(held) {
             rows.counts
                 .extend(rows_of(key, day.date, &counts, processes));
-            let theirs = |sheet: &TotalsRow| processes.contains(process_of(&sheet.producer));
-            rows.sheets.extend(sheets.into_iter().filter(theirs));
+            let theirs = |row: &TotalsRow| processes.contains(process_of(&row.producer));
+            rows.totals.extend(totals.into_iter().filter(theirs));
         }
-        let inherited = rows.counts.len();
-        if inherited > 0 {
-            is_ahead |= journal.inherit(rows).await?;
+        let recovered = rows.counts.len();
+        if recovered > 0 {
+            is_ahead |= journal.recover(rows).await?;
         }
         if is_ahead {
             self.outage.repeat_all();
         }
-        Ok(inherited)
+        Ok(recovered)
     }
 
     /// The dates from that of `first` to that of `now` (Unix seconds).
@@ -213,7 +212,12 @@ impl CrashRecovery {
 }
 
 /// Redis's rows of these processes on a key's day, including their unspent credit, which no process can use any more.
-fn rows_of(key: KeyId, date: Date, fields: &Fields, processes: &HashSet<&str>) -> Vec<CountRow> {
+fn rows_of(
+    key: KeyId,
+    date: Date,
+    fields: &HashFields,
+    processes: &HashSet<&str>,
+) -> Vec<CountRow> {
     let Some((start, end)) = fields.keys().find_map(|field| Names::boundaries_in(field)) else {
         return Vec::new();
     };
@@ -228,7 +232,7 @@ fn rows_of(key: KeyId, date: Date, fields: &Fields, processes: &HashSet<&str>) -
                 producer: producer.to_owned(),
                 ack: units(&format!("g{producer}"))?,
                 rack: units(&format!("r{producer}")).unwrap_or(0),
-                untold: 0,
+                unsettled_units: 0,
                 settled: true,
             })
         })

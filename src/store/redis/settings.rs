@@ -1,4 +1,4 @@
-//! What the configuration says of Redis: where it is, who we are there, and under which names we keep things.
+//! The configuration of Redis: its servers, the login, the key prefix, the timeouts, and service during an outage.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -10,29 +10,29 @@ use crate::store::Keeping;
 /// The configuration of the Redis store.
 #[derive(Clone)]
 pub struct Settings {
-    /// Where Redis is.
-    pub place: Place,
-    /// The database by its number; goes before the one in the URL. A cluster has only 0.
+    /// The servers.
+    pub servers: Servers,
+    /// The number of the database; overrides the one in the URL. A cluster has only 0.
     pub database: Option<u32>,
-    /// The ACL user; goes before the one in the URL.
+    /// The ACL user; overrides the one in the URL.
     pub username: Option<String>,
-    /// Goes before a password in the URL.
+    /// The password; overrides the one in the URL.
     pub password: Option<String>,
     /// The password of the sentinels.
     pub sentinel_password: Option<String>,
-    /// TLS to every server, sentinels included; a `rediss://` URL has it without being told.
+    /// TLS to every server, sentinels included; a `rediss://` URL implies it.
     pub tls: Option<Tls>,
-    /// What the names of all our keys begin with, default `touchline`; gateways of one service share it.
+    /// The prefix of all key names in Redis, default `touchline`; the gateways of one service share it.
     pub key_prefix: String,
     /// How long a call may take, queueing included, default 100 ms.
     pub timeout: Duration,
-    /// Where a gateway saves its replica of the key table; nowhere without it.
+    /// The file in which a gateway saves its replica of the key table; `None`: it is not saved.
     pub replica: Option<PathBuf>,
-    /// How long ago the key table may have been known to be current for its keys to be served, default 24 h.
+    /// The greatest age of the key table at which its keys are served, default 24 h.
     pub max_staleness: Duration,
-    /// What a gateway does while Redis is away. Without it there is no journal, and nothing is served then.
+    /// Service while Redis is unavailable; `None`: there is no journal, and nothing is served then.
     pub outage: Option<OutageSettings>,
-    /// When days of the ledger are closed, and when they go.
+    /// When days of the ledger are closed, and when they are dropped.
     pub keeping: Keeping,
 }
 
@@ -89,42 +89,42 @@ impl OutageSettings {
     }
 }
 
-/// Where Redis is; addresses are `host:port`.
+/// The servers of Redis; addresses are `host:port`.
 #[derive(Clone)]
-pub enum Place {
+pub enum Servers {
     /// One server: `redis[s]://[user:password@]host[:port][/db]`.
     Url(String),
-    /// Whichever server the sentinels name as the master.
+    /// The server that the sentinels name as the master.
     Sentinels {
         /// The sentinels, some of which may be down.
         sentinels: Vec<String>,
-        /// What they call the master.
+        /// Their name for the master.
         master: String,
     },
-    /// The cluster that these nodes are of; the others are learnt from them.
+    /// The cluster to which these nodes belong; the other nodes are discovered through them.
     Cluster(Vec<String>),
 }
 
-/// How the server is known and how we are known to it. Files are read for every new connection, so a renewed
-/// certificate holds from the next one.
+/// How the server is verified, and how the gateway authenticates to it. Files are read for every new connection, so a renewed
+/// certificate is used from the next one on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// PEM file of the authorities that sign servers; without one those of the operating system.
+    /// PEM file of the certificate authorities for servers; default: those of the operating system.
     pub ca_file: Option<PathBuf>,
-    /// PEM files of our certificate and its private key, where the server asks for one.
+    /// PEM files of the client certificate and its private key, if the server requires one.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 impl Settings {
     /// The defaults for a server.
     pub fn of_url(url: impl Into<String>) -> Settings {
-        Settings::of(Place::Url(url.into()))
+        Settings::of(Servers::Url(url.into()))
     }
 
-    /// The defaults for a place.
-    pub fn of(place: Place) -> Settings {
+    /// The defaults for these servers.
+    pub fn of(servers: Servers) -> Settings {
         Settings {
-            place,
+            servers,
             database: None,
             username: None,
             password: None,
@@ -143,7 +143,7 @@ impl Settings {
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
-            .field("place", &self.place)
+            .field("servers", &self.servers)
             .field("database", &self.database)
             .field("username", &self.username)
             .field("tls", &self.tls)
@@ -156,19 +156,19 @@ impl fmt::Debug for Settings {
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for Servers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Url(url) => f.write_str(&without_password(url)),
-            Place::Sentinels { sentinels, master } => {
+            Servers::Url(url) => f.write_str(&without_password(url)),
+            Servers::Sentinels { sentinels, master } => {
                 write!(f, "{master} of sentinels {}", sentinels.join(", "))
             }
-            Place::Cluster(nodes) => write!(f, "cluster of {}", nodes.join(", ")),
+            Servers::Cluster(nodes) => write!(f, "cluster of {}", nodes.join(", ")),
         }
     }
 }
 
-/// The URL with everything between the scheme and the last `@` struck out.
+/// The URL with everything between the scheme and the last `@` replaced by `…`.
 pub fn without_password(url: &str) -> String {
     match (url.split_once("://"), url.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, place))) => format!("{scheme}://…@{place}"),

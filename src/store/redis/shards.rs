@@ -1,7 +1,7 @@
-//! What is kept for each key, behind many locks.
+//! A map of keys, divided into parts with a lock each.
 //!
-//! Whoever walks over all of it goes part by part and lets others run in between: with 100,000 keys one walk under one lock
-//! would hold up every request for milliseconds.
+//! A walk over all keys locks one part at a time and yields in between: with 100,000 keys, a walk under one lock would delay
+//! every request by milliseconds.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -12,7 +12,7 @@ use crate::policy::api_key::KeyId;
 /// Parts beside the first.
 const OTHERS: usize = 63;
 
-/// As many parts as there are locks; a key's things are all in one.
+/// The parts; everything of one key is in one part.
 pub struct Shards<T> {
     hasher: RandomState,
     first: Mutex<T>,
@@ -41,7 +41,7 @@ impl<T> Shards<T> {
         std::iter::once(&self.first).chain(&self.others)
     }
 
-    /// Does something with each part; others run in between.
+    /// Visits each part, and yields after each.
     pub async fn walk(&self, mut visit: impl FnMut(&mut T)) {
         for part in self.parts() {
             visit(&mut part.lock());

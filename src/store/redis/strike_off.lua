@@ -4,7 +4,7 @@
 --
 -- KEYS[1]  <prefix>:{gateways}:register  hash, see sign_in.lua
 -- KEYS[2]  <prefix>:{gateways}:trail     hash: version -> entry of the audit trail (JSON)
--- ARGV[1]  the seat
+-- ARGV[1]  the gateway id
 -- ARGV[2]  its entry, as it was read
 -- ARGV[3]  version of the audit entry; '' for none
 -- ARGV[4]  the audit entry

@@ -1,5 +1,5 @@
-//! Long work in a thread of its own, perhaps on a core where requests are answered: it gives the core away again and again, so
-//! that a request waits for a part of a millisecond and not for the end of the kernel's time slice (some 4 ms).
+//! Cooperative yielding for long work on a thread of its own. Its core may also serve requests: yielding often makes a request
+//! wait for a fraction of a millisecond, not for the end of the kernel's time slice (about 4 ms).
 
 /// Counts steps of long work.
 #[derive(Debug)]
@@ -9,12 +9,12 @@ pub struct CooperativeYield {
 }
 
 impl CooperativeYield {
-    /// Gives the processor away after each so many steps; they should take 0.1 to 0.2 ms together.
+    /// Yields the processor after every `steps` steps, which should take 0.1 to 0.2 ms together.
     pub fn of(steps: u32) -> CooperativeYield {
         CooperativeYield { steps, left: steps }
     }
 
-    /// A step is done.
+    /// Counts a step, and yields if it is due.
     pub fn step(&mut self) {
         self.left = self.left.saturating_sub(1);
         if self.left == 0 {

@@ -50,7 +50,7 @@ impl PartialEq for Context {
 
 /// The result for a waiter.
 #[derive(Debug)]
-pub enum Answer {
+pub enum ChargeResult {
     /// The granted units.
     Granted(Units),
     /// Any other verdict of the store.
@@ -59,7 +59,7 @@ pub enum Answer {
     Failed(StoreError),
 }
 
-type Waiter = oneshot::Sender<Answer>;
+type Waiter = oneshot::Sender<ChargeResult>;
 type Slots = HashMap<(KeyId, Date), Arc<Slot>>;
 
 /// The account of one key and day with its names.
@@ -90,18 +90,18 @@ struct SlotState {
     offline: Notes,
 }
 
-/// What an account remembers beside its counts.
+/// The state of an account beside its counts.
 #[derive(Debug, Default)]
 pub struct Notes {
     /// The limit of the last charge.
     pub limit: u64,
-    /// Whether it stands on the list of accounts to be written to the journal.
+    /// Whether it is in the list of accounts to be written to the journal.
     pub listed: bool,
-    /// Its part of the sum of untold units.
-    untold: u64,
+    /// Its part of the sum of unsettled units.
+    unsettled_units: u64,
 }
 
-/// Accounts whose calls are to be carried.
+/// Accounts whose calls are to be sent.
 #[derive(Debug, Default)]
 pub struct Pending {
     slots: VecDeque<Arc<Slot>>,
@@ -168,7 +168,7 @@ pub struct Accounts {
     /// All accounts, the one whose count was checked longest ago first.
     to_read: Mutex<VecDeque<Arc<Slot>>>,
     /// Units served without Redis that it may not have.
-    untold: AtomicU64,
+    unsettled_units: AtomicU64,
     /// Accounts with a call to send, and the tasks that send them.
     due: Mutex<Pending>,
     /// Running batcher tasks, including those that no request started.
@@ -205,7 +205,7 @@ impl Accounts {
             to_settle: Mutex::default(),
             to_note: Mutex::default(),
             to_read: Mutex::default(),
-            untold: AtomicU64::new(0),
+            unsettled_units: AtomicU64::new(0),
             due: Mutex::default(),
             batchers: AtomicUsize::new(0),
             apart: AtomicBool::new(false),

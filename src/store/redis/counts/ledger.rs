@@ -1,8 +1,8 @@
-//! The ledger: which endpoint each unit went to, and who was refused.
+//! The ledger: units and refused requests by endpoint.
 //!
-//! This process keeps absolute totals per key, day, tier and endpoint and writes them whole, so that writing twice does no
-//! harm and what is not yet stored is written again until it is. Each set of totals, a sheet for a key, day and tier, bears
-//! a producer's name of its own (see `producer`); readers add the producers up.
+//! This process has absolute totals per key, day, tier and endpoint and writes them whole: writing twice does no harm, and what
+//! is not stored yet is written again until it is. The totals of a key, day and tier have a producer's name of their own (see
+//! `producer`); readers add the producers up.
 //!
 //! Invariant: nothing is written into a day that is closed. Its late units are in the counts, as adjustments (`charge.lua`).
 
@@ -33,9 +33,9 @@ mod producer_totals;
 mod reading;
 
 pub use carrying::{key_days, take_in};
-pub use producer_totals::KeyDay;
-use producer_totals::{Page, Place, ProducerTotals};
-pub use reading::{held, prove, usage};
+pub use producer_totals::KeyAndDate;
+use producer_totals::{LedgerPage, ProducerTotals, TotalsKey};
+pub use reading::{HashFields, held, prove, usage};
 
 /// Key-days written in one round trip.
 const WRITE_BATCH: usize = 256;
@@ -49,7 +49,7 @@ pub struct Ledger {
     names: Names,
     producer: Arc<Producer>,
     clock: Arc<StoreClock>,
-    sheets: Shards<ProducerTotals>,
+    totals: Shards<ProducerTotals>,
 }
 
 impl Ledger {
@@ -65,26 +65,26 @@ impl Ledger {
             names,
             producer,
             clock,
-            sheets: Shards::default(),
+            totals: Shards::default(),
         }
     }
 
     fn record<R>(
         &self,
-        place: Place,
+        place: TotalsKey,
         day: Day,
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
-        tell: impl FnOnce(TotalsRow) -> R,
+        note: impl FnOnce(TotalsRow) -> R,
     ) -> R {
         let producer = || self.producer.next_name();
-        let mut sheets = self.sheets.of(place.0);
-        tell(sheets.count(place, day, producer, endpoint, count))
+        let mut shard = self.totals.of(place.0);
+        note(shard.count(place, day, producer, endpoint, count))
     }
 
-    /// A request was charged; what `tell` says to the totals with it. It must not wait: rows of a sheet come to it in the order of
-    /// their values.
-    pub fn charged<R>(&self, charge: &Charge, tell: impl FnOnce(TotalsRow) -> R) -> R {
+    /// Records a charged request. Returns the result of `note` for the new totals; `note` must not wait, because rows of one
+    /// producer are passed to it in the order of their values.
+    pub fn charged<R>(&self, charge: &Charge, note: impl FnOnce(TotalsRow) -> R) -> R {
         let (record, date) = (&charge.key.record, charge.day.date);
         let judged = Ceiling::of(record, date, charge.limit);
         self.record(
@@ -96,11 +96,11 @@ impl Ledger {
                 totals.charged += u64::from(charge.cost);
                 *ceiling = ceiling.max(judged);
             },
-            tell,
+            note,
         )
     }
 
-    /// Takes [`Ledger::charged`] back: the request was not served after all.
+    /// Reverses [`Ledger::charged`]: the request was not served after all.
     pub fn withdrawn(&self, charge: &Charge) {
         self.record(
             place_of(charge),
@@ -114,7 +114,7 @@ impl Ledger {
         );
     }
 
-    /// Units went back.
+    /// Records refunded units.
     pub fn refunded(&self, receipt: &Receipt) {
         let place = (receipt.key, receipt.day.date, receipt.tier.clone());
         let refund = |totals: &mut Totals, _: &mut Ceiling| {
@@ -123,37 +123,37 @@ impl Ledger {
         self.record(place, receipt.day, &receipt.endpoint, refund, drop);
     }
 
-    /// A request was refused.
+    /// Records a refused request.
     pub fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason) {
         let place = (key.record.id, day.date, key.record.tier.clone());
         let refuse = |totals: &mut Totals, _: &mut Ceiling| totals.refuse(refusal, 1);
         self.record(place, day, endpoint, refuse, drop);
     }
 
-    /// Has everything written again: the store may have lost it.
+    /// Marks everything to be written again: the store may have lost it.
     pub async fn repeat_all(&self) {
-        self.sheets.walk(ProducerTotals::repeat_all).await;
+        self.totals.walk(ProducerTotals::repeat_all).await;
     }
 
     /// Whether everything is stored.
     pub fn is_written(&self) -> bool {
-        let mut parts = self.sheets.parts();
-        parts.all(|sheets| sheets.lock().changed_count() == 0)
+        let mut parts = self.totals.parts();
+        parts.all(|shard| shard.lock().changed_count() == 0)
     }
 
     /// Drops stored totals of days that are over.
     pub async fn sweep(&self, now_second: i64) {
-        self.sheets.walk(|sheets| sheets.sweep(now_second)).await;
+        self.totals.walk(|shard| shard.sweep(now_second)).await;
     }
 
-    /// Writes what changed. What could not be written stays to be written.
+    /// Writes the changed totals. Those that could not be written remain marked as changed.
     pub async fn write(&self) -> Result<(), StoreError> {
         if !self.link.is_up() {
             return Ok(());
         }
         let mut pages = Vec::with_capacity(WRITE_BATCH);
-        for part in self.sheets.parts() {
-            // What changes meanwhile is for the next turn.
+        for part in self.totals.parts() {
+            // Later changes are for the next turn.
             let mut left = part.lock().changed_count();
             while left > 0 {
                 let count = left.min(WRITE_BATCH - pages.len());
@@ -168,38 +168,38 @@ impl Ledger {
         Ok(self.write_batch(&pages).await?)
     }
 
-    async fn write_batch(&self, pages: &[Page]) -> Result<(), LinkError> {
+    async fn write_batch(&self, pages: &[LedgerPage]) -> Result<(), LinkError> {
         let written = self.write_pages(pages).await;
         for page in pages {
-            let mut sheets = self.sheets.of(page.place.0);
-            sheets.end_writing(page, written.is_ok());
+            let mut shard = self.totals.of(page.place.0);
+            shard.end_writing(page, written.is_ok());
         }
         written
     }
 
-    /// The days of keys of which the journal is to be told, part by part.
-    pub fn parts_to_note(&self) -> impl Iterator<Item = Vec<KeyDay>> {
-        self.sheets.parts().map(|sheets| sheets.lock().to_note())
+    /// The days of keys to be written to the journal, part by part.
+    pub fn parts_to_note(&self) -> impl Iterator<Item = Vec<KeyAndDate>> {
+        self.totals.parts().map(|shard| shard.lock().to_note())
     }
 
-    /// Tells what of a key's day changed since this was last asked, or is stored now and was not; none of it where nothing did.
-    /// `tell` must not wait: rows of a sheet come to it in the order of their values.
-    pub fn tell_changes<R>(
+    /// Passes the rows of a key's day that changed, or were stored in Redis, since the last call; none if there are none.
+    /// `note` must not wait, because rows of one producer are passed to it in the order of their values.
+    pub fn note_changes_with<R>(
         &self,
-        day: KeyDay,
-        tell: impl FnOnce(Vec<TotalsRow>) -> R,
+        day: KeyAndDate,
+        note: impl FnOnce(Vec<TotalsRow>) -> R,
     ) -> (Vec<TierName>, R) {
-        let mut sheets = self.sheets.of(day.0);
-        let (tiers, rows) = sheets.take_rows(day);
-        (tiers, tell(rows))
+        let mut shard = self.totals.of(day.0);
+        let (tiers, rows) = shard.take_rows(day);
+        (tiers, note(rows))
     }
 
-    /// It could not be written of these tiers: they have changed still.
-    pub fn changed_still(&self, day: KeyDay, tiers: &[TierName]) {
-        self.sheets.of(day.0).note_again(day, tiers);
+    /// Marks these tiers of a day as changed again: they could not be written.
+    pub fn changed_still(&self, day: KeyAndDate, tiers: &[TierName]) {
+        self.totals.of(day.0).note_again(day, tiers);
     }
 
-    /// Tells Redis what another producer counted.
+    /// Sends Redis the totals of another producer.
     pub async fn merge(&self, row: &TotalsRow) -> Result<(), StoreError> {
         if self.is_closed(row.day) {
             return Ok(());
@@ -224,7 +224,7 @@ impl Ledger {
         self.names.keeping().is_closed(day.end, now)
     }
 
-    async fn write_pages(&self, pages: &[Page]) -> Result<(), LinkError> {
+    async fn write_pages(&self, pages: &[LedgerPage]) -> Result<(), LinkError> {
         let mut pipeline = Pipeline::new();
         let open = || pages.iter().filter(|page| !self.is_closed(page.day));
         let days: HashSet<Date> = open().map(|page| page.place.1).collect();
@@ -249,7 +249,7 @@ impl Ledger {
     }
 }
 
-fn place_of(charge: &Charge) -> Place {
+fn place_of(charge: &Charge) -> TotalsKey {
     let record = &charge.key.record;
     (record.id, charge.day.date, record.tier.clone())
 }

@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::status::{BreakerFacts, ServiceFacts};
 
-/// How often a gateway sends a heartbeat, and how long one holds.
+/// How often a gateway sends a heartbeat.
 pub const BEAT_EVERY: Duration = Duration::from_secs(1);
-/// See above.
+/// How long a gateway counts as live after a heartbeat.
 pub const BEAT_HOLDS: Duration = Duration::from_secs(5);
 
-/// What a gateway says of itself, as JSON. Fields may be added: readers leave out what they do not know.
+/// A gateway's report of its state, as JSON. Fields may be added: readers ignore unknown ones.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Heartbeat {
     /// The stream id of the last change applied.
     pub applied: String,
-    /// How long ago its key table was known to be current (milliseconds); `None`: never.
+    /// The time since its key table was known to be current (milliseconds), or `None` if it never was.
     #[serde(default)]
     pub keys_age_ms: Option<u64>,
     /// The keys in its table.
@@ -25,18 +25,18 @@ pub struct Heartbeat {
     /// The version of the program.
     #[serde(default)]
     pub version: String,
-    /// How it stands to Redis.
+    /// Its condition towards Redis.
     #[serde(default, flatten)]
     pub condition: Condition,
 }
 
-/// How a gateway stands to Redis, as it says itself; `None` of one that says nothing of it.
+/// A gateway's own report of its condition towards Redis; a field is `None` if the gateway does not report it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Condition {
-    /// Whether it asks Redis.
+    /// The state of its breaker.
     #[serde(default)]
     pub breaker: Option<BreakerFacts>,
-    /// What it does without.
+    /// Its service without Redis.
     #[serde(default)]
     pub service: Option<ServiceFacts>,
     /// Redis's clock minus its own.

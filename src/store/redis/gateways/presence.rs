@@ -1,11 +1,11 @@
-//! A gateway's own place on the [`super::register`]: its heartbeat, its predecessors' entries, and the silent others.
+//! A gateway's own entry in the [`super::register`], the entries of its predecessors, and the silent gateways.
 //!
-//! At its [seat](super::seat) a process replaces the entry of the one that was killed there. It takes off the entries of other
-//! seats beside its replica whose processes have ended, because whatever starts from that replica takes one of them. What the
-//! store lost of the register it puts back, as far as it had read it. If another machine signs in with the same seat, a copy, it
-//! takes an id of its own.
+//! A process that takes over a [gateway id](super::gateway_id) replaces the entry of the killed process that held it. It removes
+//! the entries of the other ids beside its replica whose processes have ended, because a process that starts from that replica
+//! takes one of these ids. It restores entries that the store lost, as far as it has read them. If another machine signs in with
+//! a copy of the id, this gateway takes a new one.
 //!
-//! Not here: whether a silent gateway of another machine is dead. Only an operator can know that.
+//! Not here: whether a silent gateway of another machine is dead, which only an operator can know.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
+use super::gateway_id::GatewayId;
 use super::heartbeat::{BEAT_EVERY, Condition, Heartbeat};
-use super::register::{self, Entry};
-use super::seat::Seat;
+use super::register::{self, RegisterEntry};
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::Link;
@@ -24,24 +24,24 @@ use crate::store::{NodeName, StoreError};
 
 /// How often a gateway reads the register.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How soon it tries again to sign in: commands wait for it. Without a connection a try costs nothing.
+/// How soon a failed sign-in is repeated: commands wait for it. Without a connection, an attempt costs nothing.
 const SIGN_IN_AGAIN: Duration = Duration::from_millis(100);
 
-/// A gateway on the register.
+/// A gateway in the register.
 pub struct Presence {
     link: Arc<Link>,
     names: Names,
     node: NodeName,
-    /// The replica that it and its successors start from.
+    /// The replica from which it and its successors start.
     replica: Option<PathBuf>,
-    seat: Mutex<Seat>,
+    gateway_id: Mutex<GatewayId>,
     condition: Box<dyn Fn() -> Condition + Send + Sync>,
     /// The other gateways that were silent when the register was last read.
-    silent: Mutex<Vec<Entry>>,
+    silent: Mutex<Vec<RegisterEntry>>,
 }
 
 impl Presence {
-    /// A gateway that has not signed in; `condition` is asked for each heartbeat.
+    /// A gateway that has not signed in; `condition` is called for each heartbeat.
     pub async fn new(
         (link, names): (Arc<Link>, Names),
         node: NodeName,
@@ -49,24 +49,24 @@ impl Presence {
         condition: Box<dyn Fn() -> Condition + Send + Sync>,
     ) -> Result<Presence, StoreError> {
         let beside = replica.clone();
-        let seat = on_thread(move || Seat::take(beside.as_deref())).await?;
+        let gateway_id = on_thread(move || GatewayId::take(beside.as_deref())).await?;
         Ok(Presence {
             link,
             names,
             node,
             replica,
-            seat: Mutex::new(seat),
+            gateway_id: Mutex::new(gateway_id),
             condition,
             silent: Mutex::default(),
         })
     }
 
-    /// The gateways that did not sign off and were not heard of lately, as last read.
+    /// The number of gateways that did not sign off and have sent no recent heartbeat, as last read.
     pub fn silent(&self) -> u64 {
         self.silent.lock().len() as u64
     }
 
-    /// Sends heartbeats and reads the register, for ever.
+    /// Sends heartbeats and reads the register. Never returns.
     pub async fn keep(&self, feed: &Feed) {
         let (mut signed_in, mut looked) = (false, None::<Instant>);
         loop {
@@ -78,7 +78,7 @@ impl Presence {
             signed_in = true;
             if looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
                 looked = Some(Instant::now());
-                // What fails is tried again the next time.
+                // A failure is repeated the next time.
                 let _ = self.look_around().await;
             }
             let _ = timeout(BEAT_EVERY, feed.advanced()).await;
@@ -86,18 +86,18 @@ impl Presence {
     }
 
     async fn beat(&self, heartbeat: &Heartbeat, signed_in: bool) -> Result<(), StoreError> {
-        let seat = self.seat.lock().id().to_owned();
+        let gateway_id = self.gateway_id.lock().id().to_owned();
         let before =
-            register::sign_in(&self.link, &self.names, &seat, &self.node, heartbeat).await?;
+            register::sign_in(&self.link, &self.names, &gateway_id, &self.node, heartbeat).await?;
         match before {
             Some(node) if node == self.node => {}
             Some(killed) if !signed_in => {
                 tracing::info!(%killed, "takes over the entry of a gateway that did not sign off");
             }
             Some(other) => {
-                tracing::warn!(%other, "another gateway signs in at the same seat, which is a copy: this one takes another");
-                register::sign_off(&self.link, &self.names, &seat).await?;
-                self.seat.lock().rename();
+                tracing::warn!(%other, "another gateway signs in with the same id, which is a copy: this one takes another id");
+                register::sign_off(&self.link, &self.names, &gateway_id).await?;
+                self.gateway_id.lock().rename();
             }
             None if signed_in => {
                 let silent = self.silent.lock().clone();
@@ -109,9 +109,9 @@ impl Presence {
     }
 
     async fn look_around(&self) -> Result<(), StoreError> {
-        let own = self.seat.lock().id().to_owned();
+        let own = self.gateway_id.lock().id().to_owned();
         let mut silent = register::read(&self.link, &self.names).await?;
-        silent.retain(|entry| !entry.is_live() && entry.seat != own);
+        silent.retain(|entry| !entry.is_live() && entry.gateway_id != own);
         if !silent.is_empty() {
             self.take_off_ended(&mut silent).await?;
         }
@@ -126,17 +126,18 @@ impl Presence {
         Ok(())
     }
 
-    /// Takes the entries off whose processes ended on this machine.
-    async fn take_off_ended(&self, silent: &mut Vec<Entry>) -> Result<(), StoreError> {
+    /// Removes the entries of processes that ended on this machine.
+    async fn take_off_ended(&self, silent: &mut Vec<RegisterEntry>) -> Result<(), StoreError> {
         let Some(replica) = self.replica.clone() else {
             return Ok(());
         };
-        let vacant = on_thread(move || Seat::vacant(&replica)).await?;
-        // Held until their entries are off, so that no process signs in at one of them meanwhile.
-        let vacant = vacant.map_err(|error| StoreError::Failed(format!("the seats: {error}")))?;
+        let vacant = on_thread(move || GatewayId::vacant(&replica)).await?;
+        // Held until their entries are removed, so that no process signs in at one of them meanwhile.
+        let vacant =
+            vacant.map_err(|error| StoreError::Failed(format!("the gateway ids: {error}")))?;
         let mut kept = Vec::new();
         for entry in silent.drain(..) {
-            let ended = vacant.iter().any(|seat| seat.id() == entry.seat);
+            let ended = vacant.iter().any(|id| id.id() == entry.gateway_id);
             if ended && register::remove(&self.link, &self.names, &entry).await? {
                 let killed = &entry.name;
                 tracing::info!(%killed, "a gateway of this machine ended without signing off: its entry in the register is removed");
@@ -148,18 +149,18 @@ impl Presence {
         Ok(())
     }
 
-    /// Signs off: this gateway ends in order.
+    /// Signs off: this gateway shuts down in an orderly way.
     pub async fn sign_off(&self) -> Result<(), StoreError> {
-        let seat = self.seat.lock().id().to_owned();
-        register::sign_off(&self.link, &self.names, &seat).await
+        let gateway_id = self.gateway_id.lock().id().to_owned();
+        register::sign_off(&self.link, &self.names, &gateway_id).await
     }
 }
 
-/// Does what touches files.
+/// Runs file access on a blocking thread.
 async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, StoreError> {
     tokio::task::spawn_blocking(work)
         .await
-        .map_err(|error| StoreError::Failed(format!("a seat's file: {error}")))
+        .map_err(|error| StoreError::Failed(format!("the file of a gateway id: {error}")))
 }

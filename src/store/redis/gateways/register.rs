@@ -2,7 +2,7 @@
 //!
 //! A gateway signs in with its first heartbeat and signs off when it ends in order. One without a recent heartbeat is silent: it may
 //! be dead, or disconnected from Redis and serving from its replica. It remains in the register, and is named by every command
-//! that changes a key, until a process signs in at its seat again or an operator strikes it off. The register is one hash, in one
+//! that changes a key, until a process signs in with its id again or an operator strikes it off. The register is one hash, in one
 //! slot of a cluster; its times are those of the server that holds it.
 //!
 //! Invariant: no entry is removed because of its age.
@@ -22,21 +22,21 @@ use crate::store::redis::wire::link::Link;
 use crate::store::redis::wire::script::{Arguments, REGISTER, SIGN_IN, STRIKE_OFF};
 use crate::store::{ChangeMark, Forgotten, NodeName, StoreError, Unconfirmed};
 
-/// How often it is looked whether gateways have applied a change.
+/// How often to check whether gateways have applied a change.
 const AWAIT_EVERY: Duration = Duration::from_millis(10);
-/// How often striking a gateway off is tried anew, because its entry changed meanwhile.
+/// How often the removal of a gateway is repeated if its entry changed meanwhile.
 const STRIKE_TRIES: usize = 5;
 
-/// A gateway on the register.
+/// A gateway in the register.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
-    /// Its seat.
-    pub seat: String,
-    /// The process in it, or the last one that was.
+pub struct RegisterEntry {
+    /// Its gateway id.
+    pub gateway_id: String,
+    /// The process with this id, or the last one that had it.
     pub name: NodeName,
     /// The time of its last heartbeat.
     pub heard: Timestamp,
-    /// How long ago that was, whichever way the server's clock was set since.
+    /// The difference between that time and the server's clock, in either direction.
     pub age: Duration,
     /// Its last heartbeat; `None` if that cannot be read.
     pub heartbeat: Option<Heartbeat>,
@@ -44,20 +44,20 @@ pub struct Entry {
     pub packed: String,
 }
 
-impl Entry {
-    /// An entry that cannot be read is of a gateway that was never heard of, by the name of its seat.
-    fn of(seat: String, packed: String, now_ms: i64) -> Entry {
+impl RegisterEntry {
+    /// An unreadable entry becomes a gateway without heartbeats that has its id as its name.
+    fn of(gateway_id: String, packed: String, now_ms: i64) -> RegisterEntry {
         let mut parts = packed.splitn(3, ' ');
         let heard_ms: i64 = parts.next().and_then(|ms| ms.parse().ok()).unwrap_or(0);
-        let name = parts.next().unwrap_or(&seat).to_owned();
-        Entry {
+        let name = parts.next().unwrap_or(&gateway_id).to_owned();
+        RegisterEntry {
             name: NodeName(name),
             heard: Timestamp::from_millisecond(heard_ms).unwrap_or_default(),
             age: Duration::from_millis(now_ms.abs_diff(heard_ms)),
             heartbeat: parts
                 .next()
                 .and_then(|text| serde_json::from_str(text).ok()),
-            seat,
+            gateway_id,
             packed,
         }
     }
@@ -73,17 +73,17 @@ impl Entry {
     }
 }
 
-/// Enters a gateway, or renews its entry. Returns the process whose entry the seat had before, if any.
+/// Enters a gateway, or renews its entry. Returns the process whose entry the id had before, if any.
 pub async fn sign_in(
     link: &Link,
     names: &Names,
-    seat: &str,
+    gateway_id: &str,
     node: &NodeName,
     heartbeat: &Heartbeat,
 ) -> Result<Option<NodeName>, StoreError> {
     let text = serde_json::to_string(heartbeat)
         .map_err(|error| StoreError::Failed(format!("a heartbeat cannot be written: {error}")))?;
-    let arguments = Arguments::new().text(seat).text(&node.0).text(text);
+    let arguments = Arguments::new().text(gateway_id).text(&node.0).text(text);
     let value = link
         .run(&SIGN_IN, &[&names.register()], &arguments, link.deadline())
         .await?;
@@ -92,20 +92,24 @@ pub async fn sign_in(
 }
 
 /// Removes a gateway that ends in order.
-pub async fn sign_off(link: &Link, names: &Names, seat: &str) -> Result<(), StoreError> {
-    link.ask(redis::cmd("HDEL").arg(names.register()).arg(seat))
+pub async fn sign_off(link: &Link, names: &Names, gateway_id: &str) -> Result<(), StoreError> {
+    link.ask(redis::cmd("HDEL").arg(names.register()).arg(gateway_id))
         .await?;
     Ok(())
 }
 
 /// Restores entries that the store lost.
-pub async fn put_back(link: &Link, names: &Names, entries: &[Entry]) -> Result<(), StoreError> {
+pub async fn put_back(
+    link: &Link,
+    names: &Names,
+    entries: &[RegisterEntry],
+) -> Result<(), StoreError> {
     let mut pipeline = redis::pipe();
     for entry in entries {
         pipeline
             .cmd("HSETNX")
             .arg(names.register())
-            .arg(&entry.seat)
+            .arg(&entry.gateway_id)
             .arg(&entry.packed);
     }
     if !entries.is_empty() {
@@ -114,8 +118,8 @@ pub async fn put_back(link: &Link, names: &Names, entries: &[Entry]) -> Result<(
     Ok(())
 }
 
-/// All gateways on the register, by name.
-pub async fn read(link: &Link, names: &Names) -> Result<Vec<Entry>, StoreError> {
+/// All gateways in the register, by name.
+pub async fn read(link: &Link, names: &Names) -> Result<Vec<RegisterEntry>, StoreError> {
     let keys = names.register();
     let value = link
         .run(&REGISTER, &[&keys], &Arguments::new(), link.deadline())
@@ -123,14 +127,17 @@ pub async fn read(link: &Link, names: &Names) -> Result<Vec<Entry>, StoreError> 
     let (now_ms, all) =
         <(i64, HashMap<String, String>)>::from_redis_value(value).map_err(unreadable)?;
     let all = all.into_iter();
-    let mut entries: Vec<Entry> = all
-        .map(|(seat, packed)| Entry::of(seat, packed, now_ms))
+    let mut entries: Vec<RegisterEntry> = all
+        .map(|(gateway_id, packed)| RegisterEntry::of(gateway_id, packed, now_ms))
         .collect();
-    entries.sort_unstable_by(|one, other| (&one.name, &one.seat).cmp(&(&other.name, &other.seat)));
+    entries.sort_unstable_by(|one, other| {
+        (&one.name, &one.gateway_id).cmp(&(&other.name, &other.gateway_id))
+    });
     Ok(entries)
 }
 
-/// The gateways that have not confirmed a change after `patience`. Silent ones are waited for too: they may be about to be heard.
+/// The gateways that have not confirmed a change after `patience`. Silent ones are waited for too: they may send a heartbeat
+/// soon.
 pub async fn await_applied(
     link: &Link,
     names: &Names,
@@ -155,7 +162,7 @@ pub async fn await_applied(
 }
 
 /// Removes a silent entry without an audit entry; `false` if it changed meanwhile.
-pub async fn remove(link: &Link, names: &Names, entry: &Entry) -> Result<bool, StoreError> {
+pub async fn remove(link: &Link, names: &Names, entry: &RegisterEntry) -> Result<bool, StoreError> {
     strike(link, names, entry, None).await
 }
 
@@ -175,8 +182,8 @@ pub async fn strike_off(
             return Ok(Forgotten::Lives);
         }
         let now = read_time(link.ask(&redis::cmd("TIME")).await?)?;
-        let told = audit::Entry::of_forgotten(&node.0, entry.heard, now, author);
-        if strike(link, names, entry, Some(&told)).await? {
+        let audited = audit::Entry::of_forgotten(&node.0, entry.heard, now, author);
+        if strike(link, names, entry, Some(&audited)).await? {
             return Ok(Forgotten::Struck { heard: entry.heard });
         }
     }
@@ -186,18 +193,19 @@ pub async fn strike_off(
 async fn strike(
     link: &Link,
     names: &Names,
-    entry: &Entry,
-    told: Option<&audit::Entry>,
+    entry: &RegisterEntry,
+    audited: Option<&audit::Entry>,
 ) -> Result<bool, StoreError> {
-    let version = told.map_or_else(String::new, |told| told.version.to_string());
-    let told = told.map(serde_json::to_string).transpose();
-    let told = told.map_err(|error| StoreError::Failed(format!("an audit entry: {error}")))?;
+    let version = audited.map_or_else(String::new, |audited| audited.version.to_string());
+    let audited = audited.map(serde_json::to_string).transpose();
+    let audited =
+        audited.map_err(|error| StoreError::Failed(format!("an audit entry: {error}")))?;
     let arguments = Arguments::new()
-        .text(&entry.seat)
+        .text(&entry.gateway_id)
         .text(&entry.packed)
         .text(version)
-        .text(told.unwrap_or_default());
-    let keys = [names.register(), names.gateway_trail()];
+        .text(audited.unwrap_or_default());
+    let keys = [names.register(), names.gateway_audit_trail()];
     let keys = keys.each_ref().map(String::as_str);
     let value = link
         .run(&STRIKE_OFF, &keys, &arguments, link.deadline())
@@ -219,15 +227,15 @@ mod tests {
             (10_000 + hold + 1, false),
             (10_000 - hold - 1, false),
         ] {
-            let entry = Entry::of("s".into(), packed.clone(), now_ms);
+            let entry = RegisterEntry::of("s".into(), packed.clone(), now_ms);
             assert_eq!(entry.is_live(), live, "{now_ms}");
             assert_eq!(entry.heard.as_millisecond(), 10_000);
             assert_eq!(entry.name, NodeName("a-1-00".into()));
             assert_eq!(entry.applied(), parse_place("7-1"));
         }
         let later = r#"10000 a-1-00 of a later version"#.to_owned();
-        assert_eq!(Entry::of("s".into(), later, 10_000).heartbeat, None);
-        let unreadable = Entry::of("s".into(), "nothing".into(), 10_000);
+        assert_eq!(RegisterEntry::of("s".into(), later, 10_000).heartbeat, None);
+        let unreadable = RegisterEntry::of("s".into(), "nothing".into(), 10_000);
         assert_eq!(unreadable.name, NodeName("s".into()));
         assert!(!unreadable.is_live());
     }

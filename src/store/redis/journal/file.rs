@@ -1,4 +1,4 @@
-//! The journal's file: made where it is missing, known as ours, and of one store only.
+//! The journal's file: created if it is missing, checked to be a journal, and of one store only.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,19 +10,19 @@ use crate::store::StoreError;
 use crate::store::redis::identity::StoreIdentity;
 use crate::store::status::JournalFacts;
 
-/// How long another process may hold the file.
+/// How long to wait for another process that has locked the file.
 const LOCK_WAIT_MAX: Duration = Duration::from_millis(250);
-/// What `PRAGMA user_version` says of a file that this code understands.
+/// The `PRAGMA user_version` of the files that this code reads.
 const SCHEMA_VERSION: i64 = 1;
-/// What `PRAGMA application_id` says of our files: "TCLJ".
+/// The `PRAGMA application_id` of these files: "TCLJ".
 const APPLICATION_ID: i64 = 0x54_43_4C_4A;
 
-/// Why there is no journal.
+/// Why the file cannot be used.
 #[derive(Debug)]
 pub enum Unusable {
-    /// It is another store's or another program's: only an operator can mend that.
+    /// The file belongs to another store or program, which only an operator can correct.
     Foreign(String),
-    /// It cannot be opened now, with the path and the reason.
+    /// The file cannot be opened now, with the path and the reason.
     Failed(String),
 }
 
@@ -34,11 +34,10 @@ impl From<Unusable> for StoreError {
     }
 }
 
-/// Opens the file for the store that `identity` names, readable by its owner only. A file of another store or program is not
-/// changed.
+/// Opens the file of the store `identity`, readable by its owner only. A file of another store or program is not changed.
 pub fn open(path: &Path, identity: &StoreIdentity) -> Result<Connection, Unusable> {
     create(path);
-    let failed = |error: rusqlite::Error| Unusable::Failed(told(path, &error));
+    let failed = |error: rusqlite::Error| Unusable::Failed(error_text(path, &error));
     let mut connection = Connection::open(path).map_err(failed)?;
     connection.busy_timeout(LOCK_WAIT_MAX).map_err(failed)?;
     let is_new = tables(&connection).map_err(failed)? == 0;
@@ -50,14 +49,14 @@ pub fn open(path: &Path, identity: &StoreIdentity) -> Result<Connection, Unusabl
     }
     match claim(&mut connection, identity).map_err(failed)? {
         None => Ok(connection),
-        Some((theirs, untold)) => Err(Unusable::Foreign(format!(
-            "{} is the journal of {theirs}, and the configuration says {identity}; it holds {untold} units that were served without Redis and not yet sent to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
+        Some((theirs, unsettled)) => Err(Unusable::Foreign(format!(
+            "{} is the journal of {theirs}, and the configuration says {identity}; it holds {unsettled} units that were served without Redis and not yet sent to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
             path.display()
         ))),
     }
 }
 
-/// Makes the file ours and this store's. Else: whose it is, and the units in it that its Redis may not know.
+/// Claims the file for this store. If it belongs to another one: returns that store, and the units that it may be missing.
 fn claim(
     connection: &mut Connection,
     identity: &StoreIdentity,
@@ -67,7 +66,7 @@ fn claim(
     }
     connection.pragma_update(None, "synchronous", "FULL")?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Another process may have been faster.
+    // Another process may have created them meanwhile.
     if tables(&transaction)? == 0 {
         transaction.execute_batch(rows::TABLES)?;
         transaction.execute_batch(&format!(
@@ -77,14 +76,14 @@ fn claim(
     rows::add_what_is_missing(&transaction)?;
     transaction.execute_batch(processes::TABLE)?;
     if let Some(theirs) = identity.claim(&transaction)? {
-        let untold = rows::untold_by_others(&transaction, "")?;
-        return Ok(Some((theirs, untold)));
+        let unsettled = rows::unsettled_of_others(&transaction, "")?;
+        return Ok(Some((theirs, unsettled)));
     }
     transaction.commit()?;
     Ok(None)
 }
 
-/// What the file says, without changing it; `None` where there is none.
+/// The contents of the file in summary, read without changing it, or `None` if there is no file.
 pub fn facts(path: &Path) -> Option<JournalFacts> {
     if !path.exists() {
         return None;
@@ -113,20 +112,20 @@ fn read_facts(path: &Path, facts: &mut JournalFacts) -> rusqlite::Result<()> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     connection.busy_timeout(LOCK_WAIT_MAX)?;
     facts.store = StoreIdentity::of(&connection)?.map(|identity| identity.to_string());
-    facts.pending_units = rows::untold_by_others(&connection, "")?;
+    facts.pending_units = rows::unsettled_of_others(&connection, "")?;
     (facts.counts, facts.unsettled_counts) = rows::how_many(&connection)?;
     Ok(())
 }
 
-/// An SQLite error with the file it is of.
-pub fn told(path: &Path, error: &rusqlite::Error) -> String {
+/// An SQLite error with the path of the file.
+pub fn error_text(path: &Path, error: &rusqlite::Error) -> String {
     format!("the journal {}: {error}", path.display())
 }
 
 fn create(path: &Path) {
     use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 
-    // Where these fail, opening the file says why.
+    // If these fail, opening the file reports why.
     if let Some(directory) = path
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty())

@@ -1,45 +1,45 @@
-//! The processes that write into the journal, and what Redis still holds of them when they are gone.
+//! The processes that write to the journal, and the counts that Redis has of them after they ended.
 //!
-//! A process enters its name before it counts and takes it off when it ends in order, with everything written. A name
-//! that stays is of a process that lives or was killed: what it had counted last, Redis alone may know.
+//! A process enters its name before it counts, and removes it at an orderly shutdown, after everything is written. A remaining
+//! name belongs to a process that is running or was killed, whose last counts may be in Redis only.
 
 use std::collections::BTreeSet;
 
 use rusqlite::{Connection, params};
 
-use super::rows::{self, CountRow, Rows, TotalsRow};
+use super::rows::{self, CountRow, JournalRows, TotalsRow};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::Totals;
 use crate::store::export::process_of;
 
-/// How long a name is kept that was never read after: as long as counts are (seconds).
+/// How long the name of a process is kept if its counts were never read: as long as the journal keeps counts (seconds).
 const KEPT_SECONDS: i64 = 35 * 86_400;
 
-/// The table; a file of an older version gets it when it is opened.
+/// The table; added to a file of an older version when it is opened.
 pub const TABLE: &str = "
     -- process: what the names of its producers begin with; seen: when it last wrote (Unix seconds).
     CREATE TABLE IF NOT EXISTS processes (process TEXT PRIMARY KEY, seen INTEGER NOT NULL) STRICT, WITHOUT ROWID;";
 
-/// A process that wrote into the journal and did not take its name off.
+/// A process that wrote to the journal and did not remove its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// What the names of its producers begin with.
+    /// The common prefix of its producers' names.
     pub name: String,
     /// When it last wrote (Unix seconds).
     pub seen: i64,
 }
 
-/// How the journal compares with counts that Redis holds.
+/// The differences between the journal and counts in Redis.
 #[derive(Debug, Default)]
-pub struct Lacking {
-    /// The days of keys of which it lacks counts, or has counts without their sheets.
+pub struct MissingCounts {
+    /// The days of keys whose counts the journal lacks, or has without their ledger rows.
     pub days: BTreeSet<(KeyId, Day)>,
-    /// Whether it holds something that Redis does not.
+    /// Whether the journal has something that Redis lacks.
     pub is_ahead: bool,
 }
 
-/// Says that a process writes at `now` (Unix seconds).
+/// Records that a process writes at `now` (Unix seconds).
 pub fn see(connection: &Connection, process: &str, now: i64) -> rusqlite::Result<()> {
     connection
         .prepare_cached(
@@ -50,7 +50,7 @@ pub fn see(connection: &Connection, process: &str, now: i64) -> rusqlite::Result
     Ok(())
 }
 
-/// Drops the names that are not needed any more at `now` (Unix seconds).
+/// Drops the names that are no longer needed at `now` (Unix seconds).
 pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
     connection
         .prepare_cached("DELETE FROM processes WHERE seen < ?1")?
@@ -58,7 +58,7 @@ pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Takes the name of a process off that has written everything.
+/// Removes the name of a process that has written everything.
 pub fn leave(connection: &Connection, process: &str) -> rusqlite::Result<()> {
     connection.execute("DELETE FROM processes WHERE process = ?1", [process])?;
     Ok(())
@@ -77,7 +77,7 @@ pub fn others(connection: &Connection, own: &str) -> rusqlite::Result<Vec<Proces
     ask.query_map([own], read)?.collect()
 }
 
-/// Takes the names of processes off that have not written since they were listed.
+/// Removes the names of processes that have not written since they were listed.
 pub fn forget(connection: &Connection, processes: &[Process]) -> rusqlite::Result<()> {
     let mut forget =
         connection.prepare_cached("DELETE FROM processes WHERE process = ?1 AND seen = ?2")?;
@@ -87,9 +87,9 @@ pub fn forget(connection: &Connection, processes: &[Process]) -> rusqlite::Resul
     Ok(())
 }
 
-/// What the journal lacks of counts that Redis holds.
-pub fn lacking(connection: &Connection, held: &[CountRow]) -> rusqlite::Result<Lacking> {
-    let mut found = Lacking::default();
+/// Compares the journal with counts in Redis.
+pub fn lacking(connection: &Connection, held: &[CountRow]) -> rusqlite::Result<MissingCounts> {
+    let mut found = MissingCounts::default();
     for row in held {
         let (ack, rack) = rows::marks(connection, row)?.unwrap_or_default();
         found.is_ahead |= ack > row.ack || rack > row.rack;
@@ -101,8 +101,8 @@ pub fn lacking(connection: &Connection, held: &[CountRow]) -> rusqlite::Result<L
     Ok(found)
 }
 
-/// Writes rows that Redis holds; no number is lowered. Whether the journal holds something that Redis does not.
-pub fn inherit(connection: &Connection, held: &Rows) -> rusqlite::Result<bool> {
+/// Writes rows from Redis; no number is lowered. Returns whether the journal has something that Redis lacks.
+pub fn recover(connection: &Connection, held: &JournalRows) -> rusqlite::Result<bool> {
     let mut is_ahead = false;
     for row in &held.counts {
         let (ack, rack) = rows::marks(connection, row)?.unwrap_or_default();
@@ -111,14 +111,14 @@ pub fn inherit(connection: &Connection, held: &Rows) -> rusqlite::Result<bool> {
             rows::write_count(connection, row)?;
         }
     }
-    Ok(is_ahead | inherit_sheets(connection, &held.sheets)?)
+    Ok(is_ahead | recover_totals(connection, &held.totals)?)
 }
 
-fn inherit_sheets(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Result<bool> {
+fn recover_totals(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Result<bool> {
     let mut is_ahead = false;
     for row in held {
-        let Some(own) = rows::sheet(connection, row)? else {
-            rows::write_sheet(connection, row)?;
+        let Some(own) = rows::totals(connection, row)? else {
+            rows::write_totals(connection, row)?;
             continue;
         };
         let (numbers, theirs) = (own.totals.numbers(), row.totals.numbers());
@@ -136,7 +136,7 @@ fn inherit_sheets(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Resu
                 settled: is_theirs,
                 ..row.clone()
             };
-            rows::write_sheet(connection, &merged)?;
+            rows::write_totals(connection, &merged)?;
         }
     }
     Ok(is_ahead)

@@ -37,9 +37,9 @@ pub const TABLES: &str = "
         PRIMARY KEY (date, key, producer, endpoint)
     ) STRICT, WITHOUT ROWID;";
 
-/// The columns that later versions added to the sheets: the other totals, the ceiling of the charges, and the tier ('' if it is
-/// unknown). Each has a default, so that a process without knowledge of a column can still write.
-const ADDED_TO_SHEETS: [(&str, &str); 7] = [
+/// The columns that later versions added to the table `sheets`: the other totals, the ceiling of the charges, and the tier (''
+/// if it is unknown). Each has a default, so that a process without knowledge of a column can still write.
+const ADDED_TO_TOTALS: [(&str, &str); 7] = [
     ("refused_burst", "INTEGER NOT NULL DEFAULT 0"),
     ("refused_concurrent", "INTEGER NOT NULL DEFAULT 0"),
     ("refused_not_found", "INTEGER NOT NULL DEFAULT 0"),
@@ -49,7 +49,7 @@ const ADDED_TO_SHEETS: [(&str, &str); 7] = [
     ("tier", "TEXT NOT NULL DEFAULT ''"),
 ];
 
-macro_rules! sheet_columns {
+macro_rules! totals_columns {
     () => {
         "SELECT date, key, producer, first, next, endpoint, tier, requests, charged, refunded, refused_tier, refused_quota,
             refused_burst, refused_concurrent, refused_not_found, refused_method, day_limit, granted
@@ -64,7 +64,7 @@ const WRITE_COUNT: &str = "
         ack = max(ack, excluded.ack), rack = max(rack, excluded.rack),
         untold = CASE WHEN excluded.ack >= ack THEN excluded.untold ELSE untold END,
         settled = excluded.settled AND excluded.ack >= ack AND excluded.rack >= rack";
-const WRITE_SHEET: &str = "
+const WRITE_TOTALS: &str = "
     INSERT INTO sheets (date, key, producer, endpoint, first, next, settled, tier, requests, charged, refunded,
         refused_tier, refused_quota, refused_burst, refused_concurrent, refused_not_found, refused_method, day_limit,
         granted)
@@ -75,17 +75,17 @@ const WRITE_SHEET: &str = "
         refused_burst = excluded.refused_burst, refused_concurrent = excluded.refused_concurrent,
         refused_not_found = excluded.refused_not_found, refused_method = excluded.refused_method,
         day_limit = excluded.day_limit, granted = excluded.granted, settled = excluded.settled";
-const UNTOLD_BY_OTHERS: &str = "
+const UNSETTLED_OF_OTHERS: &str = "
     SELECT coalesce(sum(untold), 0) FROM counts WHERE date = ?1 AND key = ?2 AND producer <> ?3";
 const COUNTS_OF_OTHERS: &str = "
     SELECT date, key, producer, first, next, ack, rack, untold FROM counts
     WHERE date = ?1 AND key = ?2 AND producer NOT GLOB ?3";
-const SHEET: &str = concat!(
-    sheet_columns!(),
+const TOTALS: &str = concat!(
+    totals_columns!(),
     " WHERE date = ?1 AND key = ?2 AND producer = ?3 AND endpoint = ?4"
 );
-const SHEETS_OF_OTHERS: &str = concat!(
-    sheet_columns!(),
+const TOTALS_OF_OTHERS: &str = concat!(
+    totals_columns!(),
     " WHERE date = ?1 AND key = ?2 AND producer NOT GLOB ?3"
 );
 // The tables are in this order; a day whose rows are all this process's own is passed over.
@@ -96,18 +96,18 @@ const DAYS_OF_OTHERS: [&str; 2] = [
         ORDER BY date, key LIMIT ?4",
 ];
 const SUMS_OF_PROCESS: &str = "
-    SELECT counted.ack, counted.rack, told.charged, told.refunded FROM
+    SELECT counted.ack, counted.rack, attributed.charged, attributed.refunded FROM
     (SELECT coalesce(sum(ack), 0) AS ack, coalesce(sum(rack), 0) AS rack FROM counts
         WHERE date = ?1 AND key = ?2 AND producer GLOB ?3) AS counted,
     (SELECT coalesce(sum(charged), 0) AS charged, coalesce(sum(refunded), 0) AS refunded FROM sheets
-        WHERE date = ?1 AND key = ?2 AND producer GLOB ?3) AS told";
+        WHERE date = ?1 AND key = ?2 AND producer GLOB ?3) AS attributed";
 // Of the past days, those with rows that Redis is not known to have.
 const UNSETTLED: &str = "SELECT date, key FROM counts WHERE settled = 0 AND next < ?1
     UNION SELECT date, key FROM sheets WHERE settled = 0 AND next < ?1";
 const SETTLE_COUNT: &str = "
     UPDATE counts SET settled = 1, untold = 0
     WHERE date = ?1 AND key = ?2 AND producer = ?3 AND ack = ?4 AND rack = ?5";
-const SETTLE_SHEET: &str = "
+const SETTLE_TOTALS: &str = "
     UPDATE sheets SET settled = 1 WHERE date = ?1 AND key = ?2 AND producer = ?3 AND endpoint = ?4
     AND (requests, charged, refunded, refused_tier, refused_quota, refused_burst, refused_concurrent, refused_not_found,
         refused_method, day_limit, granted) = (?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)";
@@ -128,7 +128,7 @@ pub struct CountRow {
     /// Units refunded.
     pub rack: u64,
     /// Units served without Redis that it may not have.
-    pub untold: u64,
+    pub unsettled_units: u64,
     /// Whether Redis has these values.
     pub settled: bool,
 }
@@ -155,30 +155,30 @@ pub struct TotalsRow {
 }
 
 /// A key's day, in the order of the tables.
-pub type Place = (Date, KeyId);
+pub type DateAndKey = (Date, KeyId);
 
-/// Counts and sheets that are written together.
+/// Counts and totals that are written together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rows {
+pub struct JournalRows {
     /// Counts.
     pub counts: Vec<CountRow>,
-    /// ProducerTotals, none of them newer than the counts of its process.
-    pub sheets: Vec<TotalsRow>,
+    /// Totals, none of them newer than the counts of their process.
+    pub totals: Vec<TotalsRow>,
 }
 
 /// The outcome of journaling units to be served.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Written {
+pub enum ServeOutcome {
     /// The units are on disk. The other processes of the journal have served `others` units of the key's day.
     Durable {
         /// Units of the other processes.
         others: u64,
     },
-    /// With what others served, it would pass the allowance: it is not written.
+    /// Together with the units of others, it would exceed the allowance: it is not written.
     Beyond,
 }
 
-/// Writes the number of gateways that live.
+/// Writes the number of live gateways.
 pub fn remember_nodes(connection: &Connection, nodes: u64) -> rusqlite::Result<()> {
     connection
         .prepare_cached(REMEMBER)?
@@ -186,7 +186,7 @@ pub fn remember_nodes(connection: &Connection, nodes: u64) -> rusqlite::Result<(
     Ok(())
 }
 
-/// The number that was last written.
+/// The last written number of live gateways.
 pub fn nodes(connection: &Connection) -> rusqlite::Result<Option<u64>> {
     let sql = "SELECT value FROM meta WHERE name = 'nodes'";
     let mut rows = connection.prepare_cached(sql)?;
@@ -194,7 +194,7 @@ pub fn nodes(connection: &Connection) -> rusqlite::Result<Option<u64>> {
     Ok(value.transpose()?.and_then(|value| value.parse().ok()))
 }
 
-/// Drops what is not needed any more at `now` (Unix seconds): a key's day whole, or nothing of it.
+/// Drops rows that are no longer needed at `now` (Unix seconds): all rows of a key's day, or none.
 pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
     for table in ["counts", "sheets"] {
         let drop = format!(
@@ -209,24 +209,24 @@ pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
 }
 
 /// Units served without Redis, and not known to be settled, by producers whose names do not match `own`.
-pub fn untold_by_others(connection: &Connection, own: &str) -> rusqlite::Result<u64> {
+pub fn unsettled_of_others(connection: &Connection, own: &str) -> rusqlite::Result<u64> {
     let sql = "SELECT coalesce(sum(untold), 0) FROM counts WHERE producer NOT GLOB ?1";
     connection.query_row(sql, [own], |row| Ok(units(row.get(0)?)))
 }
 
-/// How many counts there are, and how many of them Redis is not known to hold.
+/// The number of counts, and of those that Redis is not known to have.
 pub fn how_many(connection: &Connection) -> rusqlite::Result<(u64, u64)> {
     let sql = "SELECT count(*), coalesce(sum(1 - settled), 0) FROM counts";
     connection.query_row(sql, [], |row| Ok((units(row.get(0)?), units(row.get(1)?))))
 }
 
-/// Days of keys of which producers have written whose names do not match `own`, in order, after `last`, with their rows.
+/// The days of keys after `last`, in order, with rows of producers whose names do not match `own`, and these rows.
 pub fn days_of_others(
     connection: &Connection,
     own: &str,
-    last: Option<Place>,
+    last: Option<DateAndKey>,
     most: usize,
-) -> rusqlite::Result<Vec<(Place, Rows)>> {
+) -> rusqlite::Result<Vec<(DateAndKey, JournalRows)>> {
     let (date, key) = match &last {
         Some((date, key)) => (date.to_string(), key.as_str()),
         None => Default::default(),
@@ -240,15 +240,15 @@ pub fn days_of_others(
         }
     }
     let mut counts = connection.prepare_cached(COUNTS_OF_OTHERS)?;
-    let mut sheets = connection.prepare_cached(SHEETS_OF_OTHERS)?;
+    let mut totals = connection.prepare_cached(TOTALS_OF_OTHERS)?;
     let days = days.into_iter().take(most).map(|(date, key)| {
         let place = params![date.to_string(), key.as_str(), own];
-        let rows = Rows {
+        let rows = JournalRows {
             counts: counts
                 .query_map(place, read_count)?
                 .collect::<Result<_, _>>()?,
-            sheets: sheets
-                .query_map(place, read_sheet)?
+            totals: totals
+                .query_map(place, read_totals)?
                 .collect::<Result<_, _>>()?,
         };
         Ok(((date, key), rows))
@@ -256,7 +256,7 @@ pub fn days_of_others(
     days.collect()
 }
 
-/// Whether the sheets of a process on a key's day tell all the units that its counts do.
+/// Whether the ledger rows of a process on a key's day contain all units of its counts.
 pub fn is_attributed(
     connection: &Connection,
     process: &str,
@@ -273,7 +273,7 @@ pub fn is_attributed(
         .query_row(place, read)
 }
 
-/// What is written of the same producer, key and day: units consumed and given back.
+/// The written units, consumed and refunded, of the same producer, key and day.
 pub fn marks(connection: &Connection, row: &CountRow) -> rusqlite::Result<Option<(u64, u64)>> {
     let sql = "SELECT ack, rack FROM counts WHERE date = ?1 AND key = ?2 AND producer = ?3";
     let place = params![row.day.date.to_string(), row.key.as_str(), row.producer];
@@ -282,19 +282,19 @@ pub fn marks(connection: &Connection, row: &CountRow) -> rusqlite::Result<Option
         .optional()
 }
 
-/// What is written of the same producer, key, day and endpoint.
-pub fn sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<Option<TotalsRow>> {
+/// The written row of the same producer, key, day and endpoint.
+pub fn totals(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<Option<TotalsRow>> {
     let place = params![
         row.day.date.to_string(),
         row.key.as_str(),
         row.producer,
         &*row.endpoint
     ];
-    let mut ask = connection.prepare_cached(SHEET)?;
-    ask.query_row(place, read_sheet).optional()
+    let mut ask = connection.prepare_cached(TOTALS)?;
+    ask.query_row(place, read_totals).optional()
 }
 
-/// Notes that Redis holds the row, unless it changed.
+/// Marks that Redis has the row, unless it changed.
 pub fn settle_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<()> {
     connection.prepare_cached(SETTLE_COUNT)?.execute(params![
         row.day.date.to_string(),
@@ -306,9 +306,9 @@ pub fn settle_count(connection: &Connection, row: &CountRow) -> rusqlite::Result
     Ok(())
 }
 
-/// Notes that Redis holds the row, unless it changed.
-pub fn settle_sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<()> {
-    let mut settle = connection.prepare_cached(SETTLE_SHEET)?;
+/// Marks that Redis has the row, unless it changed.
+pub fn settle_totals(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<()> {
+    let mut settle = connection.prepare_cached(SETTLE_TOTALS)?;
     settle.raw_bind_parameter(1, row.day.date.to_string())?;
     settle.raw_bind_parameter(2, row.key.as_str())?;
     settle.raw_bind_parameter(3, &row.producer)?;
@@ -318,7 +318,7 @@ pub fn settle_sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Resul
     Ok(())
 }
 
-/// The totals and what they were judged by, from a parameter on.
+/// Binds the totals and the ceiling, from the parameter `first` on.
 fn bind_numbers(
     statement: &mut Statement<'_>,
     first: usize,
@@ -332,14 +332,14 @@ fn bind_numbers(
     Ok(())
 }
 
-/// Writes a unit down if it fits the allowance with what others have served.
+/// Writes units to be served, if they fit the allowance together with those that others served.
 pub fn serve(
     connection: &Connection,
     count: &CountRow,
-    sheet: &TotalsRow,
+    totals: &TotalsRow,
     allowance: Option<u64>,
-) -> rusqlite::Result<Written> {
-    let others = connection.prepare_cached(UNTOLD_BY_OTHERS)?.query_row(
+) -> rusqlite::Result<ServeOutcome> {
+    let others = connection.prepare_cached(UNSETTLED_OF_OTHERS)?.query_row(
         params![
             count.day.date.to_string(),
             count.key.as_str(),
@@ -348,26 +348,26 @@ pub fn serve(
         |row| row.get::<_, i64>(0),
     )?;
     let others = units(others);
-    if allowance.is_some_and(|allowance| others + count.untold > allowance) {
-        return Ok(Written::Beyond);
+    if allowance.is_some_and(|allowance| others + count.unsettled_units > allowance) {
+        return Ok(ServeOutcome::Beyond);
     }
     write_count(connection, count)?;
-    write_sheet(connection, sheet)?;
-    Ok(Written::Durable { others })
+    write_totals(connection, totals)?;
+    Ok(ServeOutcome::Durable { others })
 }
 
-/// Writes rows as they are now.
+/// Writes the current values of rows.
 pub fn write(
     connection: &Connection,
-    rows: &Rows,
+    rows: &JournalRows,
     turns: &mut CooperativeYield,
 ) -> rusqlite::Result<()> {
     for row in &rows.counts {
         write_count(connection, row)?;
         turns.step();
     }
-    for row in &rows.sheets {
-        write_sheet(connection, row)?;
+    for row in &rows.totals {
+        write_totals(connection, row)?;
         turns.step();
     }
     Ok(())
@@ -383,16 +383,16 @@ pub fn write_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<
         row.day.end,
         number(row.ack),
         number(row.rack),
-        number(row.untold),
+        number(row.unsettled_units),
         row.settled
     ])?;
     Ok(())
 }
 
-/// Writes a sheet as it is.
-pub fn write_sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<()> {
+/// Writes a ledger row; it replaces the old values.
+pub fn write_totals(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<()> {
     let tier = row.tier.as_ref().map_or("", TierName::as_str);
-    let mut write = connection.prepare_cached(WRITE_SHEET)?;
+    let mut write = connection.prepare_cached(WRITE_TOTALS)?;
     write.raw_bind_parameter(1, row.day.date.to_string())?;
     write.raw_bind_parameter(2, row.key.as_str())?;
     write.raw_bind_parameter(3, &row.producer)?;
@@ -406,10 +406,10 @@ pub fn write_sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Result
     Ok(())
 }
 
-/// Adds the columns that the file does not have yet.
+/// Adds the columns that a file of an older version lacks.
 pub fn add_what_is_missing(connection: &Connection) -> rusqlite::Result<()> {
     let question = "SELECT count(*) FROM pragma_table_info('sheets') WHERE name = ?1";
-    for (column, definition) in ADDED_TO_SHEETS {
+    for (column, definition) in ADDED_TO_TOTALS {
         let there: i64 = connection.query_row(question, [column], |row| row.get(0))?;
         if there == 0 {
             let add = format!("ALTER TABLE sheets ADD COLUMN {column} {definition}");
@@ -424,13 +424,13 @@ fn unreadable(column: usize) -> rusqlite::Error {
     rusqlite::Error::InvalidColumnType(column, "date or key".into(), kind)
 }
 
-fn read_date_and_key(row: &Row<'_>) -> rusqlite::Result<Place> {
+fn read_date_and_key(row: &Row<'_>) -> rusqlite::Result<DateAndKey> {
     let text = |column: usize| row.get::<_, String>(column);
     let date = text(0)?.parse().map_err(|_| unreadable(0))?;
     Ok((date, text(1)?.parse().map_err(|_| unreadable(1))?))
 }
 
-/// Key, day and producer: the first five columns of both readings.
+/// Key, day and producer: the first five columns of both queries.
 fn read_place(row: &Row<'_>) -> rusqlite::Result<(KeyId, Day, String)> {
     let (date, key) = read_date_and_key(row)?;
     let day = Day {
@@ -449,12 +449,12 @@ fn read_count(row: &Row<'_>) -> rusqlite::Result<CountRow> {
         producer,
         ack: units(row.get(5)?),
         rack: units(row.get(6)?),
-        untold: units(row.get(7)?),
+        unsettled_units: units(row.get(7)?),
         settled: false,
     })
 }
 
-fn read_sheet(row: &Row<'_>) -> rusqlite::Result<TotalsRow> {
+fn read_totals(row: &Row<'_>) -> rusqlite::Result<TotalsRow> {
     let (key, day, producer) = read_place(row)?;
     let mut numbers = [0; Totals::NUMBERS];
     for (count, column) in numbers.iter_mut().zip(7..) {

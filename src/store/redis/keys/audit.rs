@@ -1,7 +1,7 @@
-//! Reading the audit trail.
+//! Reads the audit trail.
 //!
-//! The entry of a record's last change can be made of the record itself, so it is there even where Redis has lost its trail and
-//! the record was written back by a gateway.
+//! The entry of a record's last change can be derived from the record itself, so it is returned even if Redis lost the trail
+//! and a gateway wrote the record back.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ pub async fn read(
     for batch in records.chunks(BATCH) {
         let mut pipeline = Pipeline::new();
         for record in batch {
-            pipeline.cmd("HVALS").arg(names.trail(record.id));
+            pipeline.cmd("HVALS").arg(names.audit_trail(record.id));
         }
         let value = link.ask(&pipeline).await?;
         let trails = Vec::<Vec<String>>::from_redis_value(value).map_err(unreadable)?;
@@ -55,7 +55,7 @@ pub async fn read(
 /// The entries of the register of gateways.
 pub async fn of_gateways(link: &Link, names: &Names) -> Result<Vec<Entry>, StoreError> {
     let value = link
-        .ask(redis::cmd("HVALS").arg(names.gateway_trail()))
+        .ask(redis::cmd("HVALS").arg(names.gateway_audit_trail()))
         .await?;
     let packed = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
     packed.iter().map(|packed| unpacked(packed)).collect()

@@ -42,7 +42,7 @@ pub fn change_mark(reply: Option<&Value>) -> Result<ChangeMark, StoreError> {
 
 /// The names that `record.lua` works on.
 pub fn put_keys(names: &Names, id: KeyId) -> (String, String) {
-    (names.record(id), names.trail(id))
+    (names.record(id), names.audit_trail(id))
 }
 
 /// The arguments of `record.lua`.
@@ -51,13 +51,14 @@ pub fn put_arguments<'e>(
     expected: i64,
     old: Option<&KeyRecord>,
 ) -> Arguments<'e> {
-    let told = |record: &KeyRecord| serde_json::to_string(&Entry::of(record)).unwrap_or_default();
+    let packed_entry =
+        |record: &KeyRecord| serde_json::to_string(&Entry::of(record)).unwrap_or_default();
     Arguments::new()
         .number(expected)
         .count(entry.record.version)
         .text(entry.packed())
-        .text(told(&entry.record))
-        .text(old.map(told).unwrap_or_default())
+        .text(packed_entry(&entry.record))
+        .text(old.map(packed_entry).unwrap_or_default())
 }
 
 /// Writes a record, and the entry of its last change, if the stored version is `expected` (see `record.lua`).

@@ -1,11 +1,11 @@
-//! How current the replica of the key table is: read for every request, so without a lock.
+//! The age of the replica of the key table. It is read for every request, hence without a lock.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// When the table was known to be current: never.
+/// The table was never known to be current.
 const NEVER: i64 = i64::MIN;
 
 /// Whether the table is loaded, and when it was last known to be current.
@@ -13,12 +13,12 @@ const NEVER: i64 = i64::MIN;
 pub struct Current {
     loaded: AtomicBool,
     origin: Instant,
-    /// Milliseconds after `origin`; before it where the table was saved by an earlier process.
+    /// Milliseconds after `origin`; negative if an earlier process saved the table.
     at_ms: AtomicI64,
 }
 
 impl Current {
-    /// Of a table that is not loaded.
+    /// The state of a table that is not loaded.
     pub fn never() -> Current {
         Current {
             loaded: AtomicBool::new(false),
@@ -27,24 +27,24 @@ impl Current {
         }
     }
 
-    /// Notes that the table is loaded.
+    /// Records that the table is loaded.
     pub fn loaded(&self) {
         self.loaded.store(true, Ordering::Release);
     }
 
-    /// Notes that the table was known to be current so long ago.
+    /// Records that the table was known to be current this long ago.
     pub fn was_current(&self, ago: Duration) {
         let ago_ms = i64::try_from(ago.as_millis());
         let at_ms = ago_ms.map_or(NEVER, |ago_ms| self.now_ms() - ago_ms);
         self.at_ms.store(at_ms, Ordering::Release);
     }
 
-    /// Whether the table was loaded whole.
+    /// Whether the table was loaded completely.
     pub fn is_loaded(&self) -> bool {
         self.loaded.load(Ordering::Acquire)
     }
 
-    /// How long ago the table was known to be current; [`Duration::MAX`]: never.
+    /// The time since the table was known to be current; [`Duration::MAX`] if it never was.
     pub fn age(&self) -> Duration {
         match self.at_ms.load(Ordering::Acquire) {
             NEVER => Duration::MAX,

@@ -21,8 +21,8 @@ use tokio::time::{Instant, timeout};
 
 use super::codec::{parse_place, stream_id, unpacked, unreadable};
 use super::current::Current;
-use super::index::{self, IndexState, Pages};
-use super::records::{mend, mend_ways};
+use super::index::{self, IndexState, RecordPages};
+use super::records::{restore_lookups, write_back};
 use super::replica::{Origin, Replica, Standing};
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
@@ -89,7 +89,7 @@ struct StreamState {
 }
 
 /// A gateway's position, as one connection knows it.
-struct Follower<'a> {
+struct FeedConnection<'a> {
     feed: &'a Feed,
     connection: MultiplexedConnection,
     /// The processes of all servers that were reachable when the connection was made.
@@ -185,7 +185,7 @@ impl Feed {
         let mut connection = link.connect_apart(&names.feed()).await?;
         let mut run_ids = link.run_ids().await;
         run_ids.insert(run_id(&mut connection).await?);
-        let mut follower = Follower {
+        let mut follower = FeedConnection {
             feed: self,
             connection,
             run_ids,
@@ -213,7 +213,7 @@ impl Feed {
             Some(incarnation) => Some(incarnation.clone()),
             None => index::begin_incarnation(link, names).await?,
         };
-        let walked = self.walk(Pages::of(&before), &before).await?;
+        let walked = self.walk(RecordPages::of(&before), &before).await?;
         self.write_back(&walked).await?;
         if !before.is_complete
             && let Some(incarnation) = &incarnation
@@ -232,14 +232,14 @@ impl Feed {
     /// Adds all records of a walk to the table and returns their versions. A walk over every name also completes the index.
     async fn walk(
         &self,
-        mut pages: Pages,
+        mut pages: RecordPages,
         state: &IndexState,
     ) -> Result<HashMap<KeyId, u64>, StoreError> {
         let (link, names) = (&self.setting.link, &self.setting.names);
         let mut walked = HashMap::new();
         while let Some(records) = pages.next(link, names).await? {
             if !state.is_complete {
-                mend_ways(link, names, &records).await?;
+                restore_lookups(link, names, &records).await?;
             }
             for record in records {
                 walked.insert(record.id, record.version);
@@ -269,7 +269,7 @@ impl Feed {
             stored = stored.len(),
             "Redis lacks keys of this gateway's replica or has older versions: writing them back"
         );
-        mend(&self.setting.link, &self.setting.names, &lacking).await?;
+        write_back(&self.setting.link, &self.setting.names, &lacking).await?;
         Ok(())
     }
 
@@ -288,7 +288,7 @@ impl Feed {
         self.remember_zone().await?;
         // The walk does not use the index, which is what it checks.
         let walked = self
-            .walk(Pages::everywhere(), &IndexState::default())
+            .walk(RecordPages::everywhere(), &IndexState::default())
             .await?;
         self.write_back(&walked).await
     }
@@ -375,7 +375,7 @@ impl Feed {
     }
 }
 
-impl Follower<'_> {
+impl FeedConnection<'_> {
     /// Ensures that no change before the next read is missed.
     async fn catch_up(&mut self) -> Result<(), StoreError> {
         let feed = self.feed;

@@ -1,8 +1,8 @@
-//! Bringing many keys in, a batch at a time.
+//! Imports many keys, a batch at a time.
 //!
-//! The steps of a change (see [`super::records`]), each made for the whole batch in one round trip, in an order that lets a
-//! repetition find what a dead one left: claimed digests without a record; records that the feed was not told of, whose
-//! digests are still claimed only, for they are held for good after the feed has been told.
+//! The steps are those of a change (see [`super::records`]), each for the whole batch in one round trip. Their order lets a
+//! repeated import complete one that died: it finds claimed digests without a record, and records that are not in the feed,
+//! whose digests still have an expiry, because the expiry is removed only after the feed has the record.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::Link;
 use crate::store::{ChangeMark, Imported, KeyEntry, StoreError};
 
-/// Adds the keys that nobody has; answers what became of each, and the place of the last in the feed.
+/// Adds the keys whose secret and id are not in use. Returns the result for each key, and the feed position of the last one.
 pub async fn import(
     link: &Link,
     names: &Names,
@@ -45,12 +45,12 @@ pub async fn import(
     }
     index::enter(link, names, &free).await?;
     let added = write(link, names, &records, &mut outcomes, &mut unfinished).await?;
-    let mark = tell(link, names, &added, unfinished).await?;
+    let mark = publish(link, names, &added, unfinished).await?;
     release(link, names, &records, &outcomes).await?;
     Ok((outcomes, mark))
 }
 
-/// Claims the digests of each record; answers the id that holds or has claimed one of them, where it is another's.
+/// Claims the digests of each record. Returns, for each record, the other id that holds or has claimed one of them, if any.
 async fn claim(
     link: &Link,
     names: &Names,
@@ -73,16 +73,16 @@ async fn claim(
         .await?
         .into_iter();
     let holders = records.iter().map(|record| {
-        let told = replies.by_ref().take(digests(record).len());
-        let others = told.filter_map(|holder| holder?.parse().ok());
-        // All are taken: the next record's begin behind them.
+        let held_by = replies.by_ref().take(digests(record).len());
+        let others = held_by.filter_map(|holder| holder?.parse().ok());
+        // All replies of this record are consumed: the next record's follow.
         let others: Vec<KeyId> = others.filter(|holder| *holder != record.id).collect();
         others.first().copied()
     });
     Ok(holders.collect())
 }
 
-/// Writes the records that are to be added; corrects what became of those whose id is in use. Answers those that were written.
+/// Writes the records that are to be added, and corrects the results of those whose id is in use. Returns the written records.
 async fn write(
     link: &Link,
     names: &Names,
@@ -119,8 +119,9 @@ async fn write(
     Ok(written)
 }
 
-/// Tells the feed of what was added and of what a dead command added without telling, then holds the digests for good.
-async fn tell(
+/// Adds the new records to the feed, with those that a dead command wrote but did not add to it; then makes the claims of their
+/// digests permanent.
+async fn publish(
     link: &Link,
     names: &Names,
     added: &[KeyRecord],
@@ -130,19 +131,19 @@ async fn tell(
     for record in &held {
         pipeline.cmd("PTTL").arg(names.digest(&record.digest));
     }
-    // -1 is for good; -2 is none, whose claim has run out.
+    // -1: permanent; -2: the claim has expired.
     let lasting = replies::<i64>(link, &pipeline).await?;
-    let untold = held
+    let unpublished = held
         .into_iter()
         .zip(lasting)
         .filter(|(_, left)| *left != -1);
-    let told: Vec<KeyRecord> = added
+    let published: Vec<KeyRecord> = added
         .iter()
         .cloned()
-        .chain(untold.map(|(record, _)| record))
+        .chain(unpublished.map(|(record, _)| record))
         .collect();
     let (mut feed, mut hold) = (Pipeline::new(), Pipeline::new());
-    for record in &told {
+    for record in &published {
         for digest in digests(record) {
             let id = record.id.as_str();
             hold.cmd("SET").arg(names.digest(&digest)).arg(id);
@@ -157,7 +158,7 @@ async fn tell(
         .transpose()
 }
 
-/// Lets go of the digests claimed for records that were not written.
+/// Releases the digests that were claimed for records that were not written.
 async fn release(
     link: &Link,
     names: &Names,
@@ -199,7 +200,7 @@ fn is_same(stored: &KeyRecord, wanted: &KeyRecord) -> bool {
     digests(stored).contains(&wanted.digest)
 }
 
-/// The records with these ids, as far as there are any.
+/// The stored records among these ids.
 async fn stored(
     link: &Link,
     names: &Names,

@@ -1,9 +1,9 @@
-//! Finding all records: through the sets of ids, or through every name there is.
+//! Finds all records: through the sets of ids, or by a scan over every name.
 //!
-//! The sets are trusted only if each one's `indexed` names the store's incarnation: all go when the store is emptied, a
-//! master of a cluster that was emptied takes those of its sets with it, and a store that was filled before there were
-//! sets has none. Invariant: `indexed` is set after a walk over every name that entered what it found, and a new id is
-//! entered before its record is written.
+//! The sets are trusted only if the `indexed` of each one names the store's incarnation. All of these are lost when the store
+//! is emptied; an emptied master of a cluster loses those of its sets; a store from before the sets has none. Invariant:
+//! `indexed` is set after a scan over every name that entered the ids it found, and a new id is entered before its record is
+//! written.
 
 use std::collections::BTreeMap;
 
@@ -17,19 +17,19 @@ use crate::store::redis::names::{ID_SETS, Names};
 use crate::store::redis::wire::link::{Link, ScanPlace};
 use crate::store::redis::wire::request::LinkError;
 
-/// Members or names that one step of a walk looks at.
+/// The members or names of one step of a walk.
 const STEP: u32 = 1_000;
 
-/// What the store says of its key table as a whole.
+/// The state of the store's key table as a whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IndexState {
-    /// The store's data, from when it was empty on; `None` where it is empty or older than incarnations.
+    /// The incarnation of the store's data, or `None` if the store is empty or older than incarnations.
     pub incarnation: Option<String>,
-    /// Whether the sets hold all ids.
+    /// Whether the sets contain all ids.
     pub is_complete: bool,
 }
 
-/// Asks for the state.
+/// Reads the state.
 pub async fn state(link: &Link, names: &Names) -> Result<IndexState, StoreError> {
     let mut pipeline = Pipeline::new();
     pipeline.cmd("GET").arg(names.incarnation());
@@ -37,17 +37,17 @@ pub async fn state(link: &Link, names: &Names) -> Result<IndexState, StoreError>
         pipeline.cmd("GET").arg(names.indexed(set));
     }
     let value = link.ask(&pipeline).await?;
-    let mut told = Vec::<Option<String>>::from_redis_value(value)
+    let mut incarnations = Vec::<Option<String>>::from_redis_value(value)
         .map_err(unreadable)?
         .into_iter();
-    let incarnation = told.next().flatten();
+    let incarnation = incarnations.next().flatten();
     Ok(IndexState {
-        is_complete: incarnation.is_some() && told.all(|indexed| indexed == incarnation),
+        is_complete: incarnation.is_some() && incarnations.all(|indexed| indexed == incarnation),
         incarnation,
     })
 }
 
-/// Gives the store an incarnation unless it has one; answers the one it has then.
+/// Gives the store an incarnation unless it has one. Returns its incarnation.
 pub async fn begin_incarnation(link: &Link, names: &Names) -> Result<Option<String>, StoreError> {
     let mut random = [0; 12];
     os_entropy(&mut random);
@@ -58,7 +58,7 @@ pub async fn begin_incarnation(link: &Link, names: &Names) -> Result<Option<Stri
     Ok(state(link, names).await?.incarnation)
 }
 
-/// Says that the sets hold all ids of an incarnation.
+/// Records that the sets contain all ids of an incarnation.
 pub async fn completed(link: &Link, names: &Names, incarnation: &str) -> Result<(), StoreError> {
     let mut pipeline = Pipeline::new();
     for set in 0..ID_SETS {
@@ -68,7 +68,7 @@ pub async fn completed(link: &Link, names: &Names, incarnation: &str) -> Result<
     Ok(())
 }
 
-/// Enters ids.
+/// Enters ids in the sets.
 pub async fn enter(link: &Link, names: &Names, ids: &[KeyId]) -> Result<(), LinkError> {
     let mut sets: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for id in ids {
@@ -87,7 +87,7 @@ pub async fn enter(link: &Link, names: &Names, ids: &[KeyId]) -> Result<(), Link
     Ok(())
 }
 
-/// How many ids there are.
+/// The number of ids.
 pub async fn count(link: &Link, names: &Names) -> Result<u64, StoreError> {
     let mut pipeline = Pipeline::new();
     for set in 0..ID_SETS {
@@ -100,36 +100,36 @@ pub async fn count(link: &Link, names: &Names) -> Result<u64, StoreError> {
 
 /// A walk over all records, page by page. A record may be found twice.
 #[derive(Debug)]
-pub struct Pages {
-    next: Option<Place>,
+pub struct RecordPages {
+    next: Option<WalkPosition>,
 }
 
 #[derive(Debug)]
-enum Place {
+enum WalkPosition {
     Index { set: u32, cursor: u64 },
     Everywhere(ScanPlace),
 }
 
-impl Pages {
-    /// Through the index where it is complete, else through every name.
-    pub fn of(state: &IndexState) -> Pages {
+impl RecordPages {
+    /// A walk through the index if it is complete, else through every name.
+    pub fn of(state: &IndexState) -> RecordPages {
         if state.is_complete {
-            Pages {
-                next: Some(Place::Index { set: 0, cursor: 0 }),
+            RecordPages {
+                next: Some(WalkPosition::Index { set: 0, cursor: 0 }),
             }
         } else {
-            Pages::everywhere()
+            RecordPages::everywhere()
         }
     }
 
-    /// Through every name of all servers, counts and ledger included.
-    pub fn everywhere() -> Pages {
-        Pages {
-            next: Some(Place::Everywhere(ScanPlace::default())),
+    /// A walk through every name of all servers, counts and ledger included.
+    pub fn everywhere() -> RecordPages {
+        RecordPages {
+            next: Some(WalkPosition::Everywhere(ScanPlace::default())),
         }
     }
 
-    /// The records of the next page, which may be empty; `None` after the last.
+    /// The records of the next page, which may be empty, or `None` after the last.
     pub async fn next(
         &mut self,
         link: &Link,
@@ -137,24 +137,24 @@ impl Pages {
     ) -> Result<Option<Vec<KeyRecord>>, StoreError> {
         let found = match self.next.take() {
             None => return Ok(None),
-            Some(Place::Index { set, cursor }) => {
+            Some(WalkPosition::Index { set, cursor }) => {
                 let mut scan = redis::cmd("SSCAN");
                 scan.arg(names.ids(set)).arg(cursor).arg("COUNT").arg(STEP);
                 let (cursor, ids) = page(link.ask(&scan).await?)?;
                 self.next = match cursor {
                     0 if set + 1 == ID_SETS => None,
-                    0 => Some(Place::Index {
+                    0 => Some(WalkPosition::Index {
                         set: set + 1,
                         cursor: 0,
                     }),
-                    cursor => Some(Place::Index { set, cursor }),
+                    cursor => Some(WalkPosition::Index { set, cursor }),
                 };
                 let ids = ids.iter().filter_map(|id| id.parse::<KeyId>().ok());
                 ids.map(|id| names.record(id)).collect()
             }
-            Some(Place::Everywhere(place)) => {
+            Some(WalkPosition::Everywhere(place)) => {
                 let (next, found) = link.scan(place, &names.records(), STEP).await?;
-                self.next = next.map(Place::Everywhere);
+                self.next = next.map(WalkPosition::Everywhere);
                 found
             }
         };
@@ -166,7 +166,7 @@ fn page(value: Value) -> Result<(u64, Vec<String>), StoreError> {
     <(u64, Vec<String>)>::from_redis_value(value).map_err(unreadable)
 }
 
-/// The records with these names; what is missing or cannot be read is left out.
+/// The records with these names; missing and unreadable ones are omitted.
 pub async fn records(link: &Link, names: &[String]) -> Result<Vec<KeyRecord>, StoreError> {
     if names.is_empty() {
         return Ok(Vec::new());

@@ -22,7 +22,7 @@ use super::codec::{
     unpacked, unreadable,
 };
 use super::import;
-use super::index::{self, Pages};
+use super::index::{self, RecordPages};
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
@@ -36,7 +36,7 @@ use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
 
 /// Records written back in one round trip.
-const MEND_BATCH: usize = 128;
+const WRITE_BACK_BATCH: usize = 128;
 
 /// The key table as commands see it.
 pub struct Records {
@@ -77,31 +77,32 @@ impl Records {
         }
     }
 
-    /// How many replicas have the last change. Holds up the link meanwhile: for a command's own.
+    /// The number of replicas that have the last change. Blocks the link meanwhile, so use a command's own.
     pub async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError> {
         let masters = self.link.masters();
-        // A change spans masters of a cluster. One that took no part of it answers at once that its replicas have all.
-        let told = masters
+        // A change may span several masters of a cluster. A master without a part of it replies at once that its replicas have
+        // everything.
+        let asked = masters
             .iter()
             .map(|master| self.await_replicas_of(master, patience));
         let mut worst: Option<Replicas> = None;
-        for replicas in join_all(told).await {
+        for replicas in join_all(asked).await {
             let replicas = replicas?;
             let is_worse = worst.is_none_or(|worst| replicas.confirmed < worst.confirmed);
             if replicas.connected > 0 && is_worse {
                 worst = Some(replicas);
             }
         }
-        // The server answers for what came over this connection; over a new one nothing came.
+        // The server confirms only what was sent over the same connection; nothing was sent over a new one.
         let same = self.link.made() == self.written_on.load(Ordering::Acquire);
-        let mut told = worst.unwrap_or(Replicas {
+        let mut replicas = worst.unwrap_or(Replicas {
             connected: 0,
             confirmed: 0,
         });
         if !same {
-            told.confirmed = 0;
+            replicas.confirmed = 0;
         }
-        Ok(told)
+        Ok(replicas)
     }
 
     async fn await_replicas_of(
@@ -134,7 +135,7 @@ impl Records {
     pub async fn all(&self) -> Result<Vec<KeyRecord>, StoreError> {
         let mut records = BTreeMap::new();
         let state = index::state(&self.link, &self.names).await?;
-        let mut pages = Pages::of(&state);
+        let mut pages = RecordPages::of(&state);
         while let Some(page) = pages.next(&self.link, &self.names).await? {
             records.extend(page.into_iter().map(|record| (record.id, record)));
         }
@@ -147,7 +148,7 @@ impl Records {
     pub async fn holders(&self) -> Result<Vec<(KeyId, Arc<str>)>, StoreError> {
         let (mut holders, mut customers) = (BTreeMap::new(), Customers::default());
         let state = index::state(&self.link, &self.names).await?;
-        let mut pages = Pages::of(&state);
+        let mut pages = RecordPages::of(&state);
         while let Some(page) = pages.next(&self.link, &self.names).await? {
             let page = page.into_iter();
             holders.extend(page.map(|record| (record.id, customers.shared(record.customer))));
@@ -155,7 +156,7 @@ impl Records {
         Ok(holders.into_iter().collect())
     }
 
-    /// The records of some keys; a key without one is left out.
+    /// The records of some keys; a key without one is omitted.
     pub async fn of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
         let names: Vec<String> = ids.iter().map(|id| self.names.record(*id)).collect();
         index::records(&self.link, &names).await
@@ -173,7 +174,7 @@ impl Records {
         self.write(record, None).await
     }
 
-    /// Replaces a record of the version that `record` bears.
+    /// Replaces a record of the same version as `record`.
     pub async fn update(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
         let id = record.id;
         let old = self.get(id).await?.ok_or(ChangeError::UnknownKey(id))?;
@@ -190,7 +191,7 @@ impl Records {
         self.write(record, Some(&old)).await
     }
 
-    /// Brings in keys; see [`super::import`].
+    /// Imports keys; see [`super::import`].
     pub async fn import(
         &self,
         records: Vec<KeyRecord>,
@@ -206,7 +207,7 @@ impl Records {
     }
 
     /// The audit trail; see [`super::audit`].
-    pub async fn trail(&self, wanted: &Wanted) -> Result<Vec<Entry>, StoreError> {
+    pub async fn audit_trail(&self, wanted: &Wanted) -> Result<Vec<Entry>, StoreError> {
         let records = match wanted.key {
             Some(id) => self.get(id).await?.into_iter().collect(),
             None => self.all().await?,
@@ -252,7 +253,7 @@ impl Records {
             .filter(|digest| !wanted.contains(digest))
             .copied()
             .collect();
-        let mark = self.tell(&entry, &wanted, &dropped).await?;
+        let mark = self.publish(&entry, &wanted, &dropped).await?;
         Ok((entry.record.clone(), mark))
     }
 
@@ -298,7 +299,7 @@ impl Records {
     }
 
     /// Makes the claims of the digests permanent, and adds the change to the feed.
-    async fn tell(
+    async fn publish(
         &self,
         entry: &KeyEntry,
         wanted: &[KeyDigest],
@@ -323,9 +324,13 @@ fn version_at(now: Timestamp) -> u64 {
     u64::try_from(now.as_microsecond()).unwrap_or(1).max(1)
 }
 
-/// Writes records that the store lacks or holds older, revoked ones too, with their digests and ids.
-pub async fn mend(link: &Link, names: &Names, entries: &[Arc<KeyEntry>]) -> Result<(), LinkError> {
-    for batch in entries.chunks(MEND_BATCH) {
+/// Writes records that the store lacks or has in older versions, even revoked ones, with their digests and ids.
+pub async fn write_back(
+    link: &Link,
+    names: &Names,
+    entries: &[Arc<KeyEntry>],
+) -> Result<(), LinkError> {
+    for batch in entries.chunks(WRITE_BACK_BATCH) {
         let ids: Vec<KeyId> = batch.iter().map(|entry| entry.record.id).collect();
         index::enter(link, names, &ids).await?;
         let mut pipeline = Pipeline::new();
@@ -338,9 +343,13 @@ pub async fn mend(link: &Link, names: &Names, entries: &[Arc<KeyEntry>]) -> Resu
     Ok(())
 }
 
-/// Enters what stored records are found by: their ids in the index, their digests as held.
-pub async fn mend_ways(link: &Link, names: &Names, records: &[KeyRecord]) -> Result<(), LinkError> {
-    for batch in records.chunks(MEND_BATCH) {
+/// Completes the ways to find stored records: enters their ids in the index and their digests.
+pub async fn restore_lookups(
+    link: &Link,
+    names: &Names,
+    records: &[KeyRecord],
+) -> Result<(), LinkError> {
+    for batch in records.chunks(WRITE_BACK_BATCH) {
         let ids: Vec<KeyId> = batch.iter().map(|record| record.id).collect();
         index::enter(link, names, &ids).await?;
         let mut pipeline = Pipeline::new();

@@ -1,9 +1,9 @@
-//! The replica of the key table as it is saved on this machine: an SQLite file.
+//! The saved replica of the key table: an SQLite file on this machine.
 //!
-//! It holds records (digests, never secrets), the place in the feed they stand at, the instant at which they were known
-//! to be current, and whose they are. Readable by its owner only. Invariant: the place is never ahead of the records:
-//! both are written in one transaction, and a record is replaced by a newer version only, so that two processes (an
-//! upgrade) may share the file.
+//! The file contains records (digests, never secrets), their position in the feed, the instant at which they were known to be
+//! current, and the identity of their store. Only its owner can read it. Invariant: the position is never ahead of the records:
+//! both are written in one transaction, and a record is replaced only by a newer version, so that two processes (an upgrade)
+//! may share the file.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{DirBuilder, OpenOptions};
@@ -22,13 +22,13 @@ use crate::store::redis::identity::{StoreIdentity, joined, meta, split};
 use crate::store::redis::yielding::CooperativeYield;
 use crate::store::{KeyTable, StoreError};
 
-/// What `PRAGMA user_version` says of a file that this code understands.
+/// The `PRAGMA user_version` of the files that this code reads.
 const SCHEMA_VERSION: i64 = 1;
-/// What `PRAGMA application_id` says of our files: "TCLR".
+/// The `PRAGMA application_id` of these files: "TCLR".
 const APPLICATION_ID: i64 = 0x54_43_4C_52;
-/// How long another process of this machine may keep the file locked.
+/// How long to wait for another process of this machine that has locked the file.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
-/// Keys looked through, and rows written, without a pause.
+/// Keys examined, and rows written, without a pause.
 const KEYS_PER_TURN: u32 = 512;
 const ROWS_PER_TURN: u32 = 16;
 
@@ -39,13 +39,13 @@ const TABLES: &str = "
         version INTEGER NOT NULL,
         record TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;";
-const SAY: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
+const WRITE_META: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value";
 const KEEP: &str = "INSERT INTO records (id, version, record) VALUES (?1, ?2, ?3)
     ON CONFLICT (id) DO UPDATE SET version = excluded.version, record = excluded.record
     WHERE excluded.version > version";
 
-/// Whose changes a place counts.
+/// The source of the changes that a position counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Origin {
     /// The incarnation of the store's data.
@@ -54,23 +54,23 @@ pub struct Origin {
     pub run_ids: BTreeSet<String>,
 }
 
-/// Where a table stands.
+/// The position of a table in the feed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
     /// The last change applied.
     pub place: u128,
-    /// When it was known to be current, by this machine's clock.
+    /// When the table was known to be current, by this machine's clock.
     pub current_at: Timestamp,
-    /// Whose changes these are.
+    /// The source of these changes.
     pub origin: Origin,
 }
 
-/// What was saved.
+/// The contents of a saved replica.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Saved {
     /// The records.
     pub records: Vec<KeyRecord>,
-    /// Where they stand.
+    /// Their position in the feed.
     pub standing: Standing,
 }
 
@@ -78,16 +78,16 @@ pub struct Saved {
 pub struct Replica {
     path: PathBuf,
     connection: Mutex<Connection>,
-    /// The versions in the file, so that only what changed is written.
+    /// The versions in the file, so that only changed records are written.
     versions: Mutex<HashMap<KeyId, u64>>,
 }
 
 impl Replica {
-    /// Opens the file, which is made where it is missing, for the store that `identity` names; reads what was saved.
-    /// A damaged file is set aside.
+    /// Opens the file of the store `identity`, creates it if it is missing, and reads its contents. A damaged file is moved
+    /// aside.
     ///
     /// # Errors
-    /// [`StoreError::Failed`] where it cannot be opened or is another store's, with what to do.
+    /// [`StoreError::Failed`] with the remedy, if the file cannot be opened or belongs to another store.
     pub fn open(
         path: &Path,
         identity: &StoreIdentity,
@@ -117,7 +117,7 @@ impl Replica {
         Ok((replica, saved))
     }
 
-    /// Writes what changed in the table, and where it stands, in one transaction. Blocks for an fsync.
+    /// Writes the changed records and their position in one transaction. Blocks for an fsync.
     pub fn save(&self, keys: &KeyTable, standing: &Standing) -> Result<(), StoreError> {
         let mut versions = self.versions.lock();
         let mut changed = keys.entries();
@@ -139,11 +139,11 @@ impl Replica {
                     keep.execute(params![entry.record.id.as_str(), version, entry.packed()])?;
                     turns.step();
                 }
-                let mut say = transaction.prepare(SAY)?;
-                say.execute(["place", &stream_id(standing.place)])?;
-                say.execute(["current_at", &standing.current_at.to_string()])?;
-                say.execute(["incarnation", &standing.origin.incarnation])?;
-                say.execute(["run_ids", &joined(&standing.origin.run_ids)])?;
+                let mut meta = transaction.prepare(WRITE_META)?;
+                meta.execute(["place", &stream_id(standing.place)])?;
+                meta.execute(["current_at", &standing.current_at.to_string()])?;
+                meta.execute(["incarnation", &standing.origin.incarnation])?;
+                meta.execute(["run_ids", &joined(&standing.origin.run_ids)])?;
             }
             transaction.commit()
         };
@@ -155,7 +155,7 @@ impl Replica {
     }
 }
 
-/// Opens the file with its tables. Made readable by its owner only: key digests are in it.
+/// Opens the file with its tables. Only its owner may read it, because it contains key digests.
 fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     create(path).map_err(|error| {
         let text = error.to_string();
@@ -167,7 +167,7 @@ fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(LOCK_WAIT_MAX)?;
-    // A file that is there is not changed before it is known to be ours; ours are in this mode already.
+    // An existing file is not changed before its application is checked; a replica has this mode already.
     if tables(&connection)? == 0 {
         connection.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
     }
@@ -209,7 +209,7 @@ fn create(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Moves a damaged file away, with the log that belongs to it.
+/// Moves a damaged file and its log aside.
 fn set_aside(path: &Path, aside: &Path) -> Result<(), rusqlite::Error> {
     let refused = |error: std::io::Error| {
         rusqlite::Error::SqliteFailure(
@@ -231,17 +231,17 @@ fn set_aside(path: &Path, aside: &Path) -> Result<(), rusqlite::Error> {
     Ok(())
 }
 
-/// Refuses the file of another program, version or store: its keys must not be let in here, nor written to this Redis.
+/// Refuses the file of another program, version or store: its keys must not be accepted here, nor written to this Redis.
 fn check_owner(
     connection: &Connection,
     path: &Path,
     identity: &StoreIdentity,
 ) -> Result<(), StoreError> {
-    let told = |error| unusable(path, &error);
+    let failed = |error| unusable(path, &error);
     let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
     let (application, version) = (
-        number("PRAGMA application_id").map_err(told)?,
-        number("PRAGMA user_version").map_err(told)?,
+        number("PRAGMA application_id").map_err(failed)?,
+        number("PRAGMA user_version").map_err(failed)?,
     );
     if (application, version) != (APPLICATION_ID, SCHEMA_VERSION) {
         return Err(StoreError::Failed(format!(
@@ -249,7 +249,7 @@ fn check_owner(
             path.display()
         )));
     }
-    match identity.claim(connection).map_err(told)? {
+    match identity.claim(connection).map_err(failed)? {
         None => Ok(()),
         Some(theirs) => Err(StoreError::Failed(format!(
             "{} is the replica of {theirs}, and the configuration says {identity}: if that is the same store under another name, or the old one is not needed, remove the file; else point store.redis.replica at another",
@@ -258,7 +258,7 @@ fn check_owner(
     }
 }
 
-/// What was saved; `None` in a new file.
+/// The saved contents, or `None` for a new file.
 fn read(connection: &Connection) -> rusqlite::Result<Option<Saved>> {
     let place = meta(connection, "place")?.and_then(|id| parse_place(&id));
     let current_at = meta(connection, "current_at")?.and_then(|text| text.parse().ok());

@@ -1,8 +1,7 @@
-//! Carrying all that Redis holds away, and taking in what was carried here.
+//! Exports the whole store, and imports an export.
 //!
-//! Invariant of the order in which a batch is taken in: an id is in the index before its record is written, a record before
-//! the feed tells of it, and an event waits before its claim is held, so that whoever begins anew completes what a dead
-//! command left.
+//! Invariant of the order of an import: an id is in the index before its record is written, a record is written before its feed
+//! entry, and an event is stored before its claim, so that a repeated import completes one that died.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -23,65 +22,65 @@ use crate::store::export::{
 use crate::store::redis::counts::ledger;
 use crate::store::redis::keys::audit;
 use crate::store::redis::keys::codec::{digests, feed_entry, put, read_time, unpacked, unreadable};
-use crate::store::redis::keys::index::{self, Pages};
+use crate::store::redis::keys::index::{self, RecordPages};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::Link;
 use crate::store::{KeyEntry, StoreError};
 
 /// Key-days read in one round trip.
 const READ_BATCH: usize = 256;
-/// Dates before today whose claims may be kept still, and after, in whatever zone.
+/// The dates around today whose claims may still be stored, in any zone.
 const CLAIM_DATES: std::ops::RangeInclusive<i64> = -4..=2;
 
-/// Tells all that Redis holds.
+/// Exports everything in Redis.
 pub async fn carry_out(
     link: &Link,
     names: &Names,
     zone: &str,
-    told: &mpsc::Sender<Exported>,
+    export: &mpsc::Sender<Exported>,
 ) -> Result<(), StoreError> {
     let calendar = Calendar::of_zone(zone)
         .map_err(|error| StoreError::Failed(format!("the zone of the store: {error}")))?;
     let now = read_time(link.ask(&redis::cmd("TIME")).await?)?;
-    let Some(keys) = tell_keys(link, names, told).await? else {
+    let Some(keys) = export_keys(link, names, export).await? else {
         return Ok(());
     };
     for entry in audit::of_gateways(link, names).await? {
-        if told.send(Exported::Audit(Box::new(entry))).await.is_err() {
+        if export.send(Exported::Audit(Box::new(entry))).await.is_err() {
             return Ok(());
         }
     }
     for date in dates(link, names, now).await? {
         for batch in keys.chunks(READ_BATCH) {
             for day in ledger::key_days(link, names, batch, date, &calendar).await? {
-                if told.send(Exported::KeyDay(Box::new(day))).await.is_err() {
+                if export.send(Exported::KeyDay(Box::new(day))).await.is_err() {
                     return Ok(());
                 }
             }
         }
     }
     for event in events(link, names, now).await? {
-        if told.send(Exported::Event(event)).await.is_err() {
+        if export.send(Exported::Event(event)).await.is_err() {
             return Ok(());
         }
     }
     Ok(())
 }
 
-/// Tells the keys, and answers their ids; `None` where nobody listens.
-async fn tell_keys(
+/// Exports the keys and returns their ids, or `None` if the receiver is closed.
+async fn export_keys(
     link: &Link,
     names: &Names,
-    told: &mpsc::Sender<Exported>,
+    export: &mpsc::Sender<Exported>,
 ) -> Result<Option<Vec<KeyId>>, StoreError> {
     let state = index::state(link, names).await?;
-    let (mut pages, mut seen) = (Pages::of(&state), HashSet::new());
+    let (mut pages, mut seen) = (RecordPages::of(&state), HashSet::new());
     while let Some(mut page) = pages.next(link, names).await? {
         page.retain(|record| seen.insert(record.id));
         for batch in page.chunks(READ_BATCH) {
             let trails = trails(link, names, batch.iter().map(|record| record.id)).await?;
             for (record, mut trail) in batch.iter().zip(trails) {
-                // What was changed since the record was read is told the next time.
+                // Later changes are exported the next time.
                 trail.retain(|version, _| *version <= record.version);
                 let own = trail.entry(record.version);
                 own.or_insert_with(|| Entry::of(record));
@@ -89,7 +88,7 @@ async fn tell_keys(
                     record: record.clone(),
                     trail: trail.into_values().collect(),
                 };
-                if told.send(Exported::Key(Box::new(key))).await.is_err() {
+                if export.send(Exported::Key(Box::new(key))).await.is_err() {
                     return Ok(None);
                 }
             }
@@ -106,7 +105,7 @@ async fn trails(
 ) -> Result<Vec<BTreeMap<u64, Entry>>, StoreError> {
     let mut pipeline = Pipeline::new();
     for key in keys {
-        pipeline.cmd("HVALS").arg(names.trail(key));
+        pipeline.cmd("HVALS").arg(names.audit_trail(key));
     }
     if pipeline.is_empty() {
         return Ok(Vec::new());
@@ -123,7 +122,7 @@ async fn trails(
     trails.collect()
 }
 
-/// The dates that have counts, and those that may have had their first a moment ago.
+/// The dates with counts, and those that may have got their first count a moment ago.
 async fn dates(link: &Link, names: &Names, now: Timestamp) -> Result<BTreeSet<Date>, StoreError> {
     let value = link.ask(redis::cmd("SMEMBERS").arg(names.days())).await?;
     let listed = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
@@ -131,7 +130,7 @@ async fn dates(link: &Link, names: &Names, now: Timestamp) -> Result<BTreeSet<Da
     Ok(listed.chain(around(now, -1..=1)).collect())
 }
 
-/// The dates at so many days from an instant, in UTC.
+/// The dates at these distances in days from an instant, in UTC.
 fn around(now: Timestamp, days: std::ops::RangeInclusive<i64>) -> impl Iterator<Item = Date> {
     let today = jiff::tz::TimeZone::UTC.to_datetime(now).date();
     days.filter_map(move |days| {
@@ -140,7 +139,7 @@ fn around(now: Timestamp, days: std::ops::RangeInclusive<i64>) -> impl Iterator<
     })
 }
 
-/// The claims that are kept, and the events that wait.
+/// The stored claims, and the events that await delivery.
 async fn events(
     link: &Link,
     names: &Names,
@@ -179,7 +178,7 @@ async fn events(
     Ok(events)
 }
 
-/// The pairs of a hash, or of a sorted set, read in steps: all in one reply would hold up charges.
+/// The pairs of a hash or a sorted set, read in steps: one large reply would delay charges.
 async fn scanned(
     link: &Link,
     command: &str,
@@ -200,7 +199,7 @@ async fn scanned(
     }
 }
 
-/// Takes in a batch, or only says what would come of it.
+/// Imports a batch, or only reports what an import would change.
 pub async fn take_in(
     link: &Link,
     names: &Names,
@@ -224,7 +223,7 @@ pub async fn take_in(
     Ok(taken)
 }
 
-/// Takes in entries of the audit trail that are of no key.
+/// Imports entries of the audit trail that do not belong to a key.
 async fn take_entries(
     link: &Link,
     names: &Names,
@@ -237,18 +236,19 @@ async fn take_entries(
     }
     let held = audit::of_gateways(link, names).await?;
     let mut held: BTreeSet<u64> = held.iter().map(|entry| entry.version).collect();
-    let mut tell = Pipeline::new();
+    let mut missing = Pipeline::new();
     for entry in entries {
         if held.insert(entry.version) {
             taken.audit_entries_added += 1;
-            tell.cmd("HSETNX")
-                .arg(names.gateway_trail())
+            missing
+                .cmd("HSETNX")
+                .arg(names.gateway_audit_trail())
                 .arg(entry.version)
                 .arg(serde_json::to_string(entry).unwrap_or_default());
         }
     }
-    if taking == ImportMode::Write && !tell.is_empty() {
-        link.ask(&tell).await?;
+    if taking == ImportMode::Write && !missing.is_empty() {
+        link.ask(&missing).await?;
     }
     Ok(taken)
 }
@@ -280,14 +280,15 @@ async fn take_keys(
     }
     all_free(link, names, &newer).await?;
     let held = trails(link, names, keys.iter().map(|key| key.record.id)).await?;
-    let mut tell = Pipeline::new();
+    let mut missing = Pipeline::new();
     for (key, held) in keys.iter().zip(held) {
         for entry in &key.trail {
             if !held.contains_key(&entry.version) {
                 taken.audit_entries_added += 1;
                 let packed = serde_json::to_string(entry).unwrap_or_default();
-                tell.cmd("HSETNX")
-                    .arg(names.trail(key.record.id))
+                missing
+                    .cmd("HSETNX")
+                    .arg(names.audit_trail(key.record.id))
                     .arg(entry.version)
                     .arg(packed);
             }
@@ -297,8 +298,8 @@ async fn take_keys(
         return Ok(taken);
     }
     write(link, names, &newer).await?;
-    if !tell.is_empty() {
-        link.ask(&tell).await?;
+    if !missing.is_empty() {
+        link.ask(&missing).await?;
     }
     Ok(taken)
 }
@@ -320,7 +321,7 @@ async fn stored(
         .collect()
 }
 
-/// Whether no other key has one of the secrets.
+/// Fails if another key has one of the secrets.
 async fn all_free(
     link: &Link,
     names: &Names,
@@ -351,7 +352,7 @@ async fn all_free(
     Ok(())
 }
 
-/// Writes records with their digests in the place of the stored ones', then tells the gateways.
+/// Writes records with their digests, which replace the stored ones, then adds them to the feed.
 async fn write(
     link: &Link,
     names: &Names,
@@ -426,7 +427,7 @@ fn member(event: &ExportedEvent) -> String {
     format!("{} {}", event.id, body.unwrap_or_default())
 }
 
-/// An event waits before its claim is held.
+/// Stores an event, then its claim.
 fn keep(pipeline: &mut Pipeline, names: &Names, event: &ExportedEvent) {
     if let Some(waiting) = &event.waiting {
         pipeline

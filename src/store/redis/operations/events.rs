@@ -1,7 +1,7 @@
-//! Events of keys near their limits: claimed once, kept until they are delivered.
+//! The events of keys near their limits: claimed once, stored until they are delivered.
 //!
-//! All of them lie in one slot, so that a claim and its event are one step in a cluster too; there are three for a key and
-//! day at most, unless more shares are configured.
+//! All of them are in one slot, so that a claim and its event are written in one step in a cluster too. A key has at most three
+//! a day, unless more shares of the limit are configured.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ pub async fn claim(
     }
 }
 
-/// The events that the courier is to deliver; `None` where it is another.
+/// The events that the courier is to deliver, or `None` if another node delivers them.
 pub async fn undelivered(
     link: &Link,
     names: &Names,
@@ -76,13 +76,13 @@ pub async fn undelivered(
     Ok(Some(events.collect()))
 }
 
-/// Lets another node deliver at once, if it is this one that does.
+/// Gives up the right to deliver, if this node has it, so that another node delivers at once.
 pub async fn resign(link: &Link, names: &Names, courier: &NodeName) -> Result<(), StoreError> {
     right(link, names, courier, 0).await?;
     Ok(())
 }
 
-/// Takes the right to deliver for so many milliseconds, or gives it up for 0; answers the events.
+/// Takes the right to deliver for this number of milliseconds, or gives it up for 0. Returns the events.
 async fn right(
     link: &Link,
     names: &Names,
@@ -99,7 +99,7 @@ async fn right(
     Ok(answer.await?)
 }
 
-/// What waits to be delivered, at the store's time.
+/// The events that await delivery, at the store's time.
 pub async fn waiting(link: &Link, names: &Names, now: Timestamp) -> Result<EventFacts, StoreError> {
     let mut ask = Pipeline::new();
     ask.cmd("ZCARD")
@@ -118,7 +118,7 @@ pub async fn waiting(link: &Link, names: &Names, now: Timestamp) -> Result<Event
     Ok(EventFacts::of(waiting, oldest, courier, now))
 }
 
-/// Drops the events that nobody delivered in time, at `now` (Unix seconds).
+/// Drops the events that were not delivered in time, at `now` (Unix seconds).
 pub async fn drop_old(link: &Link, names: &Names, now: i64) -> Result<(), StoreError> {
     let until = now
         .saturating_sub(EVENTS_KEPT_SECONDS)

@@ -1,4 +1,4 @@
-//! What a fresh connection is asked before it is used: whether the server answers, knows the scripts and keeps our calendar.
+//! The checks of a new connection before its use: the server answers, has the scripts, and counts by the configured calendar.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,19 +6,21 @@ use std::time::Duration;
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::keys::codec::read_time;
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::{Connection, Link};
+use crate::store::redis::wire::link::{Link, NewConnection};
 use crate::store::redis::wire::script;
 use crate::store::{Role, StoreError};
 
-/// How often a command tries to connect, which nobody does for it later: a server that was busy for half a second is there.
+/// How often a command tries to connect, because no task does so for it later: enough for a server that is busy for half a
+/// second.
 const COMMAND_ATTEMPTS: u32 = 4;
-/// Between two of them.
+/// The pause between two attempts.
 const COMMAND_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connects once, for a command a few times. Only a command minds if the server is away; both mind another zone.
+/// Connects: once for a gateway, a few times for a command. An unavailable server is an error for a command only; another time
+/// zone is one for both.
 pub async fn first_attempt<P, F>(link: &Link, role: &Role, prepare: &P) -> Result<(), StoreError>
 where
-    P: Fn(Connection) -> F,
+    P: Fn(NewConnection) -> F,
     F: Future<Output = Result<(), StoreError>>,
 {
     let mut attempt = link.connect(prepare).await;
@@ -43,9 +45,10 @@ where
     }
 }
 
-/// Makes a fresh connection ours: the server answers, knows the scripts and keeps our calendar; learns its time.
+/// Prepares a new connection: checks that the server answers and counts by this calendar, loads the scripts, and learns its
+/// time.
 pub async fn prepared(
-    mut connection: Connection,
+    mut connection: NewConnection,
     names: Names,
     zone: String,
     clock: Arc<StoreClock>,

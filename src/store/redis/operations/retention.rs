@@ -1,11 +1,11 @@
-//! Dropping days of the ledger, and events that nobody delivered, that were kept long enough.
+//! Retention: drops days of the ledger, and events that were not delivered, after their time.
 //!
-//! Counts and ledger have no expiry: Redis goes by its own clock, and one that leaps ahead for a moment would take every day
-//! with it, on its replicas too. So gateways drop days, and only at an instant of a settled clock: that of Redis, held
-//! against the boot-time clock of the gateway (`clock_watch`). The two days that were charged last stay in any case.
+//! Counts and ledger have no expiry: Redis expires keys by its own clock, and if that leaps ahead for a moment, every day would
+//! be lost, on its replicas too. So gateways drop days, and only when the clock is trusted: that of Redis, compared with the
+//! boot-time clock of the gateway (`clock_watch`). The last two days with charges are kept in any case.
 //!
-//! Every gateway does it; a name that is gone already costs nothing. Invariant: a day leaves the list of days only after
-//! counts and ledgers of all keys, so that a walk that was interrupted is begun again.
+//! Every gateway does so; dropping a missing name costs nothing. Invariant: a day is removed from the list of days only after
+//! the counts and ledgers of all keys, so that an interrupted walk is repeated.
 
 use std::time::Duration;
 
@@ -21,19 +21,19 @@ use crate::store::redis::parts::Parts;
 use crate::store::redis::wire::link::ScanPlace;
 use crate::store::redis::wire::request::LinkError;
 
-/// How often it is looked for days that go: one goes a day.
+/// How often days are dropped: one becomes due each day.
 const DROP_EVERY: Duration = Duration::from_secs(3_600);
-/// How often it is looked whether that can be done.
+/// How often to check whether days can be dropped.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Keys whose day is dropped in one round trip: some 0.2 ms of Redis.
 const DROP_BATCH: usize = 128;
-/// Days that stay whatever the clock says.
+/// Days that are kept whatever the clock reads.
 const KEPT_MIN: usize = 2;
-/// Names that one step of a walk over all names looks at.
+/// The names of one step of a walk over all names.
 const STEP: u32 = 1_000;
 
 impl Parts {
-    /// Drops old days again and again, for ever.
+    /// Drops old days. Never returns.
     pub async fn retain_for_ever(&self) {
         let mut dropped: Option<Instant> = None;
         let mut are_unexpiring = false;
@@ -103,14 +103,14 @@ impl Parts {
         let mut forget = redis::cmd("SREM");
         forget.arg(self.names.days()).arg(date.to_string());
         let forgotten = self.command_link.ask(&forget).await?;
-        // Of several gateways that drop a day one logs it.
+        // Only one of several gateways that drop a day logs it.
         if i64::from_redis_value(forgotten).is_ok_and(|forgotten| forgotten > 0) {
             tracing::info!(%date, "a day of the ledger was dropped: its retention is over");
         }
         Ok(())
     }
 
-    /// Takes the expiry off what older versions wrote with one; once for all that is in the store.
+    /// Removes the expiries that older versions set; once per store.
     async fn take_off_expiries(&self) -> Result<(), StoreError> {
         let link = &self.command_link;
         let done = link

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{FromRedisValue, Value};
 use tokio::time::Instant;
 
-use crate::store::redis::gateways::register::{self, Entry};
+use crate::store::redis::gateways::register::{self, RegisterEntry};
 use crate::store::redis::keys::codec::{parse_place, unreadable};
 use crate::store::redis::keys::index;
 use crate::store::redis::names::Names;
@@ -19,11 +19,11 @@ use crate::store::status::{
 };
 use crate::store::{ChangeMark, StoreError};
 
-/// How long a master may take to tell of itself.
+/// How long a master may take to report its state.
 const INFO_PATIENCE: Duration = Duration::from_secs(2);
-/// From this difference on clocks are worth a word; gateways correct for it.
+/// The difference of clocks above which there is a warning; gateways correct for it.
 const CLOCK_DIFFERENCE_MAX_SECONDS: f64 = 2.0;
-/// From this age on a gateway's key table is worth a word: unknown keys get a 500 from it.
+/// The age of a gateway's key table above which there is a warning: it answers unknown keys with 500.
 const KEYS_AGE_MAX_SECONDS: f64 = 5.0;
 
 /// Reads the whole state, of each master its own; the caller measures `clock_difference_seconds`.
@@ -39,13 +39,13 @@ pub async fn status(
     let mut warnings = Vec::new();
     for master in &masters {
         match server(link, master).await {
-            Ok((facts, told)) => {
+            Ok((facts, found)) => {
                 servers.push(facts);
                 let of = match masters.len() {
                     1 => String::new(),
                     _ => format!("{}: ", master.shown),
                 };
-                warnings.extend(told.into_iter().map(|warning| format!("{of}{warning}")));
+                warnings.extend(found.into_iter().map(|warning| format!("{of}{warning}")));
             }
             Err(error) if link.is_cluster() => {
                 warnings.push(format!(
@@ -162,19 +162,19 @@ async fn feed(link: &Link, names: &Names) -> Result<FeedFacts, StoreError> {
     })
 }
 
-/// The place of the last change.
+/// The feed position of the last change.
 pub async fn last_change(link: &Link, names: &Names) -> Result<ChangeMark, StoreError> {
     let FeedFacts { last, .. } = feed(link, names).await?;
     Ok(ChangeMark(parse_place(&last).unwrap_or(0)))
 }
 
-fn silent_facts(node: &Entry) -> SilentFacts {
-    let said = node.heartbeat.as_ref();
+fn silent_facts(node: &RegisterEntry) -> SilentFacts {
+    let heartbeat = node.heartbeat.as_ref();
     SilentFacts {
         name: node.name.0.clone(),
         since: node.heard,
-        version: said.map(|said| said.version.clone()),
-        applied: said.map(|said| said.applied.clone()),
+        version: heartbeat.map(|heartbeat| heartbeat.version.clone()),
+        applied: heartbeat.map(|heartbeat| heartbeat.applied.clone()),
     }
 }
 
@@ -185,23 +185,25 @@ fn silent_warning(silent: &SilentFacts) -> String {
     )
 }
 
-fn gateway(node: &Entry, feed: &FeedFacts) -> GatewayFacts {
-    let said = node.heartbeat.as_ref();
+fn gateway(node: &RegisterEntry, feed: &FeedFacts) -> GatewayFacts {
+    let heartbeat = node.heartbeat.as_ref();
     GatewayFacts {
         name: node.name.0.clone(),
-        version: said.map(|said| said.version.clone()),
+        version: heartbeat.map(|heartbeat| heartbeat.version.clone()),
         heartbeat_age_seconds: node.age.as_secs_f64(),
-        applied: said.map(|said| said.applied.clone()),
-        lag_seconds: said.map(|said| lag_seconds(&said.applied, &feed.last)),
-        keys: said.and_then(|said| u64::try_from(said.keys).ok()),
-        keys_age_seconds: said.and_then(|said| Some(milliseconds(said.keys_age_ms?))),
-        breaker: said.and_then(|said| said.condition.breaker.clone()),
-        service: said.and_then(|said| said.condition.service.clone()),
-        clock_difference_seconds: said.and_then(|said| said.condition.clock_difference_seconds),
+        applied: heartbeat.map(|heartbeat| heartbeat.applied.clone()),
+        lag_seconds: heartbeat.map(|heartbeat| lag_seconds(&heartbeat.applied, &feed.last)),
+        keys: heartbeat.and_then(|heartbeat| u64::try_from(heartbeat.keys).ok()),
+        keys_age_seconds: heartbeat
+            .and_then(|heartbeat| Some(milliseconds(heartbeat.keys_age_ms?))),
+        breaker: heartbeat.and_then(|heartbeat| heartbeat.condition.breaker.clone()),
+        service: heartbeat.and_then(|heartbeat| heartbeat.condition.service.clone()),
+        clock_difference_seconds: heartbeat
+            .and_then(|heartbeat| heartbeat.condition.clock_difference_seconds),
     }
 }
 
-/// By how much one place of the feed is older than another.
+/// The time between two positions of the feed.
 fn lag_seconds(applied: &str, last: &str) -> f64 {
     let milli = |id: &str| parse_place(id).map_or(0, |place| place >> 64);
     let behind = milli(last).saturating_sub(milli(applied));

@@ -1,4 +1,4 @@
-//! The tasks that keep a store going: connections, breaker, refunds and ledger, a gateway's replica of the key table.
+//! The background tasks of a store: connections, breaker, refunds and ledger, a gateway's replica of the key table.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,26 +13,27 @@ use crate::store::clock_watch;
 use crate::store::redis::keys::codec::read_time;
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::parts::Parts;
-use crate::store::redis::wire::link::Connection;
+use crate::store::redis::wire::link::NewConnection;
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
-/// How often the breaker is looked after while it is open: a new connection is probed at once.
+/// How often the breaker is checked while it is open: a new connection is probed at once.
 const LOOK_WHILE_OPEN: Duration = Duration::from_millis(20);
-/// And while it is closed: requests see a lost connection and failed calls without it, which then only remain to be logged.
+/// How often it is checked while it is closed: requests notice a lost connection and failed calls by themselves, so that only
+/// the log depends on it.
 const LOOK_WHILE_CLOSED: Duration = Duration::from_millis(100);
-/// How often the connection is tried although nobody charges, so that `health` knows, and Redis asked for its time.
+/// How often Redis is asked for its time, which also checks the connection of a gateway without traffic.
 const PROBE_EVERY: Duration = clock_watch::LOOK_EVERY;
 /// How often idle accounts are dropped.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
-/// A task of a gateway's feed, without end.
+/// A task of a gateway's feed, which never returns.
 type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// Starts the tasks that keep the store going.
+/// Starts the background tasks.
 pub fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
 where
-    P: Fn(Connection) -> F + Clone + Send + Sync + 'static,
+    P: Fn(NewConnection) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Result<(), StoreError>> + Send + 'static,
 {
     let mut tasks = Vec::new();
@@ -77,9 +78,9 @@ where
         tasks.push(tokio::spawn(async move { keeper.retain_for_ever().await }).abort_handle());
     }
     if parts.recovery.is_some() {
-        let heir = parts.clone();
+        let parts = parts.clone();
         let run = async move {
-            if let (Some(recovery), Some(feed)) = (&heir.recovery, &heir.feed) {
+            if let (Some(recovery), Some(feed)) = (&parts.recovery, &parts.feed) {
                 recovery.keep(feed).await;
             }
         };
@@ -89,12 +90,12 @@ where
 }
 
 impl Parts {
-    /// Looks after the breaker.
+    /// Checks the breaker. Never returns.
     async fn watch_for_ever(&self) {
         loop {
             if let Some(turn) = self.guard.look().await {
                 match &self.outage {
-                    Some(outage) => outage.turned(turn),
+                    Some(outage) => outage.breaker_changed(turn),
                     None => tracing::warn!(?turn, "the circuit breaker of Redis changed its state"),
                 }
             }
@@ -106,7 +107,7 @@ impl Parts {
         }
     }
 
-    /// Writes refunds and ledger again and again; after a reconnection, everything.
+    /// Writes refunds and ledger; after a reconnection, everything. Never returns.
     async fn flush_for_ever(&self) {
         let mut connections = self.link.made();
         let (mut swept, mut probed) = (Instant::now(), Instant::now());
@@ -146,17 +147,17 @@ impl Parts {
         }
     }
 
-    /// Asks Redis for its time; a gateway holds that, or what it is believed to be, against the boot-time clock.
+    /// Asks Redis for its time; a gateway compares it, or its estimate, with the boot-time clock.
     async fn probe(&self) {
         let time = redis::cmd("TIME");
-        // A failure is the link's to act on.
+        // The link reacts to a failure.
         if self.feed.is_none() {
             let _ = self.link.ask(&time).await;
             return;
         }
         let asked = self.clock.now();
-        let told = self.link.ask(&time).await;
-        if let Some(theirs) = told.ok().and_then(|told| read_time(told).ok()) {
+        let reply = self.link.ask(&time).await;
+        if let Some(theirs) = reply.ok().and_then(|reply| read_time(reply).ok()) {
             self.clock.learn(asked, theirs);
         }
         self.clock.look();

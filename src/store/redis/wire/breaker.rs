@@ -22,7 +22,7 @@ const PROBE_MAX: Duration = Duration::from_secs(1);
 
 /// The outcome of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CallOutcome {
     /// A reply came.
     Answered,
     /// No reply came in time, or the connection broke.
@@ -33,7 +33,7 @@ pub enum Outcome {
 
 /// Whether there is a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Connection {
+pub enum LinkState {
     /// There is a connection.
     Up,
     /// There is no connection.
@@ -41,10 +41,10 @@ pub enum Connection {
 }
 
 #[derive(Debug)]
-enum State {
+enum BreakerPhase {
     Closed,
     Open {
-        connection: Connection,
+        connection: LinkState,
         probe_at: Instant,
         probing: bool,
     },
@@ -53,7 +53,7 @@ enum State {
 /// The breaker of one node.
 #[derive(Debug)]
 pub struct Breaker {
-    state: State,
+    state: BreakerPhase,
     lost_in_a_row: u32,
     refused_in_a_row: u32,
     window_began: Instant,
@@ -65,7 +65,7 @@ impl Breaker {
     /// A closed breaker.
     pub fn new(now: Instant) -> Breaker {
         Breaker {
-            state: State::Closed,
+            state: BreakerPhase::Closed,
             lost_in_a_row: 0,
             refused_in_a_row: 0,
             window_began: now,
@@ -76,20 +76,20 @@ impl Breaker {
 
     /// Whether requests may call Redis.
     pub fn is_closed(&self) -> bool {
-        matches!(self.state, State::Closed)
+        matches!(self.state, BreakerPhase::Closed)
     }
 
     /// The state of the breaker.
     pub fn state(&self) -> BreakerState {
         match self.state {
-            State::Closed => BreakerState::Closed,
-            State::Open { probing: true, .. } => BreakerState::HalfOpen,
-            State::Open { probing: false, .. } => BreakerState::Open,
+            BreakerPhase::Closed => BreakerState::Closed,
+            BreakerPhase::Open { probing: true, .. } => BreakerState::HalfOpen,
+            BreakerPhase::Open { probing: false, .. } => BreakerState::Open,
         }
     }
 
     /// Records a call's outcome. Late outcomes, while the breaker is open, are ignored.
-    pub fn record(&mut self, outcome: Outcome, now: Instant) {
+    pub fn record(&mut self, outcome: CallOutcome, now: Instant) {
         if !self.is_closed() {
             return;
         }
@@ -98,12 +98,12 @@ impl Breaker {
         }
         self.calls += 1;
         match outcome {
-            Outcome::Answered => (self.lost_in_a_row, self.refused_in_a_row) = (0, 0),
-            Outcome::Lost => {
+            CallOutcome::Answered => (self.lost_in_a_row, self.refused_in_a_row) = (0, 0),
+            CallOutcome::Lost => {
                 self.lost_in_a_row += 1;
                 self.failures += 1;
             }
-            Outcome::Refused => {
+            CallOutcome::Refused => {
                 self.lost_in_a_row = 0;
                 self.refused_in_a_row += 1;
                 self.failures += 1;
@@ -112,24 +112,24 @@ impl Breaker {
         let failing = self.calls >= WINDOW_CALLS_MIN && 2 * self.failures >= self.calls;
         let none_helps = self.lost_in_a_row >= LOST_MAX || self.refused_in_a_row >= REFUSED_MAX;
         if failing || none_helps {
-            self.open(Connection::Up, now + PROBE_MIN);
+            self.open(LinkState::Up, now + PROBE_MIN);
         }
     }
 
     /// Records whether there is a connection: without one the breaker opens, with a new one the next probe is due at once.
-    pub fn see(&mut self, seen: Connection, now: Instant) {
+    pub fn see(&mut self, seen: LinkState, now: Instant) {
         match (&mut self.state, seen) {
-            (State::Closed, Connection::Up) => {}
-            (State::Closed, Connection::Down) => self.open(Connection::Down, now),
+            (BreakerPhase::Closed, LinkState::Up) => {}
+            (BreakerPhase::Closed, LinkState::Down) => self.open(LinkState::Down, now),
             (
-                State::Open {
+                BreakerPhase::Open {
                     connection,
                     probe_at,
                     ..
                 },
                 seen,
             ) => {
-                if *connection == Connection::Down && seen == Connection::Up {
+                if *connection == LinkState::Down && seen == LinkState::Up {
                     *probe_at = now;
                 }
                 *connection = seen;
@@ -140,29 +140,29 @@ impl Breaker {
     /// Whether to probe now; if so, [`Breaker::probed`] must follow.
     pub fn begin_probe(&mut self, now: Instant) -> bool {
         match &mut self.state {
-            State::Open {
-                connection: Connection::Up,
+            BreakerPhase::Open {
+                connection: LinkState::Up,
                 probe_at,
                 probing,
             } if !*probing && now >= *probe_at => {
                 *probing = true;
                 true
             }
-            State::Open { .. } | State::Closed => false,
+            BreakerPhase::Open { .. } | BreakerPhase::Closed => false,
         }
     }
 
     /// Records the probe's outcome; `jitter` (0 to 1) spreads the next probe.
-    pub fn probed(&mut self, outcome: Outcome, now: Instant, jitter: f64) {
+    pub fn probed(&mut self, outcome: CallOutcome, now: Instant, jitter: f64) {
         match outcome {
-            Outcome::Answered => {
-                self.state = State::Closed;
+            CallOutcome::Answered => {
+                self.state = BreakerPhase::Closed;
                 (self.lost_in_a_row, self.refused_in_a_row) = (0, 0);
                 (self.calls, self.failures) = (0, 0);
                 self.window_began = now;
             }
-            Outcome::Lost | Outcome::Refused => {
-                if let State::Open {
+            CallOutcome::Lost | CallOutcome::Refused => {
+                if let BreakerPhase::Open {
                     probe_at, probing, ..
                 } = &mut self.state
                 {
@@ -174,8 +174,8 @@ impl Breaker {
         }
     }
 
-    fn open(&mut self, connection: Connection, probe_at: Instant) {
-        self.state = State::Open {
+    fn open(&mut self, connection: LinkState, probe_at: Instant) {
+        self.state = BreakerPhase::Open {
             connection,
             probe_at,
             probing: false,
@@ -196,16 +196,16 @@ mod tests {
         let now = Instant::now();
         let mut breaker = Breaker::new(now);
         for outcome in [
-            Outcome::Lost,
-            Outcome::Answered,
-            Outcome::Lost,
-            Outcome::Refused,
-            Outcome::Lost,
+            CallOutcome::Lost,
+            CallOutcome::Answered,
+            CallOutcome::Lost,
+            CallOutcome::Refused,
+            CallOutcome::Lost,
         ] {
             breaker.record(outcome, now);
             assert!(breaker.is_closed());
         }
-        breaker.record(Outcome::Lost, now);
+        breaker.record(CallOutcome::Lost, now);
         assert!(!breaker.is_closed());
     }
 
@@ -216,9 +216,9 @@ mod tests {
             let mut breaker = Breaker::new(now);
             for call in 0..calls {
                 let outcome = if call % 2 == 0 {
-                    Outcome::Answered
+                    CallOutcome::Answered
                 } else {
-                    Outcome::Refused
+                    CallOutcome::Refused
                 };
                 breaker.record(outcome, now + every * call);
             }
@@ -237,10 +237,10 @@ mod tests {
             for _ in 0..calls {
                 assert!(breaker.is_closed());
                 now += Duration::from_secs(60);
-                breaker.record(Outcome::Refused, now);
+                breaker.record(CallOutcome::Refused, now);
             }
             if calls < REFUSED_MAX {
-                breaker.record(Outcome::Answered, now);
+                breaker.record(CallOutcome::Answered, now);
             }
         }
         assert!(!breaker.is_closed());
@@ -250,18 +250,18 @@ mod tests {
     fn no_connection_opens_it_and_a_new_one_is_probed_at_once() {
         let now = Instant::now();
         let mut breaker = Breaker::new(now);
-        breaker.see(Connection::Up, now);
+        breaker.see(LinkState::Up, now);
         assert!(breaker.is_closed());
-        breaker.see(Connection::Down, now);
+        breaker.see(LinkState::Down, now);
         assert!(!breaker.is_closed());
         assert!(!breaker.begin_probe(now + PROBE_MAX), "nothing to probe");
-        breaker.see(Connection::Up, now);
+        breaker.see(LinkState::Up, now);
         assert!(breaker.begin_probe(now));
         assert!(!breaker.begin_probe(now + PROBE_MAX), "one at a time");
-        breaker.probed(Outcome::Refused, now, 0.0);
+        breaker.probed(CallOutcome::Refused, now, 0.0);
         assert!(!breaker.begin_probe(now + PROBE_MIN - MS));
         assert!(breaker.begin_probe(now + PROBE_MIN));
-        breaker.probed(Outcome::Answered, now, 0.0);
+        breaker.probed(CallOutcome::Answered, now, 0.0);
         assert!(breaker.is_closed());
     }
 
@@ -275,7 +275,7 @@ mod tests {
             let mut was_open = false;
             for (outcome, wait) in outcomes {
                 now += MS * wait as u32;
-                let outcome = [Outcome::Answered, Outcome::Lost, Outcome::Refused][outcome as usize];
+                let outcome = [CallOutcome::Answered, CallOutcome::Lost, CallOutcome::Refused][outcome as usize];
                 breaker.record(outcome, now);
                 prop_assert!(!was_open || !breaker.is_closed());
                 was_open |= !breaker.is_closed();
@@ -283,10 +283,10 @@ mod tests {
             if was_open {
                 now += PROBE_MAX;
                 prop_assert!(breaker.begin_probe(now));
-                breaker.probed(Outcome::Lost, now, jitter);
+                breaker.probed(CallOutcome::Lost, now, jitter);
                 prop_assert!(!breaker.is_closed() && !breaker.begin_probe(now));
                 prop_assert!(breaker.begin_probe(now + PROBE_MAX));
-                breaker.probed(Outcome::Answered, now, jitter);
+                breaker.probed(CallOutcome::Answered, now, jitter);
                 prop_assert!(breaker.is_closed());
             }
         }
@@ -297,7 +297,7 @@ mod tests {
             let mut breaker = Breaker::new(now);
             for wait in waits {
                 now += MS * wait as u32;
-                breaker.record(Outcome::Answered, now);
+                breaker.record(CallOutcome::Answered, now);
                 prop_assert!(breaker.is_closed());
             }
         }

@@ -23,7 +23,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::line::{Line, breaks};
-use super::request::{LinkError, Parts, jittered};
+use super::request::{Commands, LinkError, jittered};
 use super::script::{CHARGE, RECORD};
 use super::slots::{View, slot_of};
 use super::topology::{Address, Topology};
@@ -45,7 +45,7 @@ const REDIRECTS_AT_ONCE: u32 = 3;
 const REDIRECT_PAUSE: Duration = Duration::from_millis(5);
 /// How long a node that only redirections named is kept without another one.
 const REDIRECTED_KEPT: Duration = Duration::from_secs(60);
-/// How often it is looked whether new lines are up.
+/// How often to check whether new lines are up.
 const AWAIT_LINES_EVERY: Duration = Duration::from_millis(2);
 
 /// The cluster; clones are the same one.
@@ -62,7 +62,7 @@ struct Shared {
     /// Whether it was prepared: before that only `prepare` uses it.
     shown: AtomicBool,
     trouble: ArcSwapOption<StoreError>,
-    /// Told when the map may be out of date.
+    /// Notified when the map may be out of date.
     stale: Notify,
 }
 
@@ -97,7 +97,7 @@ impl Table {
 }
 
 impl Cluster {
-    /// A cluster that is not found yet; [`Cluster::keep`] does.
+    /// A cluster that is not connected; [`Cluster::keep`] connects it.
     pub fn new(topology: Topology, response_timeout: Duration, made: Arc<AtomicU64>) -> Cluster {
         Cluster(Arc::new(Shared {
             topology,
@@ -124,7 +124,7 @@ impl Cluster {
         self.0.shown.load(Ordering::Acquire) && self.any_line_up()
     }
 
-    /// Why it is not used, where it is not.
+    /// Why the cluster is not used, or `None` if it is.
     pub fn trouble(&self) -> Option<Arc<StoreError>> {
         self.0.trouble.load_full()
     }
@@ -153,22 +153,22 @@ impl Cluster {
     }
 
     /// Sends each command to the node of its key, and waits for all results until `deadline`.
-    pub async fn query(&self, parts: Parts<'_>, deadline: Instant) -> Result<Value, LinkError> {
+    pub async fn query(&self, parts: Commands<'_>, deadline: Instant) -> Result<Value, LinkError> {
         self.require()?;
         self.route(parts, deadline).await
     }
 
-    /// As [`Cluster::query`], with the link's own timeout from now, and before the cluster is shown too.
-    pub async fn ask(&self, parts: Parts<'_>) -> Result<Value, LinkError> {
+    /// As [`Cluster::query`], with the link's own timeout from now, and also before the cluster is published.
+    pub async fn ask(&self, parts: Commands<'_>) -> Result<Value, LinkError> {
         let deadline = Instant::now() + self.0.response_timeout;
         self.route(parts, deadline).await
     }
 
-    async fn route(&self, parts: Parts<'_>, deadline: Instant) -> Result<Value, LinkError> {
+    async fn route(&self, parts: Commands<'_>, deadline: Instant) -> Result<Value, LinkError> {
         match parts {
-            Parts::One(command) => self.command(command, deadline).await,
-            Parts::Each(pipeline) => self.each(pipeline, deadline).await.map(Value::Array),
-            Parts::Many(pipeline) => {
+            Commands::One(command) => self.command(command, deadline).await,
+            Commands::Each(pipeline) => self.each(pipeline, deadline).await.map(Value::Array),
+            Commands::Many(pipeline) => {
                 let values = self.each(pipeline, deadline).await?;
                 let values = values.into_iter().map(answered).collect::<Result<_, _>>();
                 values.map(Value::Array)
@@ -177,7 +177,7 @@ impl Cluster {
     }
 
     /// The node that serves a slot; without a slot any one that can be reached.
-    fn home(&self, slot: Option<u16>) -> Result<Arc<Node>, LinkError> {
+    fn node_of(&self, slot: Option<u16>) -> Result<Arc<Node>, LinkError> {
         let table = self.0.table.load();
         let node = match slot {
             Some(slot) => table.view.owner(slot).and_then(|owner| table.node(owner)),
@@ -194,13 +194,13 @@ impl Cluster {
 
     async fn command(&self, command: &Cmd, deadline: Instant) -> Result<Value, LinkError> {
         let slot = slot_of(command);
-        let mut node = self.home(slot)?;
+        let mut node = self.node_of(slot)?;
         let mut asking = None;
         for redirections in 1.. {
             let result = match &asking {
-                None => node.line.query(Parts::One(command), deadline).await,
+                None => node.line.query(Commands::One(command), deadline).await,
                 Some(pipeline) => {
-                    let both = node.line.query(Parts::Each(pipeline), deadline).await;
+                    let both = node.line.query(Commands::Each(pipeline), deadline).await;
                     both.and_then(|values| match values {
                         Value::Array(mut values) => answered(values.pop().unwrap_or(Value::Nil)),
                         other => Ok(other),
@@ -232,7 +232,7 @@ impl Cluster {
                     pipeline.cmd("ASKING").add_command(command.clone());
                     (self.redirected(&error, &node)?, Some(pipeline))
                 }
-                ErrorKind::Server(ServerErrorKind::TryAgain) => (self.home(slot)?, None),
+                ErrorKind::Server(ServerErrorKind::TryAgain) => (self.node_of(slot)?, None),
                 // The cluster as a whole does not serve.
                 _ => {
                     self.0.stale.notify_one();
@@ -295,7 +295,7 @@ impl Cluster {
     async fn each(&self, pipeline: &Pipeline, deadline: Instant) -> Result<Vec<Value>, LinkError> {
         let mut shares: Vec<(Arc<Node>, Pipeline, Vec<usize>)> = Vec::new();
         for (place, command) in pipeline.cmd_iter().enumerate() {
-            let node = self.home(slot_of(command))?;
+            let node = self.node_of(slot_of(command))?;
             let known = shares
                 .iter_mut()
                 .find(|(other, ..)| Arc::ptr_eq(other, &node));
@@ -310,7 +310,7 @@ impl Cluster {
         }
         let sent = shares
             .iter()
-            .map(|(node, share, _)| node.line.query(Parts::Each(share), deadline));
+            .map(|(node, share, _)| node.line.query(Commands::Each(share), deadline));
         let mut results: Vec<(usize, Value)> = Vec::with_capacity(pipeline.len());
         for (answer, (_, _, places)) in join_all(sent).await.into_iter().zip(&shares) {
             match answer {
@@ -341,7 +341,7 @@ impl Cluster {
     pub async fn connect_apart(&self, name: &str) -> Result<MultiplexedConnection, StoreError> {
         self.refresh().await?;
         let slot = super::slots::slot(name.as_bytes());
-        let address = self.home(Some(slot))?.address.clone();
+        let address = self.node_of(Some(slot))?.address.clone();
         Ok(self.0.topology.node(address).dial(None).await?.connection)
     }
 
@@ -369,7 +369,7 @@ impl Cluster {
                 "{address} left the cluster"
             )));
         };
-        node.line.query(Parts::One(command), deadline).await
+        node.line.query(Commands::One(command), deadline).await
     }
 
     /// The masters by the map as it is known.
@@ -384,7 +384,7 @@ impl Cluster {
         let asked = asked.map(async |node| {
             let deadline = Instant::now() + MAP_TIMEOUT;
             let questions = View::questions();
-            let answers = node.line.query(Parts::Each(&questions), deadline).await;
+            let answers = node.line.query(Commands::Each(&questions), deadline).await;
             View::read(&node.address, answers.map_err(StoreError::from)?)
         });
         let mut opinions = join_all(asked).await;
@@ -416,7 +416,7 @@ impl Cluster {
         let asked = async {
             let mut connection = node.dial(Some(MAP_TIMEOUT)).await?.connection;
             let questions = View::questions();
-            let answers = Parts::Each(&questions).send(&mut connection).await;
+            let answers = Commands::Each(&questions).send(&mut connection).await;
             let answers =
                 answers.map_err(|error| StoreError::Unavailable(format!("{address}: {error}")))?;
             View::read(address, answers)
@@ -498,7 +498,7 @@ impl Cluster {
         }
     }
 
-    /// Keeps the map for ever; a cluster that was lost whole is prepared again. Logs every new reason, once.
+    /// Keeps the map current; a cluster that was lost completely is prepared again. Logs every new reason, once. Never returns.
     pub async fn keep<P, F>(&self, prepare: P)
     where
         P: Fn(Cluster) -> F,
@@ -538,7 +538,7 @@ impl Cluster {
     }
 }
 
-/// A value of [`Parts::Each`] as the result of its command.
+/// A value of [`Commands::Each`] as the result of its command.
 fn answered(value: Value) -> Result<Value, LinkError> {
     let Value::ServerError(error) = value else {
         return Ok(value);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::breaker::{Breaker, Connection, Outcome};
+use super::breaker::{Breaker, CallOutcome, LinkState};
 use super::link::Link;
 use super::request::LinkError;
 use crate::policy::api_key::os_entropy;
@@ -21,7 +21,7 @@ const PROBE_LIVES: Duration = Duration::from_secs(5);
 
 /// A change of the breaker that is to be reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum BreakerChange {
     /// The breaker opened.
     Opened,
     /// The breaker closed, after it was open for this duration.
@@ -104,8 +104,8 @@ impl Guard {
         matches!(trouble.as_deref(), Some(StoreError::OtherCalendar(_)))
     }
 
-    /// Notes a call's end. Of a cluster nothing is noted: each master's line is dropped by its own timeouts and then fails
-    /// at once, and the other masters' keys are to go on; it opens when there is no line at all.
+    /// Records a call's result. Those of a cluster are not recorded: each master's line is dropped after its own timeouts and
+    /// then fails at once, while the keys of the other masters continue; the breaker opens when there is no line at all.
     pub fn record<T>(&self, result: &Result<T, LinkError>) {
         if let Err(error) = result {
             *self.last_failure.lock() =
@@ -119,15 +119,15 @@ impl Guard {
         self.closed.store(breaker.is_closed(), Ordering::Release);
     }
 
-    /// Checks the connection, probes if that is due, and returns whether the breaker turned since the last call. One task calls
-    /// this again and again.
-    pub async fn look(&self) -> Option<Turn> {
+    /// Checks the connection, probes if that is due, and returns whether the breaker turned since the last call. Called by one
+    /// task, repeatedly.
+    pub async fn look(&self) -> Option<BreakerChange> {
         let now = Instant::now();
         let due = {
             let mut breaker = self.breaker.lock();
             let seen = match self.link.is_up() {
-                true => Connection::Up,
-                false => Connection::Down,
+                true => LinkState::Up,
+                false => LinkState::Down,
             };
             breaker.see(seen, now);
             self.closed.store(breaker.is_closed(), Ordering::Release);
@@ -147,12 +147,12 @@ impl Guard {
             (None, false) => {
                 *opened = Some(now);
                 *self.turned.lock() = now;
-                Some(Turn::Opened)
+                Some(BreakerChange::Opened)
             }
             (Some(since), true) => {
                 *opened = None;
                 *self.turned.lock() = Instant::now();
-                Some(Turn::Closed(since.elapsed()))
+                Some(BreakerChange::Closed(since.elapsed()))
             }
             (None, true) | (Some(_), false) => None,
         }
@@ -160,7 +160,7 @@ impl Guard {
 
     /// Sends one write, because a server that answers but rejects writes is of no use; a cluster, whose masters may differ, gets a
     /// `PING`.
-    async fn probe(&self) -> Outcome {
+    async fn probe(&self) -> CallOutcome {
         if self.link.is_cluster() {
             return outcome(&self.link.ask(&redis::cmd("PING")).await);
         }
@@ -174,10 +174,10 @@ impl Guard {
     }
 }
 
-fn outcome<T>(result: &Result<T, LinkError>) -> Outcome {
+fn outcome<T>(result: &Result<T, LinkError>) -> CallOutcome {
     match result {
-        Ok(_) => Outcome::Answered,
-        Err(LinkError::Lost(_) | LinkError::NoConnection(_)) => Outcome::Lost,
-        Err(LinkError::Refused(_) | LinkError::Unreadable(_)) => Outcome::Refused,
+        Ok(_) => CallOutcome::Answered,
+        Err(LinkError::Lost(_) | LinkError::NoConnection(_)) => CallOutcome::Lost,
+        Err(LinkError::Refused(_) | LinkError::Unreadable(_)) => CallOutcome::Refused,
     }
 }

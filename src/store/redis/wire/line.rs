@@ -16,7 +16,7 @@ use redis::{ErrorKind, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::request::{LinkError, Parts, jittered};
+use super::request::{Commands, LinkError, jittered};
 use super::topology::{Address, Dialled, Topology};
 use crate::store::StoreError;
 
@@ -30,7 +30,7 @@ const MASTER_EVERY: Duration = Duration::from_secs(1);
 /// How long preparing a connection may take.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(1);
 
-struct Live {
+struct LiveConnection {
     connection: MultiplexedConnection,
     /// The master that the sentinels named for it; `None` without sentinels.
     master: Option<Address>,
@@ -40,7 +40,7 @@ struct Live {
 pub struct Line {
     server: Topology,
     response_timeout: Duration,
-    live: ArcSwapOption<Live>,
+    live: ArcSwapOption<LiveConnection>,
     /// Why there is no connection.
     trouble: ArcSwapOption<StoreError>,
     made: Arc<AtomicU64>,
@@ -101,7 +101,7 @@ impl Line {
 
     /// Sends commands and waits for their result until `deadline`. Redirections of a cluster's node are returned as
     /// [`LinkError::Refused`].
-    pub async fn query(&self, parts: Parts<'_>, deadline: Instant) -> Result<Value, LinkError> {
+    pub async fn query(&self, parts: Commands<'_>, deadline: Instant) -> Result<Value, LinkError> {
         let Some(live) = self.live.load_full() else {
             return Err(self.no_connection());
         };
@@ -129,14 +129,14 @@ impl Line {
         }
     }
 
-    fn timed_out(&self, live: &Live) -> LinkError {
+    fn timed_out(&self, live: &LiveConnection) -> LinkError {
         if self.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= TIMEOUTS_MAX {
             self.drop_connection(live, "two calls in a row timed out");
         }
         LinkError::Lost(format!("{} did not answer in time", self.server))
     }
 
-    fn drop_connection(&self, live: &Live, why: &str) {
+    fn drop_connection(&self, live: &LiveConnection, why: &str) {
         let current = self.live.load();
         if current
             .as_ref()
@@ -189,7 +189,8 @@ impl Line {
         match attempt.await {
             Ok(Dialled { connection, master }) => {
                 self.timeouts.store(0, Ordering::Relaxed);
-                self.live.store(Some(Arc::new(Live { connection, master })));
+                self.live
+                    .store(Some(Arc::new(LiveConnection { connection, master })));
                 self.made.fetch_add(1, Ordering::AcqRel);
                 self.trouble.store(None);
                 Ok(())

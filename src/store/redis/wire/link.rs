@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::line::Line;
-use super::request::{LinkError, Parts, Request};
+use super::request::{Commands, LinkError, Request};
 use super::script::{Arguments, Script};
 use super::slots::View;
 use super::topology::{Address, Topology};
@@ -24,19 +24,19 @@ use crate::store::StoreError;
 
 /// A new connection that is prepared before callers may use it.
 #[derive(Clone)]
-pub enum Connection {
+pub enum NewConnection {
     /// To one server.
     Server(MultiplexedConnection),
     /// To the nodes of a cluster: each command is sent to the node of its key.
     Cluster(Cluster),
 }
 
-impl ConnectionLike for Connection {
+impl ConnectionLike for NewConnection {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
         match self {
-            Connection::Server(connection) => connection.req_packed_command(command),
-            Connection::Cluster(cluster) => {
-                Box::pin(async { raised(cluster.ask(Parts::One(command)).await) })
+            NewConnection::Server(connection) => connection.req_packed_command(command),
+            NewConnection::Cluster(cluster) => {
+                Box::pin(async { raised(cluster.ask(Commands::One(command)).await) })
             }
         }
     }
@@ -48,11 +48,11 @@ impl ConnectionLike for Connection {
         count: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
         match self {
-            Connection::Server(connection) => {
+            NewConnection::Server(connection) => {
                 connection.req_packed_commands(pipeline, offset, count)
             }
-            Connection::Cluster(cluster) => Box::pin(async {
-                let value = raised(cluster.ask(Parts::Each(pipeline)).await)?;
+            NewConnection::Cluster(cluster) => Box::pin(async {
+                let value = raised(cluster.ask(Commands::Each(pipeline)).await)?;
                 Ok(Vec::from_redis_value(value)?)
             }),
         }
@@ -60,8 +60,8 @@ impl ConnectionLike for Connection {
 
     fn get_db(&self) -> i64 {
         match self {
-            Connection::Server(connection) => connection.get_db(),
-            Connection::Cluster(_) => 0,
+            NewConnection::Server(connection) => connection.get_db(),
+            NewConnection::Cluster(_) => 0,
         }
     }
 }
@@ -349,17 +349,17 @@ impl Link {
     /// Tries once to make and prepare a connection and to publish it to callers.
     pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
     where
-        P: Fn(Connection) -> F,
+        P: Fn(NewConnection) -> F,
         F: Future<Output = Result<(), StoreError>>,
     {
         match &self.way {
             Way::Server(line) => {
-                line.connect(&|made| prepare(Connection::Server(made)))
+                line.connect(&|made| prepare(NewConnection::Server(made)))
                     .await
             }
             Way::Cluster(cluster) => {
                 cluster
-                    .connect(&|made| prepare(Connection::Cluster(made)))
+                    .connect(&|made| prepare(NewConnection::Cluster(made)))
                     .await
             }
         }
@@ -368,14 +368,14 @@ impl Link {
     /// Keeps a connection, as the link's one task. Logs every new reason for having none, once. Never returns.
     pub async fn keep<P, F>(&self, prepare: P)
     where
-        P: Fn(Connection) -> F,
+        P: Fn(NewConnection) -> F,
         F: Future<Output = Result<(), StoreError>>,
     {
         match &self.way {
-            Way::Server(line) => line.keep(|made| prepare(Connection::Server(made))).await,
+            Way::Server(line) => line.keep(|made| prepare(NewConnection::Server(made))).await,
             Way::Cluster(cluster) => {
                 cluster
-                    .keep(|made| prepare(Connection::Cluster(made)))
+                    .keep(|made| prepare(NewConnection::Cluster(made)))
                     .await
             }
         }

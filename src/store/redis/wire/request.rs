@@ -32,7 +32,7 @@ impl From<LinkError> for StoreError {
 
 /// The commands of a request.
 #[derive(Clone, Copy)]
-pub enum Parts<'a> {
+pub enum Commands<'a> {
     /// One command.
     One(&'a Cmd),
     /// Several in one write; the first error is the result of all.
@@ -41,16 +41,16 @@ pub enum Parts<'a> {
     Each(&'a Pipeline),
 }
 
-impl Parts<'_> {
+impl Commands<'_> {
     /// Sends them on one connection and waits for the result.
     pub async fn send(
         self,
         connection: &mut MultiplexedConnection,
     ) -> Result<Value, redis::RedisError> {
         match self {
-            Parts::One(command) => command.query_async(connection).await,
-            Parts::Many(pipeline) => pipeline.query_async(connection).await,
-            Parts::Each(pipeline) => connection
+            Commands::One(command) => command.query_async(connection).await,
+            Commands::Many(pipeline) => pipeline.query_async(connection).await,
+            Commands::Each(pipeline) => connection
                 .send_packed_commands(pipeline, 0, pipeline.len())
                 .await
                 .map(Value::Array),
@@ -61,18 +61,18 @@ impl Parts<'_> {
 /// A sendable request: one command, or several. Several are not a transaction, and each result is returned.
 pub trait Request: Sync {
     /// The commands.
-    fn parts(&self) -> Parts<'_>;
+    fn parts(&self) -> Commands<'_>;
 }
 
 impl Request for Cmd {
-    fn parts(&self) -> Parts<'_> {
-        Parts::One(self)
+    fn parts(&self) -> Commands<'_> {
+        Commands::One(self)
     }
 }
 
 impl Request for Pipeline {
-    fn parts(&self) -> Parts<'_> {
-        Parts::Many(self)
+    fn parts(&self) -> Commands<'_> {
+        Commands::Many(self)
     }
 }
 

@@ -24,7 +24,7 @@ pub static MERGE_TOTALS: Script = Script {
     sha: OnceLock::new(),
 };
 
-/// The merge of a key's day that was carried here.
+/// The merge of an imported day of a key.
 pub static MERGE_DAY: Script = Script {
     source: include_str!("../merge_day.lua"),
     sha: OnceLock::new(),
@@ -57,7 +57,7 @@ pub static STRIKE_OFF: Script = Script {
     sha: OnceLock::new(),
 };
 
-/// A script and the name that the server gave it.
+/// A script, with its name in the server once it is loaded.
 #[derive(Debug)]
 pub struct Script {
     source: &'static str,
@@ -65,7 +65,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// Loads it into the server on a fresh connection. In a cluster every node has scripts of its own.
+    /// Loads the script into the server on a new connection. In a cluster, each node has its own scripts.
     pub async fn load(
         &self,
         connection: &mut impl redis::aio::ConnectionLike,
@@ -85,7 +85,7 @@ impl Script {
         Some(arguments.command("EVALSHA", sha, keys))
     }
 
-    /// The command that runs it by its text.
+    /// The command that runs the script by its text.
     pub fn by_text(&self, keys: &[&str], arguments: &Arguments<'_>) -> Cmd {
         arguments.command("EVAL", self.source, keys)
     }
@@ -108,25 +108,25 @@ impl<'a> Arguments<'a> {
         Arguments::default()
     }
 
-    /// One more, text.
+    /// Adds a text.
     pub fn text(mut self, text: impl Into<Cow<'a, str>>) -> Arguments<'a> {
         self.0.push(Argument::Text(text.into()));
         self
     }
 
-    /// One more, packed values.
+    /// Adds packed values.
     pub fn packed(mut self, packed: Vec<u8>) -> Arguments<'a> {
         self.0.push(Argument::Packed(packed));
         self
     }
 
-    /// One more, a number.
+    /// Adds a number.
     pub fn number(mut self, number: i64) -> Arguments<'a> {
         self.0.push(Argument::Number(number));
         self
     }
 
-    /// One more, a count; above 2^53, where the script's numbers end, it is as good as 2^53.
+    /// Adds a count; larger ones become 2^53, the end of the script's exact integers.
     pub fn count(self, count: u64) -> Arguments<'a> {
         let count = count.min(COUNT_MAX);
         self.number(i64::try_from(count).unwrap_or(i64::MAX))
@@ -152,7 +152,7 @@ impl<'a> Arguments<'a> {
 }
 
 impl Argument<'_> {
-    /// About how long it is when it is written.
+    /// The approximate length of the argument as it is sent.
     fn bytes(&self) -> usize {
         match self {
             Argument::Text(text) => text.len(),
@@ -171,14 +171,14 @@ pub struct ChargeArgument {
     packed: Vec<u8>,
     /// The day of the account before.
     day: Option<Day>,
-    /// Where the last account states whether another day follows.
+    /// The position of the byte of the last account that states whether another day follows.
     next: usize,
 }
 
 /// The part of one account in a call of the charge script.
 #[derive(Debug)]
 pub struct AccountCall<'a> {
-    /// The name that the account counts under.
+    /// The name of the account's counts.
     pub producer: &'a str,
     /// Units consumed so far.
     pub ack: u64,
@@ -190,17 +190,17 @@ pub struct AccountCall<'a> {
     pub limit: u64,
     /// The version of the record that the waiting requests were checked against.
     pub version: u64,
-    /// That record, to mend a lost or older one; empty where it mends nothing.
+    /// That record, to repair a lost or older one; empty if there is nothing to repair.
     pub record: &'a str,
     /// The account's day.
     pub day: Day,
 }
 
-/// About how many bytes [`AccountCall`] takes without a record.
+/// The approximate size of an [`AccountCall`] without its record.
 const ACCOUNT_BYTES: usize = 96;
 
 impl ChargeArgument {
-    /// Of no account yet, with room for `accounts`; days are closed `settle_window` seconds after their end.
+    /// An argument without accounts, with room for `accounts`; days are closed `settle_window` seconds after their end.
     pub fn new(settle_window: i64, accounts: usize) -> ChargeArgument {
         let mut packed = Vec::with_capacity(ACCOUNT_BYTES * accounts);
         packed.extend((settle_window as f64).to_le_bytes());
@@ -211,7 +211,7 @@ impl ChargeArgument {
         }
     }
 
-    /// One more account.
+    /// Adds an account.
     pub fn push(&mut self, account: &AccountCall<'_>) {
         if self.day != Some(account.day) {
             if let (Some(_), Some(next)) = (self.day, self.packed.get_mut(self.next)) {
@@ -244,13 +244,13 @@ impl ChargeArgument {
         self.packed.push(0);
     }
 
-    /// As the script's one argument.
+    /// The one argument of the script.
     pub fn arguments(self) -> Arguments<'static> {
         Arguments::new().packed(self.packed)
     }
 }
 
-/// The charge script's reply to a number of accounts, an answer each; see `charge.lua`.
+/// Parses the charge script's reply, which has a part for each account; see `charge.lua`.
 pub fn charge_replies(value: &Value, accounts: usize) -> Result<Vec<Reply>, String> {
     let Value::BulkString(packed) = value else {
         return Err(format!("the charge script returned {value:?}"));
@@ -269,11 +269,11 @@ pub fn charge_replies(value: &Value, accounts: usize) -> Result<Vec<Reply>, Stri
     })
 }
 
-/// The answer to one account, cut off from the front of `rest`.
+/// The reply for one account, removed from the front of `rest`.
 fn charge_reply(rest: &mut &[u8], now: i64) -> Option<Reply> {
     let [code] = cut(rest)?;
     let code = Code::from_number(code.into())?;
-    // A conversion saturates: what is below 0 becomes 0.
+    // The conversion saturates: a negative number becomes 0.
     let (grant, used) = (double(rest)? as u64, double(rest)? as u64);
     let version = double(rest)?;
     let length = usize::try_from(u32::from_le_bytes(cut(rest)?)).ok()?;
@@ -293,7 +293,7 @@ fn double(rest: &mut &[u8]) -> Option<f64> {
     cut(rest).map(f64::from_le_bytes)
 }
 
-/// The first bytes, cut off.
+/// The first bytes, removed from `rest`.
 fn cut<const BYTES: usize>(rest: &mut &[u8]) -> Option<[u8; BYTES]> {
     let (first, after) = rest.split_first_chunk()?;
     *rest = after;

@@ -1,7 +1,7 @@
-//! Which slot a command's key lies in, and which master serves it, as the nodes of a cluster tell it.
+//! The slot of a command's key, and the master that serves it according to the nodes of a cluster.
 //!
-//! Follows the Redis Cluster specification: CRC16 (XMODEM) of the key, or of its first non-empty `{tag}`, modulo 16,384.
-//! Pure: what the nodes answered comes in as values.
+//! Follows the Redis Cluster specification: CRC16 (XMODEM) of the key, or of its first non-empty `{tag}`, modulo 16,384. Pure:
+//! the replies of the nodes are arguments.
 
 use redis::{Arg, Cmd, FromRedisValue, Pipeline, Value};
 
@@ -11,7 +11,7 @@ use crate::store::StoreError;
 /// The slots of every cluster.
 const SLOTS: u16 = 16_384;
 
-/// The slot of a command's key; `None` for one that any node answers.
+/// The slot of a command's key, or `None` for a command that any node can answer.
 pub fn slot_of(command: &Cmd) -> Option<u16> {
     let argument = |place: usize| match command.args_iter().nth(place) {
         Some(Arg::Simple(text)) => Some(text),
@@ -50,22 +50,22 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// The map of a cluster as one node tells it.
+/// The map of a cluster, as one node reports it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// First and last slot with the master that serves them, in the order of the slots.
+    /// First and last slot of each range with the master that serves it, in the order of the slots.
     ranges: Vec<(u16, u16, Address)>,
-    /// All masters, those without slots too: a slot may be on its way to one.
+    /// All masters, including those without slots: a slot may be moving to one.
     nodes: Vec<Address>,
-    /// Whether the node says that the cluster serves.
+    /// Whether the node reports that the cluster serves.
     ok: bool,
-    /// Whether a slot is on its way.
+    /// Whether a slot is moving.
     moving: bool,
     epoch: u64,
 }
 
 impl View {
-    /// What to ask a node.
+    /// The commands that ask a node for its map.
     pub fn questions() -> Pipeline {
         let mut pipeline = Pipeline::with_capacity(3);
         for question in ["SLOTS", "NODES", "INFO"] {
@@ -74,7 +74,7 @@ impl View {
         pipeline
     }
 
-    /// What the node at `asked` answered.
+    /// Parses the replies of the node at `asked`.
     pub fn read(asked: &Address, answers: Value) -> Result<View, StoreError> {
         let unreadable = |error: redis::ParsingError| {
             StoreError::Unavailable(format!("{asked} returned no cluster map: {error}"))
@@ -117,7 +117,7 @@ impl View {
         Ok(view)
     }
 
-    /// Adds what only `CLUSTER NODES` tells: masters without slots, and slots on their way.
+    /// Adds the parts that only `CLUSTER NODES` reports: masters without slots, and moving slots.
     fn read_nodes(&mut self, asked: &Address, nodes: &str) {
         for line in nodes.lines() {
             let fields: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -144,7 +144,7 @@ impl View {
         }
     }
 
-    /// Of several opinions the healthy one of the latest epoch; what any of them says to be on its way is.
+    /// Of several maps, the healthy one of the latest epoch; a slot is moving if any of them reports it.
     pub fn latest(views: Vec<View>) -> Option<View> {
         let moving = views.iter().any(|view| view.moving);
         let latest = views
@@ -160,7 +160,7 @@ impl View {
         (slot <= *last).then_some(address)
     }
 
-    /// The masters that serve slots; one may come several times.
+    /// The masters that serve slots; a master may occur several times.
     pub fn owners(&self) -> impl Iterator<Item = &Address> {
         self.ranges.iter().map(|(_, _, address)| address)
     }
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_knows_owners_spare_masters_and_slots_on_their_way() {
+    fn a_view_knows_owners_spare_masters_and_moving_slots() {
         let nodes = "a 10.0.0.1:1@11 myself,master - 0 0 1 connected 0-99 [5->-c]\n\
                      b 10.0.0.2:2@12,name master - 0 0 2 connected 100-16383\n\
                      c 10.0.0.3:3@13 master - 0 0 3 connected\n\
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_no_cluster_tells_no_map() {
+    fn a_server_that_is_no_cluster_returns_no_map() {
         let refused = Value::Array(vec![Value::Nil]);
         assert!(View::read(&address("h:1"), refused).is_err());
     }

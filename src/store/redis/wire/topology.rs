@@ -1,9 +1,9 @@
-//! Which server to talk to, and how a connection to it is made.
+//! The servers of the configuration, and how a connection to one of them is made.
 //!
-//! A single server is where the URL says. Behind Sentinel it is asked for anew for every connection: all sentinels at the
-//! same time, those that are down are skipped, and of several opinions the one of the latest configuration epoch counts;
-//! what they name must say itself that it is a master. A cluster's nodes are `cluster`'s business; here is how each is
-//! dialled. No server is ever shown with its password.
+//! A single server has its address in the URL. Behind Sentinel, the master is looked up for every new connection: all sentinels
+//! are asked at the same time, those that are down are skipped, and the reply with the latest configuration epoch is used. The
+//! named server must itself report that it is a master. Which node of a cluster to use is decided in `cluster`; this module
+//! only connects to it. Invariant: no address is shown with its password.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,17 +20,17 @@ use tokio::time::timeout;
 
 use crate::store::StoreError;
 use crate::store::redis::identity::StoreIdentity;
-use crate::store::redis::settings::{Place, Settings, Tls, without_password};
+use crate::store::redis::settings::{Servers, Settings, Tls, without_password};
 
-/// How long unacknowledged bytes may be under way before the kernel gives the connection up.
+/// How long sent bytes may remain unacknowledged before the kernel closes the connection.
 const USER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a connection is idle before the kernel asks whether the other side lives.
+/// How long a connection is idle before the kernel sends a keepalive probe.
 const KEEPALIVE: Duration = Duration::from_secs(5);
-/// How long making a connection may take, its handshakes included; longer where a call may take longer (`store.redis.timeout`).
+/// The least time that connecting may take, handshakes included; a longer `store.redis.timeout` applies here too.
 const CONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
-/// How long a sentinel may take to be reached and to answer: one that is down must not hold up the others' answer.
+/// How long connecting to a sentinel and its reply may take: one that is down must not delay the others.
 const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
-/// Commands that may queue in the client before callers wait (their deadlines run meanwhile).
+/// Commands that may queue in the client before callers wait; their deadlines run meanwhile.
 const QUEUE_MAX: usize = 1_024;
 
 /// A server's host and port.
@@ -43,7 +43,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// Reads `host:port`; an IPv6 address may stand in brackets or, as Redis writes it, without.
+    /// Parses `host:port`; an IPv6 address may be in brackets or, as Redis writes it, without.
     pub fn parse(text: &str) -> Option<Address> {
         let (host, port) = text.rsplit_once(':')?;
         let bare = host
@@ -55,7 +55,7 @@ impl Address {
         })
     }
 
-    /// With this host where it has none: a node that does not know its own leaves it out.
+    /// This address, with `host` if it has none: a node that does not know its own host omits it.
     pub fn or_host(self, host: &str) -> Address {
         if self.host.is_empty() {
             let host = host.to_owned();
@@ -76,7 +76,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// A connection, and which server the sentinels named for it.
+/// A connection, and the server that the sentinels named for it.
 pub struct Dialled {
     /// The connection.
     pub connection: MultiplexedConnection,
@@ -93,10 +93,10 @@ impl From<MultiplexedConnection> for Dialled {
     }
 }
 
-/// The servers, and who we are to them.
+/// The servers and the login for them.
 #[derive(Clone)]
 pub struct Topology {
-    servers: Servers,
+    servers: Layout,
     login: RedisConnectionInfo,
     sentinel_login: RedisConnectionInfo,
     tls: Option<Tls>,
@@ -104,7 +104,7 @@ pub struct Topology {
 }
 
 #[derive(Clone)]
-enum Servers {
+enum Layout {
     Single(Address),
     Sentinel {
         sentinels: Vec<Address>,
@@ -114,15 +114,15 @@ enum Servers {
 }
 
 impl Topology {
-    /// What the settings name.
+    /// The topology in the settings.
     ///
     /// # Errors
-    /// [`StoreError::Failed`] where an address or a certificate cannot be used; the message never shows a password.
+    /// [`StoreError::Failed`] if an address or a certificate cannot be used; the message never shows a password.
     pub fn of(settings: &Settings) -> Result<Topology, StoreError> {
         let mut login = RedisConnectionInfo::default();
         let mut tls = settings.tls.clone();
-        let servers = match &settings.place {
-            Place::Url(url) => {
+        let servers = match &settings.servers {
+            Servers::Url(url) => {
                 let (address, of_url, encrypted) = read_url(url)?;
                 login = of_url;
                 if encrypted {
@@ -133,13 +133,13 @@ impl Topology {
                         "does not begin with rediss://, but TLS is configured",
                     ));
                 }
-                Servers::Single(address)
+                Layout::Single(address)
             }
-            Place::Sentinels { sentinels, master } => Servers::Sentinel {
+            Servers::Sentinels { sentinels, master } => Layout::Sentinel {
                 sentinels: addresses(sentinels)?,
                 master: master.clone(),
             },
-            Place::Cluster(nodes) => Servers::Cluster(addresses(nodes)?),
+            Servers::Cluster(nodes) => Layout::Cluster(addresses(nodes)?),
         };
         if let Some(database) = settings.database {
             login = login.set_db(i64::from(database));
@@ -161,16 +161,16 @@ impl Topology {
             tls,
             connect_timeout: CONNECT_TIMEOUT_MIN.max(settings.timeout),
         };
-        // Certificates that cannot be read are found now, not at the first connection.
+        // An unreadable certificate is reported now, not at the first connection.
         topology.client(&topology.first(), &topology.login)?;
         Ok(topology)
     }
 
     fn first(&self) -> Address {
         let servers = match &self.servers {
-            Servers::Single(address) => return address.clone(),
-            Servers::Sentinel { sentinels, .. } => sentinels,
-            Servers::Cluster(nodes) => nodes,
+            Layout::Single(address) => return address.clone(),
+            Layout::Sentinel { sentinels, .. } => sentinels,
+            Layout::Cluster(nodes) => nodes,
         };
         servers.first().cloned().unwrap_or(Address {
             host: String::new(),
@@ -181,9 +181,9 @@ impl Topology {
     /// `single`, `sentinel` or `cluster`.
     pub fn kind(&self) -> &'static str {
         match &self.servers {
-            Servers::Single(_) => "single",
-            Servers::Sentinel { .. } => "sentinel",
-            Servers::Cluster(_) => "cluster",
+            Layout::Single(_) => "single",
+            Layout::Sentinel { .. } => "sentinel",
+            Layout::Cluster(_) => "cluster",
         }
     }
 
@@ -192,15 +192,15 @@ impl Topology {
         self.tls.is_some()
     }
 
-    /// By what a file on this machine knows whose it is.
+    /// The identity of the store, as it is recorded in the files on this machine.
     pub fn identity(&self, key_prefix: &str) -> StoreIdentity {
         let database = self.login.db();
         let (name, nodes) = match &self.servers {
-            Servers::Single(address) => (format!("{address}/{database}"), [].as_slice()),
-            Servers::Sentinel { sentinels, master } => {
+            Layout::Single(address) => (format!("{address}/{database}"), [].as_slice()),
+            Layout::Sentinel { sentinels, master } => {
                 (format!("{master}/{database}"), sentinels.as_slice())
             }
-            Servers::Cluster(nodes) => ("the cluster".to_owned(), nodes.as_slice()),
+            Layout::Cluster(nodes) => ("the cluster".to_owned(), nodes.as_slice()),
         };
         StoreIdentity {
             name: format!("{name} with the prefix {key_prefix}"),
@@ -208,35 +208,34 @@ impl Topology {
         }
     }
 
-    /// The nodes that a cluster is found by; `None` where there is one server at a time.
+    /// The nodes through which a cluster is discovered, or `None` without a cluster.
     pub fn seeds(&self) -> Option<&[Address]> {
         match &self.servers {
-            Servers::Single(_) | Servers::Sentinel { .. } => None,
-            Servers::Cluster(nodes) => Some(nodes),
+            Layout::Single(_) | Layout::Sentinel { .. } => None,
+            Layout::Cluster(nodes) => Some(nodes),
         }
     }
 
     /// One node of a cluster as a server of its own, with the same login.
     pub fn node(&self, address: Address) -> Topology {
         Topology {
-            servers: Servers::Single(address),
+            servers: Layout::Single(address),
             ..self.clone()
         }
     }
 
-    /// A connection to the server there is: the only one, or the master that the sentinels name; of a cluster, the first
-    /// node that accepts.
+    /// Connects to the single server, to the master that the sentinels name, or to the first node of a cluster that accepts.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] with the reason.
     pub async fn dial(&self, response_timeout: Option<Duration>) -> Result<Dialled, StoreError> {
         match &self.servers {
-            Servers::Single(address) => {
+            Layout::Single(address) => {
                 let reached =
                     self.reach(address, &self.login, self.connect_timeout, response_timeout);
                 reached.await.map(Dialled::from)
             }
-            Servers::Sentinel { sentinels, master } => {
+            Layout::Sentinel { sentinels, master } => {
                 let address = self.master(sentinels, master).await?;
                 let mut connection = self
                     .reach(
@@ -252,7 +251,7 @@ impl Topology {
                     master: Some(address),
                 })
             }
-            Servers::Cluster(nodes) => {
+            Layout::Cluster(nodes) => {
                 let mut last = no_server("the cluster has no nodes");
                 for address in nodes {
                     let reached =
@@ -267,15 +266,15 @@ impl Topology {
         }
     }
 
-    /// The master that the sentinels name now; `None` without sentinels, and where none of them answers.
+    /// The master that the sentinels name now, or `None` without sentinels or if none of them answers.
     pub async fn named_master(&self) -> Option<Address> {
         match &self.servers {
-            Servers::Single(_) | Servers::Cluster(_) => None,
-            Servers::Sentinel { sentinels, master } => self.master(sentinels, master).await.ok(),
+            Layout::Single(_) | Layout::Cluster(_) => None,
+            Layout::Sentinel { sentinels, master } => self.master(sentinels, master).await.ok(),
         }
     }
 
-    /// The master by the latest opinion among the sentinels that answer.
+    /// The master of the latest epoch among the replies of the sentinels.
     async fn master(&self, sentinels: &[Address], master: &str) -> Result<Address, StoreError> {
         let mut asked = JoinSet::new();
         for sentinel in sentinels {
@@ -309,7 +308,7 @@ impl Topology {
         })
     }
 
-    /// The configuration epoch and the address of the master as one sentinel knows it.
+    /// The configuration epoch and the address of the master, from one sentinel.
     async fn ask_sentinel(
         &self,
         sentinel: &Address,
@@ -371,7 +370,7 @@ impl Topology {
             let info = made(ConnectionAddr::Tcp(host, port)).map_err(failed)?;
             return Client::open(info).map_err(failed);
         };
-        // Whoever was first wins: every room of this program installs the same one.
+        // The first installation wins: every module of this program installs the same provider.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let info = made(ConnectionAddr::TcpTls {
             host,
@@ -395,19 +394,19 @@ impl fmt::Display for Topology {
             shown.join(",")
         };
         match &self.servers {
-            Servers::Single(address) => write!(f, "{scheme}://{address}/{}", self.login.db()),
-            Servers::Sentinel { sentinels, master } => write!(
+            Layout::Single(address) => write!(f, "{scheme}://{address}/{}", self.login.db()),
+            Layout::Sentinel { sentinels, master } => write!(
                 f,
                 "{scheme}://{master}/{} of the sentinels {}",
                 self.login.db(),
                 listed(sentinels)
             ),
-            Servers::Cluster(nodes) => write!(f, "{scheme}:// cluster of {}", listed(nodes)),
+            Layout::Cluster(nodes) => write!(f, "{scheme}:// cluster of {}", listed(nodes)),
         }
     }
 }
 
-/// A demoted master serves no writes, and a sentinel may not have heard of it yet.
+/// Checks that the server is a master: a demoted one accepts no writes, and a sentinel may not know yet that it was demoted.
 async fn verify_master(
     address: &Address,
     connection: &mut MultiplexedConnection,
@@ -460,7 +459,7 @@ fn addresses(texts: &[String]) -> Result<Vec<Address>, StoreError> {
         .collect()
 }
 
-/// Address, login and whether it is encrypted.
+/// The address, the login, and whether the connection is encrypted.
 fn read_url(url: &str) -> Result<(Address, RedisConnectionInfo, bool), StoreError> {
     if !(url.starts_with("redis://") || url.starts_with("rediss://")) {
         return Err(refused_url(
@@ -531,9 +530,9 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_shown_by_their_place() {
+    fn servers_are_shown_by_their_addresses() {
         let shown = |place| Topology::of(&Settings::of(place)).map(|topology| topology.to_string());
-        let url = |url: &str| shown(Place::Url(url.into()));
+        let url = |url: &str| shown(Servers::Url(url.into()));
         assert_eq!(
             url("redis://u:s3cret@cache/2").unwrap(),
             "redis://cache:6379/2"
@@ -542,7 +541,7 @@ mod tests {
         assert!(url("http://cache").is_err());
         assert!(url("redis://cache:port").is_err());
         assert!(url("rediss://cache#insecure").is_err());
-        let place = Place::Sentinels {
+        let place = Servers::Sentinels {
             sentinels: vec!["a:1".into(), "[::1]:2".into()],
             master: "m".into(),
         };
@@ -550,11 +549,11 @@ mod tests {
             shown(place).unwrap(),
             "redis://m/0 of the sentinels a:1,[::1]:2"
         );
-        assert!(shown(Place::Cluster(vec!["a:1".into(), "b".into()])).is_err());
+        assert!(shown(Servers::Cluster(vec!["a:1".into(), "b".into()])).is_err());
     }
 
     #[test]
-    fn what_is_set_goes_before_what_the_url_says() {
+    fn a_configured_value_overrides_that_of_the_url() {
         let settings = Settings {
             database: Some(3),
             username: Some("other".into()),
@@ -562,8 +561,8 @@ mod tests {
             ..Settings::of_url("redis://user:pass@cache/2")
         };
         let login = Topology::of(&settings).unwrap().login;
-        let said = (login.db(), login.username(), login.password());
-        assert_eq!(said, (3, Some("other"), Some("word")));
+        let login_of_url = (login.db(), login.username(), login.password());
+        assert_eq!(login_of_url, (3, Some("other"), Some("word")));
     }
 
     #[test]

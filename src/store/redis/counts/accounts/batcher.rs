@@ -1,15 +1,15 @@
-//! The tasks that carry the calls of accounts to Redis and their replies back: what is due at the same time in one script
-//! call, whatever its keys.
+//! The tasks that send the calls of accounts to Redis and return the replies: calls that are due at the same time share one
+//! script call, whatever their keys.
 //!
-//! Accounts that somebody waits for stand in one queue ([`Pending`]). A batcher takes what stands there, brings the replies
-//! back, and takes what has come meanwhile, until nobody waits; so calls are the larger the busier the gateway is, and
-//! nobody waits for a timer. Two are under way at most, so that a request seldom waits for another's round trip. In a
-//! cluster the keys of one call must be in one hash slot: only accounts of the same slot share a call there.
+//! Accounts with waiting requests are in one queue ([`Pending`]). A batcher takes the queued accounts, sends their calls,
+//! returns the replies, and repeats this until the queue is empty. So batches grow with the load, and no request waits for a
+//! timer. At most two batchers take from the queue, so that a request seldom waits for another one's round trip. In a cluster,
+//! the keys of one call must be in one hash slot: there, only accounts of the same slot share a call.
 //!
-//! Invariants: an account is in one call at a time; a call for several accounts that Redis refused, or whose answers cannot
-//! be read, is tried again for each alone, so that an account that Redis cannot count for harms itself only; and whatever
-//! ends a batcher, a panic included, no call stays awaited for ever: that would keep a key from being charged until the
-//! process ends.
+//! Invariants: an account is in one call at a time; a call for several accounts that Redis refused, or whose reply cannot be
+//! read, is repeated for each account alone, so that an account that Redis cannot count affects only itself; when a batcher
+//! ends for any reason, even a panic, none of its calls remains awaited, which would prevent charges of a key until the process
+//! ends.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 
-use super::{Accounts, Answer, Context, Pending, Slot, Source, Units, Waiter};
+use super::{Accounts, ChargeResult, Context, Pending, Slot, Source, Units, Waiter};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::{Call, Reply, WaiterResult};
 use crate::store::KeyEntry;
@@ -26,11 +26,11 @@ use crate::store::redis::wire::script::{AccountCall, CHARGE, ChargeArgument, cha
 
 /// The most accounts in one script call: Redis serves no other client meanwhile, for 4 to 8 µs each.
 const TOGETHER_MAX: usize = 64;
-/// The most batchers that take from the queue, where a call may be for several accounts.
+/// The most batchers that take from the queue if a call may be for several accounts.
 const BATCHERS_MAX: usize = 2;
 
 impl Pending {
-    /// Takes what one call may be for: in a cluster the first account and those of its hash slot, else up to `most`.
+    /// Takes the accounts of one call: in a cluster, the first account and those of its hash slot; else up to `most`.
     fn take(&mut self, is_cluster: bool, most: usize) -> Vec<Arc<Slot>> {
         if !is_cluster {
             let count = self.slots.len().min(most);
@@ -48,20 +48,20 @@ impl Pending {
         taken
     }
 
-    /// Whether nobody stands there.
+    /// Whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 }
 
 impl Accounts {
-    /// Has the account's next call carried; it was just marked as queued.
+    /// Queues the account, which was just marked as queued, for its next call.
     pub(super) fn enqueue(self: &Arc<Self>, slot: &Arc<Slot>) {
         self.due.lock().slots.push_back(slot.clone());
         self.start_batcher();
     }
 
-    /// Sends for what stands in the queue although its batcher is gone.
+    /// Starts a batcher for accounts in the queue whose batcher has ended.
     pub(super) fn flush_forgotten(self: &Arc<Self>) {
         if !self.due.lock().is_empty() {
             self.start_batcher();
@@ -95,9 +95,14 @@ impl Accounts {
 }
 
 impl Accounts {
-    fn answer(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, verdict: WaiterResult) -> Answer {
+    fn answer(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        cost: u32,
+        verdict: WaiterResult,
+    ) -> ChargeResult {
         match verdict {
-            WaiterResult::Granted { used } => Answer::Granted(Units {
+            WaiterResult::Granted { used } => ChargeResult::Granted(Units {
                 accounts: self.clone(),
                 slot: slot.clone(),
                 used,
@@ -108,7 +113,7 @@ impl Accounts {
             | WaiterResult::Counted { .. }
             | WaiterResult::KeyChanged
             | WaiterResult::OtherDay { .. }
-            | WaiterResult::OtherCalendar => Answer::Other(verdict),
+            | WaiterResult::OtherCalendar => ChargeResult::Other(verdict),
         }
     }
 
@@ -119,7 +124,7 @@ impl Accounts {
         let mut argument = self.argument(calls.len());
         for (slot, call) in calls {
             keys.extend([slot.record_name.as_str(), slot.counts_name.as_str()]);
-            let entry = self.said_with(slot, call);
+            let entry = self.record_for(slot, call);
             let version = entry
                 .as_ref()
                 .map_or(call.terms.version, |entry| entry.record.version);
@@ -162,7 +167,7 @@ impl Accounts {
 
     /// The record to send with a call, or `None` if the store is known to have it. A call that wants no units sends the newest known
     /// record, to repair the store.
-    fn said_with(&self, slot: &Slot, call: &Call<Context>) -> Option<Arc<KeyEntry>> {
+    fn record_for(&self, slot: &Slot, call: &Call<Context>) -> Option<Arc<KeyEntry>> {
         let newest = || self.keys.get(slot.key);
         match &call.terms.context.entry {
             None => newest(),
@@ -192,7 +197,7 @@ impl Accounts {
     }
 }
 
-/// Carries calls.
+/// Sends calls.
 pub struct Batcher {
     accounts: Arc<Accounts>,
     /// The calls that are awaited, of different accounts.
@@ -202,7 +207,7 @@ pub struct Batcher {
 }
 
 impl Batcher {
-    /// One with nothing to carry yet. Counted from the moment it is made, before it runs.
+    /// A batcher without calls. It is counted from its creation, before it runs.
     pub fn of(accounts: Arc<Accounts>) -> Batcher {
         accounts.batchers.fetch_add(1, Ordering::SeqCst);
         Batcher {
@@ -212,22 +217,22 @@ impl Batcher {
         }
     }
 
-    /// Carries the calls of these accounts; those that become due meanwhile are left to others.
+    /// Sends the calls of these accounts; other batchers send those that become due meanwhile.
     pub async fn flush_these(mut self, slots: Vec<Arc<Slot>>) {
         self.begin_calls(slots);
         self.flush().await;
     }
 
-    /// Carries what stands in the queue until nobody does.
+    /// Sends the calls of queued accounts until the queue is empty.
     async fn flush_due(mut self) {
-        // Whoever is ready to ask in this moment asks first: their calls go together.
+        // Requests that are ready now queue their accounts first, so that their calls share a batch.
         tokio::task::yield_now().await;
         while self.take_due() {
             self.flush().await;
         }
     }
 
-    /// Takes up what stands in the queue. Says no, and takes no more, where nobody does.
+    /// Begins the calls of queued accounts. Returns `false`, and no longer takes from the queue, if it is empty.
     fn take_due(&mut self) -> bool {
         let together = self.accounts.together_max();
         let apart = self.accounts.apart.load(Ordering::Relaxed);
@@ -244,7 +249,7 @@ impl Batcher {
         true
     }
 
-    /// Begins the next calls of these accounts, where one is due and none is awaited. While the breaker is open nobody waits
+    /// Begins the next calls of those accounts that have one due and await none. While the breaker is open, no request waits
     /// for Redis.
     fn begin_calls(&mut self, slots: Vec<Arc<Slot>>) {
         let closed = self.accounts.guard.require().err();
@@ -278,19 +283,19 @@ impl Batcher {
         tokio::spawn(batcher.flush_alone());
     }
 
-    /// As [`Batcher::flush`], which it is called by.
+    /// As [`Batcher::flush`], which calls it.
     fn flush_alone(mut self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move { self.flush().await })
     }
 
-    /// Carries what was taken up, and tells everybody what came of it.
+    /// Sends the calls, and passes the results to their waiters.
     async fn flush(&mut self) {
         if self.calls.is_empty() {
             return;
         }
         match self.accounts.call(&self.calls).await {
             Ok(replies) => self.answer_waiters(replies),
-            // What did run is shown again as credit, as of any call that is repeated.
+            // Units that were granted appear again as credit, as for any repeated call.
             Err(error) if is_of_one(&error) && self.calls.len() > 1 => {
                 self.accounts.note_refusal(&error);
                 for (slot, call) in std::mem::take(&mut self.calls) {
@@ -310,7 +315,7 @@ impl Batcher {
         }
     }
 
-    /// Brings the replies to everybody who waited for them. A call counts as awaited until its waiters are answered.
+    /// Passes the replies to their waiters. A call counts as awaited until its waiters have their results.
     fn answer_waiters(&mut self, mut replies: Vec<Reply>) {
         while let (Some((slot, call)), Some(reply)) = (self.calls.last(), replies.pop()) {
             let verdicts = {
@@ -319,7 +324,7 @@ impl Batcher {
                 state.account.leave_out(is_waiting);
                 let now = std::time::Instant::now();
                 let verdicts = state.account.settle(call.number, &reply, now);
-                // The store has lost the record that it held: the next call, made at once, brings it back.
+                // The store has lost its record: the next call, made at once, restores it.
                 let held = reply.version.map_or(0, |version| version + 1);
                 if held < slot.held_below.swap(held, Ordering::Relaxed) {
                     state.account.repeat();
@@ -327,9 +332,9 @@ impl Batcher {
                 self.accounts.recount(&mut state);
                 verdicts
             };
-            // Before anybody can say of the units what they were for: the journal has the counts first.
+            // Before the units can be attributed to an endpoint: the journal must have the counts first.
             self.accounts.list_to_note(slot);
-            // Whoever is gone drops the units, which takes the account's lock: it must be free here.
+            // A waiter that is gone drops the units, which takes the account's lock: it must be free here.
             for (waiter, cost, verdict) in verdicts {
                 let _ = waiter.send(self.accounts.answer(slot, cost, verdict));
             }
@@ -353,7 +358,7 @@ impl Drop for Batcher {
     }
 }
 
-/// After what an account goes on.
+/// The event after which an account continues.
 #[derive(Debug, Clone, Copy)]
 enum After {
     Reply,
@@ -361,8 +366,8 @@ enum After {
 }
 
 impl Accounts {
-    /// Gives up a call whose fate is unknown, and tells those who waited for it. While the breaker is open nobody else waits
-    /// either.
+    /// Abandons a call whose outcome is unknown, and fails its waiters. While the breaker is open, the account's other waiters
+    /// fail too.
     fn give_up(&self, slot: &Arc<Slot>, number: u64, error: &LinkError) {
         let waiters = {
             let account = &mut slot.state.lock().account;
@@ -376,7 +381,7 @@ impl Accounts {
         self.go_on(slot, After::Failure);
     }
 
-    /// Has the account stand in the queue if a call is due; after a failed one only if somebody waits.
+    /// Queues the account if a call is due; after a failed call, only if a request waits.
     fn go_on(&self, slot: &Arc<Slot>, after: After) {
         self.list_to_note(slot);
         let mut state = slot.state.lock();
@@ -395,7 +400,8 @@ impl Accounts {
         }
     }
 
-    /// Notes why a call for several accounts was refused: where their keys may not be in one call, none will be again.
+    /// Records why a call for several accounts was refused: if their keys may not share a call, later calls are for one account
+    /// each.
     fn note_refusal(&self, error: &LinkError) {
         let LinkError::Refused(error) = error else {
             return;
@@ -407,7 +413,7 @@ impl Accounts {
     }
 }
 
-/// Whether one of several accounts may be to blame for a failed call.
+/// Whether one of several accounts may be the cause of a failed call.
 fn is_of_one(error: &LinkError) -> bool {
     match error {
         LinkError::Refused(_) | LinkError::Unreadable(_) => true,
@@ -417,7 +423,7 @@ fn is_of_one(error: &LinkError) -> bool {
 
 fn fail(waiters: Vec<Waiter>, error: &LinkError) {
     for waiter in waiters {
-        let _ = waiter.send(Answer::Failed(error.clone().into()));
+        let _ = waiter.send(ChargeResult::Failed(error.clone().into()));
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::batcher::Batcher;
-use super::{Accounts, Answer, Context, Slot, SlotState, other_calendar};
+use super::{Accounts, ChargeResult, Context, Slot, SlotState, other_calendar};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Asked, WaiterResult, WaiterTerms};
@@ -27,7 +27,7 @@ impl Accounts {
         day: Day,
         limit: u64,
         cost: u32,
-    ) -> Answer {
+    ) -> ChargeResult {
         let terms = WaiterTerms {
             limit,
             version: entry.record.version,
@@ -53,13 +53,13 @@ impl Accounts {
         }
         let terms = self.terms(key, day);
         match self.ask(&slot, 0, terms).await {
-            Answer::Other(WaiterResult::Counted { used } | WaiterResult::Exhausted { used }) => {
-                Ok(used)
-            }
-            Answer::Other(WaiterResult::OtherCalendar) => Err(other_calendar(key, day)),
-            Answer::Failed(error) => Err(error),
-            Answer::Granted(units) => Ok(units.used),
-            Answer::Other(verdict) => Err(StoreError::Failed(format!(
+            ChargeResult::Other(
+                WaiterResult::Counted { used } | WaiterResult::Exhausted { used },
+            ) => Ok(used),
+            ChargeResult::Other(WaiterResult::OtherCalendar) => Err(other_calendar(key, day)),
+            ChargeResult::Failed(error) => Err(error),
+            ChargeResult::Granted(units) => Ok(units.used),
+            ChargeResult::Other(verdict) => Err(StoreError::Failed(format!(
                 "a read of the count returned {verdict:?}"
             ))),
         }
@@ -70,10 +70,10 @@ impl Accounts {
         slot: &Arc<Slot>,
         cost: u32,
         terms: WaiterTerms<Context>,
-    ) -> Answer {
+    ) -> ChargeResult {
         let deadline = Instant::now() + self.timeout;
         if let Err(error) = self.guard.require() {
-            return Answer::Failed(error.into());
+            return ChargeResult::Failed(error.into());
         }
         let (sender, receiver) = oneshot::channel();
         let due = {
@@ -88,7 +88,7 @@ impl Accounts {
             }
             match account.ask(sender, cost, terms, std::time::Instant::now()) {
                 Asked::Denied { used, .. } => {
-                    return Answer::Other(WaiterResult::Exhausted { used });
+                    return ChargeResult::Other(WaiterResult::Exhausted { used });
                 }
                 // The task that awaits a call of the account sends the next one too.
                 Asked::Waiting => !account.is_awaited() && !std::mem::replace(queued, true),
@@ -99,8 +99,10 @@ impl Accounts {
         }
         match tokio::time::timeout_at(deadline, receiver).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Answer::Failed(StoreError::Unavailable("the store is closed".into())),
-            Err(_) => Answer::Failed(StoreError::Unavailable(format!(
+            Ok(Err(_)) => {
+                ChargeResult::Failed(StoreError::Unavailable("the store is closed".into()))
+            }
+            Err(_) => ChargeResult::Failed(StoreError::Unavailable(format!(
                 "no answer within {:?}",
                 self.timeout
             ))),

@@ -1,4 +1,4 @@
-//! What the accounts do for the journal and for service without Redis.
+//! The part of the accounts for the journal and for service without Redis.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,57 +14,57 @@ use crate::store::redis::journal::CountRow;
 use crate::store::redis::wire::request::LinkError;
 use crate::store::{Charge, UNBOUNDED};
 
-/// Accounts looked at for one turn of re-reading, for each one that may be re-read.
+/// Accounts that one turn of re-reading examines, for each one that may be re-read.
 const LOOKED_AT_PER_READ: usize = 10;
 
 /// Whether service without Redis has a bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bound {
+pub enum OutageBound {
     /// The node's share.
     Share,
     /// None.
     Open,
 }
 
-/// By what service without Redis is judged.
+/// The rule for service without Redis.
 #[derive(Debug, Clone, Copy)]
-pub struct Rule {
+pub struct OutageRule {
     /// The node's share.
     pub share: NodeShare,
-    /// Whether it bounds.
-    pub bound: Bound,
-    /// A count that was told before this is unknown.
+    /// Whether the share is a bound.
+    pub bound: OutageBound,
+    /// A count that was learnt earlier than this is treated as unknown.
     pub known_since: Option<Instant>,
 }
 
-/// Units that are wanted without Redis.
+/// A request for units without Redis.
 #[derive(Debug)]
-pub struct Wanted<'c> {
+pub struct OutageRequest<'c> {
     /// The charge that Redis did not decide.
     pub charge: &'c Charge,
-    /// By what it is judged.
-    pub rule: Rule,
+    /// The rule that applies.
+    pub rule: OutageRule,
 }
 
-/// What the node has to offer.
+/// The outcome of a reservation.
 #[derive(Debug)]
-pub enum Offer<R> {
-    /// Units, counted but not yet written down; dropping them takes them back.
+pub enum Reservation<R> {
+    /// Units, counted but not written to disk yet; dropping them rolls them back.
     Reserved {
         /// The units.
         units: Units,
-        /// What the share is.
+        /// The share of this node.
         allowance: u64,
         /// Units of it that this process has served, these included.
-        untold: u64,
-        /// Units used as far as this process knows, these included.
+        unsettled_units: u64,
+        /// Units used as far as known to this process, these included.
         counted: u64,
-        /// What the journal was asked.
+        /// The result of the function that wrote to the journal.
         written: R,
     },
-    /// Redis itself had refused such a cost.
+    /// Redis itself refused this cost before.
     Exhausted {
-        /// Units used then.
+        /// The units used at that time.
         used: u64,
     },
     /// The share is used up.
@@ -72,14 +72,14 @@ pub enum Offer<R> {
 }
 
 impl Accounts {
-    /// Counts units that are to be served without Redis and hands them to `write`, which must not wait: rows come to it
+    /// Counts units that are to be served without Redis and passes them to `write`, which must not wait: rows are passed to it
     /// in the order of their values.
     pub fn reserve<R>(
         self: &Arc<Self>,
-        wanted: &Wanted<'_>,
+        wanted: &OutageRequest<'_>,
         write: impl FnOnce(CountRow, Option<u64>) -> R,
-    ) -> Offer<R> {
-        let Wanted { charge, rule } = wanted;
+    ) -> Reservation<R> {
+        let OutageRequest { charge, rule } = wanted;
         let (limit, cost) = (charge.limit, charge.cost.max(1));
         let slot = self.slot(charge.key.record.id, charge.day);
         let mut state = slot.state.lock();
@@ -92,19 +92,19 @@ impl Accounts {
             },
         };
         if let Some(used) = state.account.refused(cost, &terms) {
-            return Offer::Exhausted { used };
+            return Reservation::Exhausted { used };
         }
         state.offline.limit = limit;
         let allowance = rule.allowance(&state, limit);
         let served = state.account.offline() + u64::from(cost);
-        if rule.bound == Bound::Share && served > allowance {
-            return Offer::Beyond;
+        if rule.bound == OutageBound::Share && served > allowance {
+            return Reservation::Beyond;
         }
         state.account.serve_without_store(cost);
-        let (row, untold) = (slot.row(&state), state.account.offline());
-        let counted = untold + state.account.known().map_or(0, |known| known.used);
+        let (row, unsettled_units) = (slot.row(&state), state.account.offline());
+        let counted = unsettled_units + state.account.known().map_or(0, |known| known.used);
         self.recount(&mut state);
-        let bound = (rule.bound == Bound::Share).then_some(allowance);
+        let bound = (rule.bound == OutageBound::Share).then_some(allowance);
         let written = write(row, bound);
         drop(state);
         self.list(&slot);
@@ -115,17 +115,17 @@ impl Accounts {
             units: cost,
             source: Source::Share,
         };
-        Offer::Reserved {
+        Reservation::Reserved {
             units,
             allowance,
-            untold,
+            unsettled_units,
             counted,
             written,
         }
     }
 
-    /// Units used as they are told while Redis is away: never fewer than may be used. `None` where nothing was learnt.
-    pub fn used_at_most(&self, key: KeyId, day: Day, rule: &Rule) -> Option<u64> {
+    /// Units used, as reported while Redis is unavailable: an upper bound. `None` if no count is known.
+    pub fn used_at_most(&self, key: KeyId, day: Day, rule: &OutageRule) -> Option<u64> {
         let slot = self.slot(key, day);
         let state = slot.state.lock();
         let counted = state.account.known()?.used + state.account.offline();
@@ -138,20 +138,20 @@ impl Accounts {
         Some(counted.max(limit.saturating_sub(left)))
     }
 
-    /// Keeps the sum of untold units.
+    /// Updates the sum of unsettled units.
     pub(super) fn recount(&self, state: &mut SlotState) {
         let now = state.account.offline();
-        let before = std::mem::replace(&mut state.offline.untold, now);
-        self.untold.fetch_add(now, Ordering::Relaxed);
-        self.untold.fetch_sub(before, Ordering::Relaxed);
+        let before = std::mem::replace(&mut state.offline.unsettled_units, now);
+        self.unsettled_units.fetch_add(now, Ordering::Relaxed);
+        self.unsettled_units.fetch_sub(before, Ordering::Relaxed);
     }
 
     /// Units served without Redis that it may not know.
-    pub fn untold(&self) -> u64 {
-        self.untold.load(Ordering::Relaxed)
+    pub fn unsettled_units(&self) -> u64 {
+        self.unsettled_units.load(Ordering::Relaxed)
     }
 
-    /// Has the account written to the journal with the next interval.
+    /// Lists the account to be written to the journal in the next interval.
     pub(super) fn list_to_note(&self, slot: &Arc<Slot>) {
         let fresh = {
             let mut state = slot.state.lock();
@@ -163,54 +163,55 @@ impl Accounts {
         }
     }
 
-    /// How many accounts changed.
+    /// The number of changed accounts.
     pub fn changed_count(&self) -> usize {
         self.to_note.lock().len()
     }
 
-    /// Tells some of the accounts that changed, as rows, those first that were listed first; what `tell` answered to each. It must
-    /// not wait: rows of a producer come to it in the order of their values.
-    pub fn tell_changes<R>(
+    /// Passes the rows of up to `most` changed accounts to `note`, in the order of the list, and returns its results. `note`
+    /// must not wait, because rows of one producer are passed to it in the order of their values.
+    pub fn note_changes_with<R>(
         &self,
         most: usize,
-        tell: impl Fn((KeyId, Date), CountRow) -> R,
+        note: impl Fn((KeyId, Date), CountRow) -> R,
     ) -> Vec<(Changed, R)> {
         let slots: Vec<_> = {
             let mut changed = self.to_note.lock();
             let count = changed.len().min(most);
             changed.drain(..count).collect()
         };
-        let told = slots.into_iter().map(|slot| {
+        let noted = slots.into_iter().map(|slot| {
             let mut state = slot.state.lock();
             state.offline.listed = false;
-            let answer = tell((slot.key, slot.day.date), slot.row(&state));
+            let answer = note((slot.key, slot.day.date), slot.row(&state));
             drop(state);
             (Changed(slot), answer)
         });
-        told.collect()
+        noted.collect()
     }
 
-    /// The same of the account of a key's day, whether it changed or not. Where there is none, none is opened meanwhile.
-    pub fn tell_of<R>(
+    /// As above, for the account of a key's day, whether it changed or not. If there is none, none is opened meanwhile.
+    pub fn note_with<R>(
         &self,
         (key, date): (KeyId, Date),
-        tell: impl FnOnce(Option<CountRow>) -> R,
+        note: impl FnOnce(Option<CountRow>) -> R,
     ) -> R {
         let slots = self.slots.of(key);
         let Some(slot) = slots.get(&(key, date)).cloned() else {
-            return tell(None);
+            return note(None);
         };
         drop(slots);
         let state = slot.state.lock();
-        tell(Some(slot.row(&state)))
+        note(Some(slot.row(&state)))
     }
 
-    /// It could not be written: it has changed still.
+    /// Lists the account as changed again: it could not be written.
     pub fn changed_still(&self, changed: &Changed) {
         self.list_to_note(&changed.0);
     }
 
-    /// Lists up to `most` accounts of running days to be settled, hence read, whose counts were told before `since`.
+    /// Lists up to `most` accounts of current days, whose counts were learnt before `since`, to be settled and hence read
+    /// again.
     pub fn list_to_read(&self, since: Instant, most: usize) {
         let now = self.clock.now();
         let mut listed = 0;
@@ -219,7 +220,7 @@ impl Accounts {
             let Some(slot) = self.to_read.lock().pop_front() else {
                 return;
             };
-            // One that nobody else holds was dropped.
+            // An account without another owner was dropped.
             if slot.day.end <= now.as_second() || Arc::strong_count(&slot) == 1 {
                 continue;
             }
@@ -242,7 +243,7 @@ impl Accounts {
         }
     }
 
-    /// Tells Redis what another producer counted; grants nothing.
+    /// Sends Redis the counts of another producer; grants nothing.
     pub async fn merge(&self, row: &CountRow) -> Result<(), LinkError> {
         let entry = self.keys.get(row.key);
         let mut argument = self.argument(1);
@@ -277,13 +278,13 @@ impl Slot {
             producer: self.producer.clone(),
             ack,
             rack,
-            untold: state.account.offline(),
+            unsettled_units: state.account.offline(),
             settled: state.account.is_stored(),
         }
     }
 }
 
-impl Rule {
+impl OutageRule {
     fn allowance(&self, state: &SlotState, limit: u64) -> u64 {
         let known = state
             .account

@@ -1,10 +1,10 @@
-//! The counts and the ledger of key-days, carried away and taken in.
+//! Export and import of the counts and the ledger of key-days.
 
 use jiff::civil::Date;
 use redis::{FromRedisValue, Pipeline};
 
 use super::cells;
-use super::reading::{Counts, Fields, unreadable};
+use super::reading::{Counts, HashFields, unreadable};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::{
@@ -15,11 +15,11 @@ use crate::store::redis::wire::link::Link;
 use crate::store::redis::wire::script::{Arguments, MERGE_DAY};
 use crate::store::{StoreError, Totals};
 
-/// What Redis holds of some keys' day, without those that it holds nothing of. The ledger is read before the counts, so that
-/// nothing stands in it that was not counted.
+/// The counts and the ledger of some keys on a day; a key without any is omitted. The ledger is read before the counts, so that
+/// it contains no unit that was not counted.
 ///
 /// # Errors
-/// Those of Redis, and where something cannot be read.
+/// Those of Redis, and unreadable values.
 pub async fn key_days(
     link: &Link,
     names: &Names,
@@ -36,13 +36,13 @@ pub async fn key_days(
             .arg(names.counts(*key, date));
     }
     let value = link.ask(&pipeline).await?;
-    let values = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
+    let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
     let mut days = Vec::new();
     for (key, pair) in keys.iter().zip(values.chunks_exact(2)) {
         let [entries, counts] = pair else { continue };
         if !entries.is_empty() || !counts.is_empty() {
-            let told = key_day(*key, date, (entries, counts), calendar);
-            days.push(told.map_err(|what| {
+            let day = key_day(*key, date, (entries, counts), calendar);
+            days.push(day.map_err(|what| {
                 StoreError::Failed(format!("the day {date} of the key {key} in Redis: {what}"))
             })?);
         }
@@ -53,7 +53,7 @@ pub async fn key_days(
 fn key_day(
     key: KeyId,
     date: Date,
-    (entries, fields): (&Fields, &Fields),
+    (entries, fields): (&HashFields, &HashFields),
     calendar: &Calendar,
 ) -> Result<KeyDay, String> {
     let mut sheets = Vec::new();
@@ -97,7 +97,7 @@ fn key_day(
     })
 }
 
-/// Takes in days, or only says what would come of it.
+/// Imports days, or only reports what an import would change.
 pub async fn take_in(
     link: &Link,
     names: &Names,
@@ -109,17 +109,17 @@ pub async fn take_in(
         return Ok(taken);
     }
     let mut pipeline = Pipeline::new();
-    for told in days {
+    for day in days {
         let keys = [
-            names.counts(told.key, told.date),
-            names.ledger(told.key, told.date),
+            names.counts(day.key, day.date),
+            names.ledger(day.key, day.date),
         ];
         let keys = keys.each_ref().map(String::as_str);
-        pipeline.add_command(MERGE_DAY.by_text(&keys, &arguments(told, taking)));
+        pipeline.add_command(MERGE_DAY.by_text(&keys, &arguments(day, taking)));
     }
     let value = link.ask(&pipeline).await?;
     let replies = Vec::<i64>::from_redis_value(value).map_err(unreadable)?;
-    for (told, reply) in days.iter().zip(replies) {
+    for (day, reply) in days.iter().zip(replies) {
         match reply {
             0 => taken.key_days_held += 1,
             1 => taken.key_days_added += 1,
@@ -127,7 +127,7 @@ pub async fn take_in(
                 return Err(StoreError::OtherCalendar(format!(
                     "Redis has the day {} of the key {} with other boundaries than {} to {} (Unix seconds): two time zone \
                      tables or calendars are in use",
-                    told.date, told.key, told.start, told.end
+                    day.date, day.key, day.start, day.end
                 )));
             }
         }
@@ -135,40 +135,40 @@ pub async fn take_in(
     if taking == ImportMode::Write {
         let mut list = redis::cmd("SADD");
         list.arg(names.days());
-        for told in days {
-            list.arg(told.date.to_string());
+        for day in days {
+            list.arg(day.date.to_string());
         }
         link.ask(&list).await?;
     }
     Ok(taken)
 }
 
-fn arguments<'t>(told: &'t KeyDay, taking: ImportMode) -> Arguments<'t> {
+fn arguments<'t>(day: &'t KeyDay, taking: ImportMode) -> Arguments<'t> {
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let mut arguments = Arguments::new()
-        .number(told.start)
-        .number(told.end)
+        .number(day.start)
+        .number(day.end)
         .number(match taking {
             ImportMode::Write => 1,
             ImportMode::DryRun => 0,
         })
-        .count(size(told.accounts.len()));
-    for account in &told.accounts {
+        .count(size(day.accounts.len()));
+    for account in &day.accounts {
         arguments = arguments
             .text(account.producer.as_str())
             .count(account.granted)
             .count(account.returned);
     }
-    arguments = arguments.count(size(told.sheets.len()));
-    for sheet in &told.sheets {
+    arguments = arguments.count(size(day.sheets.len()));
+    for sheet in &day.sheets {
         let totals: Totals = sheet.totals();
         let value = cells::written(&totals, sheet.ceiling(), sheet.tier.as_ref());
         arguments = arguments
             .text(format!("{}|{}", sheet.producer, sheet.endpoint))
             .text(value);
     }
-    arguments = arguments.count(size(told.late.len()));
-    for late in &told.late {
+    arguments = arguments.count(size(day.late.len()));
+    for late in &day.late {
         arguments = arguments.number(late.came).number(late.units);
     }
     arguments

@@ -1,8 +1,8 @@
-//! One field of the ledger's hash: `<producer>|<endpoint>`, and as its value numbers and a tier with spaces between.
+//! One field of the ledger's hash: its name is `<producer>|<endpoint>`, its value numbers and a tier, separated by spaces.
 //!
-//! The numbers are those of [`Totals`] in their order, then limit and granted units; then comes the tier's name. Every
-//! version reads the numbers it knows from the front and leaves the rest: a value with five numbers was written before
-//! there were others, and no tier is known of it.
+//! The numbers are those of [`Totals`] in their order, then limit and granted units; the tier's name is last. Every version
+//! reads the numbers that it knows from the front and ignores the rest. A value of five numbers is from the oldest version, and
+//! has no tier.
 
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
@@ -23,7 +23,7 @@ pub fn written(totals: &Totals, ceiling: Ceiling, tier: Option<&TierName>) -> St
     text
 }
 
-/// The producer of a field and the entry in it; `None` where it is none of ours.
+/// The producer of a field and its entry, or `None` if it is not a field of the ledger.
 pub fn read<'f>(field: &'f str, value: &str) -> Option<(&'f str, Cell)> {
     let (producer, endpoint) = field.split_once('|')?;
     let mut words = value.split(' ').peekable();

@@ -1,4 +1,4 @@
-//! The totals in memory, and who has not been told of which.
+//! The totals in memory, and those that Redis or the journal does not have yet.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -16,37 +16,37 @@ use crate::store::redis::journal::TotalsRow;
 /// How long after its day a stored set of totals is kept in memory.
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
 
-/// A sheet's name.
-pub type Place = (KeyId, Date, TierName);
-/// A key's day, with a sheet for each tier that the key had.
-pub type KeyDay = (KeyId, Date);
+/// The key, date and tier of totals.
+pub type TotalsKey = (KeyId, Date, TierName);
+/// A key's day, with totals for each tier that the key had.
+pub type KeyAndDate = (KeyId, Date);
 
 /// The totals of a key, day and tier.
 #[derive(Debug)]
-struct Sheet {
+struct TierTotals {
     producer: String,
     day: Day,
     ceiling: Ceiling,
     totals: HashMap<Arc<str>, Totals>,
-    /// Endpoints whose totals Redis has not been told.
+    /// Endpoints whose totals are not in Redis.
     changed: HashSet<Arc<str>>,
-    /// Those that it is being told.
+    /// Endpoints whose totals are being written to Redis.
     writing: HashSet<Arc<str>>,
-    /// Those that the journal has not been told.
+    /// Endpoints whose totals are not in the journal.
     to_note: HashSet<Arc<str>>,
 }
 
-/// The sheets of some keys. One that has something to tell stands on a list, so that nobody has to look through all.
+/// The totals of some keys. Those that are to be written are listed, so that no task has to search all of them.
 #[derive(Debug, Default)]
 pub struct ProducerTotals {
-    by_place: HashMap<Place, Sheet>,
-    /// Those with something that Redis has not been told.
-    changed: VecDeque<Place>,
-    /// Those with something that the journal has not been told, which is told of a day's sheets together.
-    to_note: HashMap<KeyDay, Vec<TierName>>,
+    by_key: HashMap<TotalsKey, TierTotals>,
+    /// Those with totals that are not in Redis.
+    changed: VecDeque<TotalsKey>,
+    /// Those with totals that are not in the journal, by day: a day's tiers are written together.
+    to_note: HashMap<KeyAndDate, Vec<TierName>>,
 }
 
-/// Notes endpoints of a sheet; whether it had none before and stands on no list yet.
+/// Adds endpoints to a set. Returns whether the set was empty, hence its totals are in no list yet.
 fn add(noted: &mut HashSet<Arc<str>>, endpoints: impl IntoIterator<Item = Arc<str>>) -> bool {
     let is_listed = !noted.is_empty();
     noted.extend(endpoints);
@@ -54,39 +54,39 @@ fn add(noted: &mut HashSet<Arc<str>>, endpoints: impl IntoIterator<Item = Arc<st
 }
 
 fn list_changed(
-    changed: &mut VecDeque<Place>,
-    place: &Place,
-    sheet: &mut Sheet,
+    changed: &mut VecDeque<TotalsKey>,
+    place: &TotalsKey,
+    tier_totals: &mut TierTotals,
     endpoints: impl IntoIterator<Item = Arc<str>>,
 ) {
-    if add(&mut sheet.changed, endpoints) {
+    if add(&mut tier_totals.changed, endpoints) {
         changed.push_back(place.clone());
     }
 }
 
 fn list_to_note(
-    to_note: &mut HashMap<KeyDay, Vec<TierName>>,
-    (key, date, tier): &Place,
-    sheet: &mut Sheet,
+    to_note: &mut HashMap<KeyAndDate, Vec<TierName>>,
+    (key, date, tier): &TotalsKey,
+    tier_totals: &mut TierTotals,
     endpoints: impl IntoIterator<Item = Arc<str>>,
 ) {
-    if add(&mut sheet.to_note, endpoints) {
+    if add(&mut tier_totals.to_note, endpoints) {
         to_note.entry((*key, *date)).or_default().push(tier.clone());
     }
 }
 
 impl ProducerTotals {
-    /// Counts something; the totals with it. `producer` names a new sheet's.
+    /// Applies `count`, and returns the totals afterwards. `producer` names new ones.
     pub fn count(
         &mut self,
-        place: Place,
+        place: TotalsKey,
         day: Day,
         producer: impl FnOnce() -> String,
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
     ) -> TotalsRow {
-        let sheet = self.by_place.entry(place.clone());
-        let sheet = sheet.or_insert_with(|| Sheet {
+        let tier_totals = self.by_key.entry(place.clone());
+        let tier_totals = tier_totals.or_insert_with(|| TierTotals {
             producer: producer(),
             day,
             ceiling: Ceiling::default(),
@@ -95,111 +95,119 @@ impl ProducerTotals {
             writing: HashSet::new(),
             to_note: HashSet::new(),
         });
-        let totals = sheet.totals.entry(endpoint.clone()).or_default();
-        count(totals, &mut sheet.ceiling);
+        let totals = tier_totals.totals.entry(endpoint.clone()).or_default();
+        count(totals, &mut tier_totals.ceiling);
         let endpoints = || [endpoint.clone()];
-        list_changed(&mut self.changed, &place, sheet, endpoints());
-        list_to_note(&mut self.to_note, &place, sheet, endpoints());
-        sheet.row(&place, endpoint)
+        list_changed(&mut self.changed, &place, tier_totals, endpoints());
+        list_to_note(&mut self.to_note, &place, tier_totals, endpoints());
+        tier_totals.row(&place, endpoint)
     }
 
-    /// Has everything written again: the store may have lost it.
+    /// Marks everything to be written again: the store may have lost it.
     pub fn repeat_all(&mut self) {
-        for (place, sheet) in &mut self.by_place {
-            let all: Vec<_> = sheet.totals.keys().cloned().collect();
-            list_changed(&mut self.changed, place, sheet, all);
+        for (place, tier_totals) in &mut self.by_key {
+            let all: Vec<_> = tier_totals.totals.keys().cloned().collect();
+            list_changed(&mut self.changed, place, tier_totals, all);
         }
     }
 
-    /// Drops what is stored of days that are over.
+    /// Drops stored totals of days that are over.
     pub fn sweep(&mut self, now_second: i64) {
-        self.by_place.retain(|_, sheet| {
-            let untold = [&sheet.changed, &sheet.writing, &sheet.to_note];
-            let is_told = untold.iter().all(|endpoints| endpoints.is_empty());
-            !is_told || sheet.day.end + KEPT_AFTER_DAY_SECONDS >= now_second
+        self.by_key.retain(|_, tier_totals| {
+            let unsaved = [
+                &tier_totals.changed,
+                &tier_totals.writing,
+                &tier_totals.to_note,
+            ];
+            let is_saved = unsaved.iter().all(|endpoints| endpoints.is_empty());
+            !is_saved || tier_totals.day.end + KEPT_AFTER_DAY_SECONDS >= now_second
         });
     }
 
-    /// The journal could not be told of these sheets of a day: it is to be told still, of all that is in them.
-    pub fn note_again(&mut self, (key, date): KeyDay, tiers: &[TierName]) {
+    /// Marks all totals of these tiers of a day as changed again: they could not be written to the journal.
+    pub fn note_again(&mut self, (key, date): KeyAndDate, tiers: &[TierName]) {
         for tier in tiers {
             let place = (key, date, tier.clone());
-            if let Some(sheet) = self.by_place.get_mut(&place) {
-                let all: Vec<_> = sheet.totals.keys().cloned().collect();
-                list_to_note(&mut self.to_note, &place, sheet, all);
+            if let Some(tier_totals) = self.by_key.get_mut(&place) {
+                let all: Vec<_> = tier_totals.totals.keys().cloned().collect();
+                list_to_note(&mut self.to_note, &place, tier_totals, all);
             }
         }
     }
 
-    /// How many sheets are to be written.
+    /// The number of producers whose totals are to be written.
     pub fn changed_count(&self) -> usize {
         self.changed.len()
     }
 
-    /// The days that the journal is to be told of.
-    pub fn to_note(&self) -> Vec<KeyDay> {
+    /// The days to be written to the journal.
+    pub fn to_note(&self) -> Vec<KeyAndDate> {
         self.to_note.keys().copied().collect()
     }
 
-    /// What is to be written of some sheets, which is being written from now on.
-    pub fn take_pages(&mut self, most: usize, pages: &mut Vec<Page>) {
+    /// Takes the pages of up to `most` producers; their totals count as being written from now on.
+    pub fn take_pages(&mut self, most: usize, pages: &mut Vec<LedgerPage>) {
         let count = self.changed.len().min(most);
         for place in self.changed.drain(..count) {
-            let Some(sheet) = self.by_place.get_mut(&place) else {
+            let Some(tier_totals) = self.by_key.get_mut(&place) else {
                 continue;
             };
-            let fields = std::mem::take(&mut sheet.changed)
+            let fields = std::mem::take(&mut tier_totals.changed)
                 .into_iter()
                 .map(|endpoint| {
-                    let totals = sheet.totals.get(&endpoint).copied().unwrap_or_default();
-                    let field = format!("{}|{endpoint}", sheet.producer);
-                    let value = cells::written(&totals, sheet.ceiling, Some(&place.2));
-                    sheet.writing.insert(endpoint.clone());
+                    let totals = tier_totals
+                        .totals
+                        .get(&endpoint)
+                        .copied()
+                        .unwrap_or_default();
+                    let field = format!("{}|{endpoint}", tier_totals.producer);
+                    let value = cells::written(&totals, tier_totals.ceiling, Some(&place.2));
+                    tier_totals.writing.insert(endpoint.clone());
                     (endpoint, field, value)
                 })
                 .collect();
-            pages.push(Page {
-                day: sheet.day,
+            pages.push(LedgerPage {
+                day: tier_totals.day,
                 place,
                 fields,
             });
         }
     }
 
-    /// What the journal is to be told of a day: of which sheets, and their rows.
-    pub fn take_rows(&mut self, (key, date): KeyDay) -> (Vec<TierName>, Vec<TotalsRow>) {
+    /// Takes the rows of a day that are to be written to the journal, with their tiers.
+    pub fn take_rows(&mut self, (key, date): KeyAndDate) -> (Vec<TierName>, Vec<TotalsRow>) {
         let tiers = self.to_note.remove(&(key, date)).unwrap_or_default();
         let mut rows = Vec::new();
         for tier in &tiers {
             let place = (key, date, tier.clone());
-            if let Some(sheet) = self.by_place.get_mut(&place) {
-                for endpoint in std::mem::take(&mut sheet.to_note) {
-                    rows.push(sheet.row(&place, &endpoint));
+            if let Some(tier_totals) = self.by_key.get_mut(&place) {
+                for endpoint in std::mem::take(&mut tier_totals.to_note) {
+                    rows.push(tier_totals.row(&place, &endpoint));
                 }
             }
         }
         (tiers, rows)
     }
 
-    /// A page was written, or could not be.
-    pub fn end_writing(&mut self, page: &Page, written: bool) {
+    /// Ends the writing of a page, successful or not.
+    pub fn end_writing(&mut self, page: &LedgerPage, written: bool) {
         let place = &page.place;
-        let Some(sheet) = self.by_place.get_mut(place) else {
+        let Some(tier_totals) = self.by_key.get_mut(place) else {
             return;
         };
         let endpoints = || page.fields.iter().map(|(endpoint, ..)| endpoint.clone());
         for endpoint in endpoints() {
-            sheet.writing.remove(&endpoint);
+            tier_totals.writing.remove(&endpoint);
         }
         if !written {
-            list_changed(&mut self.changed, place, sheet, endpoints());
+            list_changed(&mut self.changed, place, tier_totals, endpoints());
         }
-        list_to_note(&mut self.to_note, place, sheet, endpoints());
+        list_to_note(&mut self.to_note, place, tier_totals, endpoints());
     }
 }
 
-impl Sheet {
-    fn row(&self, (key, _, tier): &Place, endpoint: &Arc<str>) -> TotalsRow {
+impl TierTotals {
+    fn row(&self, (key, _, tier): &TotalsKey, endpoint: &Arc<str>) -> TotalsRow {
         TotalsRow {
             key: *key,
             day: self.day,
@@ -213,10 +221,10 @@ impl Sheet {
     }
 }
 
-/// Fields of one hash to be written.
-pub struct Page {
-    /// The sheet.
-    pub place: Place,
+/// Fields of one hash that are to be written.
+pub struct LedgerPage {
+    /// The key, date and tier of the totals.
+    pub place: TotalsKey,
     /// Its day.
     pub day: Day,
     /// Endpoint, field and value.
@@ -233,104 +241,104 @@ mod tests {
         end: 1_795_392_000,
     };
 
-    fn count(sheets: &mut ProducerTotals, endpoint: &str) -> TotalsRow {
+    fn count(totals: &mut ProducerTotals, endpoint: &str) -> TotalsRow {
         let key = "0123456789Ab".parse().unwrap();
         let place = (key, DAY.date, "pro".parse().unwrap());
         let add = |totals: &mut Totals, _: &mut Ceiling| totals.requests += 1;
-        sheets.count(place, DAY, || "producer".into(), &endpoint.into(), add)
+        totals.count(place, DAY, || "producer".into(), &endpoint.into(), add)
     }
 
-    fn pages(sheets: &mut ProducerTotals) -> Vec<Page> {
+    fn pages(totals: &mut ProducerTotals) -> Vec<LedgerPage> {
         let mut pages = Vec::new();
-        sheets.take_pages(usize::MAX, &mut pages);
+        totals.take_pages(usize::MAX, &mut pages);
         pages
     }
 
-    /// What the journal is told of the one day.
-    fn rows(sheets: &mut ProducerTotals) -> Vec<TotalsRow> {
-        let days = sheets.to_note().into_iter();
-        let rows = days.flat_map(|day| sheets.take_rows(day).1).collect();
-        assert_eq!(sheets.to_note(), []);
+    /// The rows of the one day for the journal.
+    fn rows(totals: &mut ProducerTotals) -> Vec<TotalsRow> {
+        let days = totals.to_note().into_iter();
+        let rows = days.flat_map(|day| totals.take_rows(day).1).collect();
+        assert_eq!(totals.to_note(), []);
         rows
     }
 
-    fn noted(sheets: &mut ProducerTotals) -> Vec<(u64, bool)> {
-        let rows = rows(sheets).into_iter();
+    fn noted(totals: &mut ProducerTotals) -> Vec<(u64, bool)> {
+        let rows = rows(totals).into_iter();
         rows.map(|row| (row.totals.requests, row.settled)).collect()
     }
 
     #[test]
     fn what_is_being_written_is_not_settled_before_it_is_written() {
-        let mut sheets = ProducerTotals::default();
-        assert!(!count(&mut sheets, "/a").settled);
-        assert!(!count(&mut sheets, "/a").settled);
-        let taken = pages(&mut sheets);
+        let mut totals = ProducerTotals::default();
+        assert!(!count(&mut totals, "/a").settled);
+        assert!(!count(&mut totals, "/a").settled);
+        let taken = pages(&mut totals);
         assert_eq!((taken.len(), taken[0].fields.len()), (1, 1));
-        assert!(sheets.changed_count() == 0 && pages(&mut sheets).is_empty());
-        assert_eq!(noted(&mut sheets), [(2, false)]);
-        sheets.end_writing(&taken[0], false);
-        assert_eq!(sheets.changed_count(), 1);
-        assert_eq!(noted(&mut sheets), [(2, false)]);
-        let taken = pages(&mut sheets);
-        sheets.end_writing(&taken[0], true);
-        assert_eq!(noted(&mut sheets), [(2, true)]);
-        assert!(sheets.changed_count() == 0 && noted(&mut sheets).is_empty());
+        assert!(totals.changed_count() == 0 && pages(&mut totals).is_empty());
+        assert_eq!(noted(&mut totals), [(2, false)]);
+        totals.end_writing(&taken[0], false);
+        assert_eq!(totals.changed_count(), 1);
+        assert_eq!(noted(&mut totals), [(2, false)]);
+        let taken = pages(&mut totals);
+        totals.end_writing(&taken[0], true);
+        assert_eq!(noted(&mut totals), [(2, true)]);
+        assert!(totals.changed_count() == 0 && noted(&mut totals).is_empty());
     }
 
     #[test]
     fn what_is_counted_while_it_is_being_written_is_written_again() {
-        let mut sheets = ProducerTotals::default();
-        count(&mut sheets, "/a");
-        let taken = pages(&mut sheets);
-        assert!(!count(&mut sheets, "/a").settled);
-        sheets.end_writing(&taken[0], true);
-        assert_eq!(sheets.changed_count(), 1);
-        assert_eq!(noted(&mut sheets), [(2, false)]);
+        let mut totals = ProducerTotals::default();
+        count(&mut totals, "/a");
+        let taken = pages(&mut totals);
+        assert!(!count(&mut totals, "/a").settled);
+        totals.end_writing(&taken[0], true);
+        assert_eq!(totals.changed_count(), 1);
+        assert_eq!(noted(&mut totals), [(2, false)]);
     }
 
     #[test]
-    fn what_changed_is_taken_in_parts_each_sheet_once() {
-        let mut sheets = ProducerTotals::default();
+    fn what_changed_is_taken_in_parts_the_totals_of_each_tier_once() {
+        let mut totals = ProducerTotals::default();
         for tier in ["a", "b", "c"] {
             let place = (
                 "0123456789Ab".parse().unwrap(),
                 DAY.date,
                 tier.parse().unwrap(),
             );
-            sheets.count(place, DAY, || "producer".into(), &"/a".into(), |_, _| {});
+            totals.count(place, DAY, || "producer".into(), &"/a".into(), |_, _| {});
         }
         let mut pages = Vec::new();
-        sheets.take_pages(2, &mut pages);
-        assert_eq!((pages.len(), sheets.changed_count()), (2, 1));
-        sheets.take_pages(2, &mut pages);
-        assert_eq!((pages.len(), sheets.changed_count()), (3, 0));
+        totals.take_pages(2, &mut pages);
+        assert_eq!((pages.len(), totals.changed_count()), (2, 1));
+        totals.take_pages(2, &mut pages);
+        assert_eq!((pages.len(), totals.changed_count()), (3, 0));
         let tiers: HashSet<_> = pages.iter().map(|page| &page.place.2).collect();
         assert_eq!(tiers.len(), 3);
-        assert_eq!(sheets.to_note().len(), 1, "the journal has a day at once");
-        assert_eq!(rows(&mut sheets).len(), 3);
+        assert_eq!(totals.to_note().len(), 1, "the journal has a day at once");
+        assert_eq!(rows(&mut totals).len(), 3);
     }
 
     #[test]
     fn all_is_written_again_after_a_loss_and_none_of_it_is_dropped_before() {
-        let mut sheets = ProducerTotals::default();
+        let mut totals = ProducerTotals::default();
         for endpoint in ["/a", "/b"] {
-            count(&mut sheets, endpoint);
+            count(&mut totals, endpoint);
         }
-        let taken = pages(&mut sheets);
+        let taken = pages(&mut totals);
         let long_after = DAY.end + KEPT_AFTER_DAY_SECONDS + 1;
-        sheets.sweep(long_after);
-        sheets.end_writing(&taken[0], true);
-        let told = rows(&mut sheets);
-        assert_eq!(told.len(), 2);
-        let tier = told[0].tier.clone().unwrap();
-        sheets.note_again((told[0].key, DAY.date), &[tier]);
-        sheets.sweep(long_after);
-        sheets.repeat_all();
-        assert_eq!(pages(&mut sheets)[0].fields.len(), 2);
-        sheets.end_writing(&taken[0], true);
-        assert_eq!(noted(&mut sheets).len(), 2);
-        sheets.sweep(long_after);
-        sheets.repeat_all();
-        assert!(pages(&mut sheets).is_empty());
+        totals.sweep(long_after);
+        totals.end_writing(&taken[0], true);
+        let journaled = rows(&mut totals);
+        assert_eq!(journaled.len(), 2);
+        let tier = journaled[0].tier.clone().unwrap();
+        totals.note_again((journaled[0].key, DAY.date), &[tier]);
+        totals.sweep(long_after);
+        totals.repeat_all();
+        assert_eq!(pages(&mut totals)[0].fields.len(), 2);
+        totals.end_writing(&taken[0], true);
+        assert_eq!(noted(&mut totals).len(), 2);
+        totals.sweep(long_after);
+        totals.repeat_all();
+        assert!(pages(&mut totals).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Reading the ledger, and holding it against the counts.
+//! Reads the ledger, and compares it with the counts.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,7 +22,7 @@ const READ_BATCH: usize = 256;
 const EVERY_DATE_MAX: i32 = 40;
 
 /// A hash of Redis.
-pub type Fields = HashMap<String, String>;
+pub type HashFields = HashMap<String, String>;
 
 /// The usage of some keys on the days from `from` through `to`, in the order of date and key.
 pub async fn usage(
@@ -33,10 +33,10 @@ pub async fn usage(
     to: Date,
 ) -> Result<Vec<DayUsage>, StoreError> {
     let days = read(link, names, keys, (from, to)).await?;
-    Ok(days.into_iter().map(OneDay::told).collect())
+    Ok(days.into_iter().map(StoredDay::usage).collect())
 }
 
-/// The same, each day with what is wrong with it.
+/// As [`usage`], with the faults of each day.
 pub async fn prove(
     link: &Link,
     names: &Names,
@@ -47,18 +47,18 @@ pub async fn prove(
     let days = read(link, names, keys, (from, to)).await?;
     let proofs = days.into_iter().map(|day| Proof {
         faults: day.faults(),
-        usage: day.told(),
+        usage: day.usage(),
     });
     Ok(proofs.collect())
 }
 
-/// The sheets and the counts of some keys' days, as they stand in Redis. The ledger is read before the counts, so that nothing
-/// stands in it that was not counted.
+/// The totals and the counts of some keys' days, as Redis has them. The ledger is read before the counts, so that it contains
+/// no unit that was not counted.
 pub async fn held(
     link: &Link,
     names: &Names,
     days: &[(KeyId, Day)],
-) -> Result<Vec<(Vec<TotalsRow>, Fields)>, StoreError> {
+) -> Result<Vec<(Vec<TotalsRow>, HashFields)>, StoreError> {
     let mut held = Vec::with_capacity(days.len());
     for batch in days.chunks(READ_BATCH) {
         let mut pipeline = Pipeline::new();
@@ -70,13 +70,13 @@ pub async fn held(
                 .arg(names.counts(*key, day.date));
         }
         let value = link.ask(&pipeline).await?;
-        let values = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
+        let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
         for ((key, day), pair) in batch.iter().zip(values.chunks_exact(2)) {
             let [entries, counts] = pair else { continue };
             let cells = entries
                 .iter()
                 .filter_map(|(field, value)| cells::read(field, value));
-            let sheets = cells.map(|(producer, cell)| TotalsRow {
+            let rows = cells.map(|(producer, cell)| TotalsRow {
                 key: *key,
                 day: *day,
                 producer: producer.to_owned(),
@@ -86,36 +86,36 @@ pub async fn held(
                 totals: cell.totals,
                 settled: true,
             });
-            held.push((sheets.collect(), counts.clone()));
+            held.push((rows.collect(), counts.clone()));
         }
     }
     Ok(held)
 }
 
-/// What Redis holds of a key's day.
-struct OneDay {
+/// The counts and the ledger of a key's day in Redis.
+struct StoredDay {
     place: (Date, KeyId),
-    /// `None` where the counts are gone already.
+    /// `None` if the counts were dropped already.
     counts: Option<Counts>,
     cells: Vec<(String, Cell)>,
     unreadable: Vec<String>,
 }
 
-/// The counts of a key's day, as `charge.lua` keeps them.
+/// The counts of a key's day, as `charge.lua` stores them.
 #[derive(Default)]
 pub(super) struct Counts {
     used: i64,
     /// The day's first second and the next day's.
     pub(super) boundaries: Option<(i64, i64)>,
-    /// Granted and given back, by producer.
+    /// Units granted and refunded, by producer.
     marks: BTreeMap<String, (i64, i64)>,
     adjustments: Vec<Adjustment>,
     unreadable: Vec<String>,
 }
 
-/// What one process said: its accounts, and its sheets.
+/// The sums of one process: its accounts, and its ledger.
 #[derive(Default)]
-struct Said {
+struct ProcessSums {
     granted: i64,
     returned: i64,
     charged: i64,
@@ -123,8 +123,8 @@ struct Said {
 }
 
 impl Counts {
-    /// What the fields say; `None` where there are none.
-    pub(super) fn of(fields: &Fields) -> Option<Counts> {
+    /// Parses the fields; `None` if there are none.
+    pub(super) fn of(fields: &HashFields) -> Option<Counts> {
         if fields.is_empty() {
             return None;
         }
@@ -159,12 +159,12 @@ impl Counts {
         Some(counts)
     }
 
-    /// What is none of ours.
+    /// The fields that cannot be read.
     pub(super) fn unreadable(&self) -> &[String] {
         &self.unreadable
     }
 
-    /// By producer.
+    /// The accounts, by producer.
     pub(super) fn accounts(&self) -> impl Iterator<Item = ProducerAccount> {
         let unsigned = |number: i64| u64::try_from(number).unwrap_or(0);
         self.marks
@@ -176,7 +176,7 @@ impl Counts {
             })
     }
 
-    /// What came after the day was closed.
+    /// The units that arrived after the day was closed.
     pub(super) fn late(&self) -> impl Iterator<Item = LateUnits> {
         self.adjustments.iter().map(|adjustment| LateUnits {
             came: adjustment.came.as_second(),
@@ -185,8 +185,8 @@ impl Counts {
     }
 }
 
-impl OneDay {
-    fn of(place: (Date, KeyId), counts: &Fields, entries: &Fields) -> OneDay {
+impl StoredDay {
+    fn of(place: (Date, KeyId), counts: &HashFields, entries: &HashFields) -> StoredDay {
         let (mut cells, mut unreadable) = (Vec::new(), Vec::new());
         for (field, value) in entries {
             match cells::read(field, value) {
@@ -194,7 +194,7 @@ impl OneDay {
                 None => unreadable.push(format!("the ledger has a field {field} = {value}")),
             }
         }
-        OneDay {
+        StoredDay {
             place,
             counts: Counts::of(counts),
             cells,
@@ -207,7 +207,7 @@ impl OneDay {
         self.cells.is_empty() && self.counts.as_ref().is_none_or(is_zero)
     }
 
-    fn told(self) -> DayUsage {
+    fn usage(self) -> DayUsage {
         let of_counts = self.counts.iter().flat_map(Counts::unreadable);
         for text in self.unreadable.iter().chain(of_counts) {
             tracing::warn!(key = %self.place.1, date = %self.place.0, "{text}, which cannot be read");
@@ -220,28 +220,28 @@ impl OneDay {
         DayUsage::of_cells(self.place, used, cells, adjustments)
     }
 
-    /// What does not hold. Three independent accounts meet here: the count, what each process was granted and gave back,
-    /// and what each process wrote of its endpoints.
+    /// The violated equations. Three independent accounts are compared: the count, the units that each process was granted and
+    /// refunded, and the units that each process wrote to the ledger.
     fn faults(&self) -> Vec<String> {
         let mut faults = self.unreadable.clone();
         let Some(counts) = &self.counts else {
             return faults;
         };
         faults.extend(counts.unreadable.iter().cloned());
-        let mut processes: BTreeMap<&str, Said> = BTreeMap::new();
+        let mut processes: BTreeMap<&str, ProcessSums> = BTreeMap::new();
         for (producer, (granted, returned)) in &counts.marks {
-            let said = processes.entry(process_of(producer)).or_default();
-            said.granted += granted;
-            said.returned += returned;
+            let sums = processes.entry(process_of(producer)).or_default();
+            sums.granted += granted;
+            sums.returned += returned;
         }
         for (process, cell) in &self.cells {
-            let said = processes.entry(process).or_default();
-            said.charged += i64::try_from(cell.totals.charged).unwrap_or(i64::MAX);
-            said.refunded += i64::try_from(cell.totals.refunded).unwrap_or(i64::MAX);
+            let sums = processes.entry(process).or_default();
+            sums.charged += i64::try_from(cell.totals.charged).unwrap_or(i64::MAX);
+            sums.refunded += i64::try_from(cell.totals.refunded).unwrap_or(i64::MAX);
         }
         let net: i64 = processes
             .values()
-            .map(|said| said.granted - said.returned)
+            .map(|sums| sums.granted - sums.returned)
             .sum();
         if net != counts.used {
             faults.push(format!(
@@ -249,13 +249,13 @@ impl OneDay {
                 counts.used
             ));
         }
-        for (process, said) in &processes {
-            let Said {
+        for (process, sums) in &processes {
+            let ProcessSums {
                 granted,
                 returned,
                 charged,
                 refunded,
-            } = said;
+            } = sums;
             if charged > granted {
                 faults.push(format!(
                     "gateway {process} was granted {granted} units and wrote {charged} into the ledger"
@@ -281,7 +281,7 @@ async fn read(
     names: &Names,
     keys: &[KeyId],
     (from, to): (Date, Date),
-) -> Result<Vec<OneDay>, StoreError> {
+) -> Result<Vec<StoredDay>, StoreError> {
     let mut places = Vec::new();
     for date in dates(link, names, from, to).await? {
         places.extend(keys.iter().map(|key| (date, *key)));
@@ -297,10 +297,10 @@ async fn read(
                 .arg(names.ledger(*key, *date));
         }
         let value = link.ask(&pipeline).await?;
-        let values = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
+        let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
         for (place, pair) in batch.iter().zip(values.chunks_exact(2)) {
             let [counts, entries] = pair else { continue };
-            let day = OneDay::of(*place, counts, entries);
+            let day = StoredDay::of(*place, counts, entries);
             if !day.is_empty() {
                 days.push(day);
             }
@@ -310,7 +310,7 @@ async fn read(
     Ok(days)
 }
 
-/// The dates worth reading: all of a short span, those that have counts of a long one.
+/// The dates to read: all dates of a short span, only those with counts of a long one.
 async fn dates(link: &Link, names: &Names, from: Date, to: Date) -> Result<Vec<Date>, StoreError> {
     if to < from {
         return Ok(Vec::new());
@@ -334,7 +334,7 @@ async fn dates(link: &Link, names: &Names, from: Date, to: Date) -> Result<Vec<D
     Ok(dates)
 }
 
-/// What is said of a reply of another type.
+/// The error for a reply of another type.
 pub(super) fn unreadable(error: redis::ParsingError) -> StoreError {
     StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
 }

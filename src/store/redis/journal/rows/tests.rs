@@ -7,24 +7,24 @@ const DAY: Day = Day {
     end: 1_795_305_600,
 };
 
-fn rows(counts_settled: bool, sheets_settled: bool) -> Rows {
+fn rows(counts_settled: bool, totals_settled: bool) -> JournalRows {
     let key: KeyId = "0123456789Ab".parse().unwrap();
     let totals = Totals {
         requests: 3,
         charged: 3,
         ..Totals::default()
     };
-    Rows {
+    JournalRows {
         counts: vec![CountRow {
             key,
             day: DAY,
             producer: "one.0".into(),
             ack: 3,
             rack: 0,
-            untold: 0,
+            unsettled_units: 0,
             settled: counts_settled,
         }],
-        sheets: vec![TotalsRow {
+        totals: vec![TotalsRow {
             key,
             day: DAY,
             producer: "one.1".into(),
@@ -32,7 +32,7 @@ fn rows(counts_settled: bool, sheets_settled: bool) -> Rows {
             ceiling: Ceiling::default(),
             endpoint: "/a".into(),
             totals,
-            settled: sheets_settled,
+            settled: totals_settled,
         }],
     }
 }
@@ -41,7 +41,7 @@ fn rows(counts_settled: bool, sheets_settled: bool) -> Rows {
 fn a_keys_day_is_dropped_whole_when_all_of_it_is_settled() {
     let long_after = DAY.end + KEPT_AFTER_DAY_SECONDS + 1;
     let soon_after = DAY.end + SETTLED_KEPT_AFTER_DAY_SECONDS + 1;
-    for (counts_settled, sheets_settled, now, kept) in [
+    for (counts_settled, totals_settled, now, kept) in [
         (true, true, soon_after - 1, true),
         (true, true, soon_after, false),
         (true, false, soon_after, true),
@@ -52,54 +52,54 @@ fn a_keys_day_is_dropped_whole_when_all_of_it_is_settled() {
         let journal = Connection::open_in_memory().unwrap();
         journal.execute_batch(TABLES).unwrap();
         add_what_is_missing(&journal).unwrap();
-        let written = rows(counts_settled, sheets_settled);
+        let written = rows(counts_settled, totals_settled);
         write(&journal, &written, &mut CooperativeYield::of(1)).unwrap();
         drop_old(&journal, now).unwrap();
         let left = days_of_others(&journal, "", None, 10).unwrap();
         let left: Vec<_> = left
             .iter()
-            .map(|(_, rows)| (rows.counts.len(), rows.sheets.len()))
+            .map(|(_, rows)| (rows.counts.len(), rows.totals.len()))
             .collect();
         let expected = if kept { vec![(1, 1)] } else { Vec::new() };
-        assert_eq!(left, expected, "{counts_settled} {sheets_settled} {now}");
+        assert_eq!(left, expected, "{counts_settled} {totals_settled} {now}");
     }
 }
 
 #[test]
-fn what_others_wrote_is_told_by_days_each_whole_and_own_rows_are_left_out() {
+fn what_others_wrote_is_read_by_days_each_whole_and_own_rows_are_left_out() {
     let journal = Connection::open_in_memory().unwrap();
     journal.execute_batch(TABLES).unwrap();
     add_what_is_missing(&journal).unwrap();
-    let mut all = Rows::default();
+    let mut all = JournalRows::default();
     for (number, key) in ["0123456789Ab", "0123456789Ac", "0123456789Ad"]
         .iter()
         .enumerate()
     {
         let mut of_key = rows(false, false);
         of_key.counts[0].key = key.parse().unwrap();
-        of_key.sheets[0].key = key.parse().unwrap();
+        of_key.totals[0].key = key.parse().unwrap();
         if number == 1 {
             of_key.counts.clear();
         }
         all.counts.append(&mut of_key.counts);
-        all.sheets.append(&mut of_key.sheets);
+        all.totals.append(&mut of_key.totals);
     }
     let mut own = rows(false, false);
     own.counts[0].producer = "own.0".into();
-    own.sheets[0].producer = "own.1".into();
+    own.totals[0].producer = "own.1".into();
     for written in [&all, &own] {
         write(&journal, written, &mut CooperativeYield::of(1)).unwrap();
     }
-    let (mut told, mut last, mut pages) = (Rows::default(), None, 0);
+    let (mut read, mut last, mut pages) = (JournalRows::default(), None, 0);
     loop {
         let page = days_of_others(&journal, "own.*", last, 2).unwrap();
         let Some((end, _)) = page.last() else { break };
         last = Some(*end);
         pages += 1;
         for (_, rows) in page {
-            told.counts.extend(rows.counts);
-            told.sheets.extend(rows.sheets);
+            read.counts.extend(rows.counts);
+            read.totals.extend(rows.totals);
         }
     }
-    assert_eq!((told, pages), (all, 2));
+    assert_eq!((read, pages), (all, 2));
 }

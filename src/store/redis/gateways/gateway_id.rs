@@ -1,11 +1,11 @@
-//! Who a gateway is in the register across its processes: a seat beside the replica of the key table.
+//! The identity of a gateway in the register across its processes: an id in a file beside the replica of the key table.
 //!
-//! A process that is killed does not sign off, and the next one that starts from its replica serves what it served. So the next
-//! one takes over its entry in the register instead of leaving an entry for which no process answers. A seat is a file beside the
-//! replica (`keys.db.seat-0`, …) with a random id in it. The process in it holds the file's lock, which the kernel releases when
-//! the process ends, whatever ends it. Two processes on one replica (an upgrade) have a seat each.
+//! A killed process does not sign off. The next process that starts from its replica serves the same keys, so it takes over the
+//! entry in the register; otherwise an entry without a process would remain. The id is random, in a file beside
+//! the replica (`keys.db.seat-0`, …). Its process holds the file's lock, which the kernel releases when the process ends
+//! for any reason. Two processes on one replica (an upgrade) have an id each.
 //!
-//! Invariant: no two living processes of this machine have the same seat. Not here: a copy of the file on another machine, which
+//! Invariant: no two living processes of this machine have the same id. Not here: a copy of the file on another machine, which
 //! the [presence](super::presence) of a gateway notices.
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -15,51 +15,52 @@ use std::path::{Path, PathBuf};
 
 use crate::policy::api_key::os_entropy;
 
-/// Processes that start from one replica at the same time: two during an upgrade, and whatever more an operator tries.
-const SEATS_MAX: u32 = 16;
+/// The most processes that run from one replica at the same time: two during an upgrade, and some to spare.
+const IDS_MAX: u32 = 16;
 /// Hexadecimal digits of an id: 96 bits.
 const ID_LENGTH: usize = 24;
 
-/// A seat, taken for as long as this value lives.
+/// The id of a gateway, held for as long as this value lives.
 #[derive(Debug)]
-pub struct Seat {
+pub struct GatewayId {
     id: String,
-    /// The locked file; `None` of a seat that ends with the process.
+    /// The locked file, or `None` for an id that ends with the process.
     file: Option<File>,
 }
 
-impl Seat {
-    /// The first vacant seat beside a replica. Without a replica, or where none can be taken, a seat that ends with the process.
-    pub fn take(replica: Option<&Path>) -> Seat {
-        let unfiled = || Seat {
+impl GatewayId {
+    /// Takes the first id beside a replica that no process holds. Without a replica, or if none can be taken: an id that ends
+    /// with the process.
+    pub fn take(replica: Option<&Path>) -> GatewayId {
+        let unfiled = || GatewayId {
             id: drawn(),
             file: None,
         };
         let Some(replica) = replica else {
             return unfiled();
         };
-        for number in 0..SEATS_MAX {
+        for number in 0..IDS_MAX {
             match locked(&path(replica, number), true).and_then(|file| file.map(named).transpose())
             {
-                Ok(Some(seat)) => return seat,
+                Ok(Some(id)) => return id,
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::warn!(%error, replica = %replica.display(), "no seat can be taken beside the replica: if this process is killed, strike it off the register with `touchline store forget`");
+                    tracing::warn!(%error, replica = %replica.display(), "no gateway id can be taken beside the replica: if this process is killed, strike it off the register with `touchline store forget`");
                     return unfiled();
                 }
             }
         }
-        tracing::warn!(seats = SEATS_MAX, replica = %replica.display(), "every seat beside the replica is taken: if this process is killed, strike it off the register with `touchline store forget`");
+        tracing::warn!(ids = IDS_MAX, replica = %replica.display(), "every gateway id beside the replica is taken: if this process is killed, strike it off the register with `touchline store forget`");
         unfiled()
     }
 
-    /// The seats beside a replica whose processes have ended. None of them can be taken while they are held here.
+    /// The ids beside a replica whose processes have ended. While the result is held, none of them can be taken.
     ///
     /// # Errors
     /// If one of the files cannot be read or locked.
-    pub fn vacant(replica: &Path) -> io::Result<Vec<Seat>> {
+    pub fn vacant(replica: &Path) -> io::Result<Vec<GatewayId>> {
         let mut vacant = Vec::new();
-        for number in 0..SEATS_MAX {
+        for number in 0..IDS_MAX {
             match locked(&path(replica, number), false) {
                 Ok(Some(file)) => vacant.push(named(file)?),
                 Ok(None) => {}
@@ -70,18 +71,18 @@ impl Seat {
         Ok(vacant)
     }
 
-    /// The name of the seat in the register.
+    /// The id in the register.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Gives the seat another id: another machine has a copy of the file.
+    /// Replaces the id: another machine has a copy of the file.
     pub fn rename(&mut self) {
         self.id = drawn();
         if let Some(file) = &mut self.file
             && let Err(error) = write(file, &self.id)
         {
-            tracing::warn!(%error, "the new id of this gateway's seat is not written");
+            tracing::warn!(%error, "the new id of this gateway is not written");
             self.file = None;
         }
     }
@@ -93,7 +94,7 @@ fn path(replica: &Path, number: u32) -> PathBuf {
     path.into()
 }
 
-/// The file with its lock; `None` if another process, or another handle of this one, has it.
+/// The locked file, or `None` if another process, or another handle of this one, has the lock.
 fn locked(path: &Path, create: bool) -> io::Result<Option<File>> {
     let file = OpenOptions::new()
         .read(true)
@@ -109,8 +110,8 @@ fn locked(path: &Path, create: bool) -> io::Result<Option<File>> {
     }
 }
 
-/// The seat of a locked file, which gets an id if it has none.
-fn named(mut file: File) -> io::Result<Seat> {
+/// The id in a locked file, which gets one if it has none.
+fn named(mut file: File) -> io::Result<GatewayId> {
     let mut text = Vec::new();
     Read::by_ref(&mut file)
         .take(2 * ID_LENGTH as u64)
@@ -120,7 +121,7 @@ fn named(mut file: File) -> io::Result<Seat> {
         id = drawn();
         write(&mut file, &id)?;
     }
-    Ok(Seat {
+    Ok(GatewayId {
         id,
         file: Some(file),
     })
@@ -143,44 +144,44 @@ fn drawn() -> String {
 mod tests {
     use super::*;
 
-    fn ids(seats: &[Seat]) -> Vec<&str> {
-        seats.iter().map(Seat::id).collect()
+    fn ids(held: &[GatewayId]) -> Vec<&str> {
+        held.iter().map(GatewayId::id).collect()
     }
 
     #[test]
-    fn a_seat_is_one_process_s_at_a_time_and_the_next_one_finds_it_again() {
+    fn an_id_is_one_process_s_at_a_time_and_the_next_one_finds_it_again() {
         let directory = tempfile::tempdir().unwrap();
         let replica = directory.path().join("keys.db");
-        let first = Seat::take(Some(&replica));
-        let second = Seat::take(Some(&replica));
+        let first = GatewayId::take(Some(&replica));
+        let second = GatewayId::take(Some(&replica));
         let (one, two) = (first.id().to_owned(), second.id().to_owned());
         assert_ne!(one, two);
-        assert_eq!(ids(&Seat::vacant(&replica).unwrap()), [""; 0]);
+        assert_eq!(ids(&GatewayId::vacant(&replica).unwrap()), [""; 0]);
         drop(first);
-        let vacant = Seat::vacant(&replica).unwrap();
+        let vacant = GatewayId::vacant(&replica).unwrap();
         assert_eq!(ids(&vacant), [&one]);
-        // While it is looked at, it is not taken.
-        let third = Seat::take(Some(&replica));
+        // An id that is being examined cannot be taken.
+        let third = GatewayId::take(Some(&replica));
         assert!(third.id() != one && third.id() != two);
         drop(vacant);
-        assert_eq!(Seat::take(Some(&replica)).id(), one);
+        assert_eq!(GatewayId::take(Some(&replica)).id(), one);
     }
 
     #[test]
-    fn a_seat_that_was_copied_gets_another_id_for_good() {
+    fn a_copied_id_is_replaced_for_good() {
         let directory = tempfile::tempdir().unwrap();
         let replica = directory.path().join("keys.db");
-        let mut seat = Seat::take(Some(&replica));
-        let copied = seat.id().to_owned();
-        seat.rename();
-        let renamed = seat.id().to_owned();
+        let mut id = GatewayId::take(Some(&replica));
+        let copied = id.id().to_owned();
+        id.rename();
+        let renamed = id.id().to_owned();
         assert_ne!(renamed, copied);
-        drop(seat);
-        assert_eq!(Seat::take(Some(&replica)).id(), renamed);
+        drop(id);
+        assert_eq!(GatewayId::take(Some(&replica)).id(), renamed);
     }
 
     #[test]
-    fn a_file_without_an_id_gets_one_and_without_a_replica_the_seat_ends_with_the_process() {
+    fn a_file_without_an_id_gets_one_and_without_a_replica_the_id_ends_with_the_process() {
         let directory = tempfile::tempdir().unwrap();
         let replica = directory.path().join("keys.db");
         for text in [
@@ -190,12 +191,15 @@ mod tests {
             &"a".repeat(5 * ID_LENGTH),
         ] {
             std::fs::write(path(&replica, 0), text).unwrap();
-            let id = Seat::take(Some(&replica)).id().to_owned();
+            let id = GatewayId::take(Some(&replica)).id().to_owned();
             assert_eq!(id.len(), ID_LENGTH);
-            assert_eq!(Seat::take(Some(&replica)).id(), id, "{text}");
+            assert_eq!(GatewayId::take(Some(&replica)).id(), id, "{text}");
         }
-        assert_ne!(Seat::take(None).id(), Seat::take(None).id());
+        assert_ne!(GatewayId::take(None).id(), GatewayId::take(None).id());
         let nowhere = directory.path().join("missing/keys.db");
-        assert_ne!(Seat::take(Some(&nowhere)).id(), Seat::take(None).id());
+        assert_ne!(
+            GatewayId::take(Some(&nowhere)).id(),
+            GatewayId::take(None).id()
+        );
     }
 }
