@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 AXE := axe-core@4.14.1
-.PHONY: help run test bench growth profile instructions pgo soak hostile siege memory suites fuzz fuzz-api dashboard paths lint lint-deploy check-tools test-tools advisories clean
+.PHONY: help run test bench growth profile instructions pgo soak hostile siege memory suites fuzz fuzz-api dashboard paths release lint lint-deploy check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ hostile: ## measure the memory that each kind of hostile HTTP/2 connection costs
 siege: ## run attacks beside honest clients, one by one and all together: IDLE, SLOW, GUESSING, RESETTING, CLIENTS, CALLS (tests/load/siege.rs)
 	IDLE="$(IDLE)" SLOW="$(SLOW)" GUESSING="$(GUESSING)" RESETTING="$(RESETTING)" CLIENTS="$(CLIENTS)" CALLS="$(CALLS)" \
 		cargo bench --locked --bench siege
+
+release: ## build the release of this commit in target/dist: binary, Debian package, SBOM, SHA256SUMS; CHECK=yes builds twice and compares
+	@CHECK="$(CHECK)" deploy/release
 
 lint: ## check formatting, clippy, documentation, licences and sources of dependencies
 	cargo fmt --all -- --check

@@ -10,6 +10,7 @@
 mod board;
 mod carried;
 mod names;
+mod package;
 mod prometheus;
 mod rules;
 mod schema;

@@ -1,0 +1,61 @@
+//! The Debian package that `deploy/release` builds, as far as it shows without a release build.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::text_of;
+
+/// `package.metadata.deb` of `Cargo.toml`.
+fn metadata() -> Value {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args([
+        "metadata",
+        "--no-deps",
+        "--offline",
+        "--locked",
+        "--format-version=1",
+    ]);
+    let output = cargo
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let packages = all["packages"].as_array().unwrap();
+    let own = packages
+        .iter()
+        .find(|package| package["name"] == "touchline");
+    own.unwrap()["metadata"]["deb"].clone()
+}
+
+#[test]
+fn the_package_takes_only_files_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let assets = metadata()["assets"].clone();
+    let sources = assets.as_array().unwrap().iter();
+    let sources = sources.map(|asset| asset[0].as_str().unwrap());
+    // What is built or printed by the program is in `target`.
+    let mut seen = 0;
+    for source in sources.filter(|source| !source.starts_with("target/")) {
+        let file = source.split("/*").next().unwrap();
+        assert!(root.join(file).exists(), "{source}");
+        seen += 1;
+    }
+    assert!(seen > 5, "{seen} files were found");
+}
+
+#[test]
+fn the_package_starts_nothing_before_it_is_configured() {
+    let units = &metadata()["systemd-units"];
+    assert_eq!(units["enable"], false);
+    assert_eq!(units["start"], false);
+}
+
+#[test]
+fn the_package_creates_the_user_that_the_unit_runs_as() {
+    let unit = text_of("systemd/touchline.service");
+    let user = unit.lines().find_map(|line| line.strip_prefix("User="));
+    let created = text_of("systemd/touchline.conf");
+    assert_eq!(created.split(' ').nth(1), user);
+}
