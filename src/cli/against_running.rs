@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 
 use super::output::{RecordFormat, prose, write_json, write_table};
-use super::{Session, UsageError};
+use super::session::{Session, UsageError};
 use crate::config::{About, Config, Difference, Effective, Secret};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
 

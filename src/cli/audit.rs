@@ -11,7 +11,7 @@ use super::key_argument::{KeyArgument, KeyParser, id_of};
 use super::output::{
     RowsFormat, parse_date, parse_name, to_the_second, write_csv, write_json, write_table,
 };
-use super::{Session, UsageError};
+use super::session::{Session, UsageError};
 use crate::config::Config;
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::calendar::Calendar;

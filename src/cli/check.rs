@@ -6,8 +6,9 @@ use std::path::Path;
 
 use clap::Args;
 
+use super::against_running;
 use super::output::{RecordFormat, escape_lines, prose};
-use super::{against_running, note};
+use super::session::note;
 use crate::config::{Certificate, Config, DurabilitySetting, Purpose, StoreConfig};
 use crate::policy::enforcement::Enforcement;
 

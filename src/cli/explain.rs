@@ -10,11 +10,11 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Session;
 use super::key_argument::{KeyArgument, KeyParser};
 use super::output::{
     RecordFormat, escape, prose, to_the_second, write_json, write_record, write_table,
 };
+use super::session::Session;
 use crate::config::{Config, SourcePosition, Tier};
 use crate::policy::admission::{AdmissionStep, Verdict};
 use crate::policy::api_key::KeyId;

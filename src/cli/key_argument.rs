@@ -10,7 +10,7 @@ use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, Command, Error};
 
-use super::{Session, UsageError};
+use super::session::{Session, UsageError};
 use crate::policy::api_key::{self, KEY_CHARS_MAX, KEY_CHARS_MIN, KeyDigest, KeyError, KeyId};
 use crate::policy::key_record::KeyRecord;
 

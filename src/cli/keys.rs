@@ -13,7 +13,7 @@ pub(super) use arguments::Signature;
 
 use super::key_argument::{KeyArgument, KeyParser};
 use super::output::RecordFormat;
-use super::{Session, UsageError, note};
+use super::session::{Session, UsageError, note};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::{KeyRecord, TierName};

@@ -9,7 +9,7 @@ use clap::{Args, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
 
-use super::note;
+use super::session::note;
 
 #[derive(Debug, Args)]
 pub(super) struct CompletionsArguments {

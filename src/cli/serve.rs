@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap::Args;
 
-use super::UsageError;
+use super::session::UsageError;
 use crate::config::Config;
 use crate::server::{self, Begin};
 

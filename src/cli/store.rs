@@ -8,11 +8,11 @@ use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::Session;
 use super::keys::Signature;
 use super::output::{
     RecordFormat, escape, parse_name, to_the_second, write_json, write_record, write_table,
 };
+use super::session::Session;
 use crate::config::{Config, Purpose, StoreConfig};
 use crate::store::redis::journal_facts;
 use crate::store::status::{

@@ -8,7 +8,7 @@ use jiff::civil::Date;
 
 use super::key_argument::{KeyArgument, KeyParser};
 use super::output::{RecordFormat, RowsFormat, parse_date};
-use super::{Session, UsageError};
+use super::session::{Session, UsageError};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;

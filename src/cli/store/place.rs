@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cli::UsageError;
+use crate::cli::session::UsageError;
 use crate::config::{Config, Purpose, RedisPlace, StoreConfig};
 use crate::store::redis::settings::without_password;
 

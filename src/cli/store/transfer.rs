@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use super::place::StorePlace;
 use crate::cli::output::{RecordFormat, private_file, to_the_second, write_json, write_record};
-use crate::cli::{CLOSE_DEADLINE, note, on_runtime};
+use crate::cli::session::{CLOSE_DEADLINE, note, on_runtime};
 use crate::clock::Clock;
 use crate::config::StoreConfig;
 use crate::server;

@@ -14,9 +14,9 @@ use jiff::{Span, Timestamp};
 use serde::Serialize;
 
 use super::Session;
-use crate::cli::note;
 use crate::cli::output::long_table::{BATCH_ROWS, LongTable};
 use crate::cli::output::{RowsFormat, prose};
+use crate::cli::session::note;
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::Wanted;

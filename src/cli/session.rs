@@ -1,0 +1,170 @@
+//! A command's work on an open store, its notes to the operator, and its errors.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::output;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::server;
+use crate::store::{ChangeMark, Role, Store, Unconfirmed};
+
+/// How long a command waits for the gateways to apply its change, by the contract.
+const APPLIED_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a command waits for a replica of Redis to confirm its change.
+const REPLICA_PATIENCE: Duration = Duration::from_millis(500);
+/// The most unconfirmed gateways that a message names.
+const UNCONFIRMED_NAMED_MAX: usize = 20;
+/// How long a command waits for the store to write pending data.
+pub const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// A wrong usage of a command that clap cannot detect.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UsageError(pub String);
+
+/// A stored change that not every gateway is known to have applied.
+#[derive(Debug, thiserror::Error)]
+#[error("the change is stored, but not confirmed by every gateway: {0}")]
+pub struct NotConfirmed(pub String);
+
+/// Writes a message to standard error.
+pub fn note(text: &str) {
+    // A closed standard error is ignored.
+    let columns = output::columns_of(io::stderr());
+    let _ = writeln!(io::stderr(), "{}", output::broken(text, columns));
+}
+
+/// Runs a command's future to its end.
+pub fn on_runtime<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    // One worker beside this thread, so that the store keeps working while a command waits for its operator.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
+    runtime.block_on(work)
+}
+
+/// A configuration and its open store, during one command.
+pub struct Session {
+    /// The configuration.
+    pub config: Config,
+    /// The store.
+    pub store: Arc<dyn Store>,
+}
+
+impl Session {
+    /// Opens the store, runs `work` and closes the store, also after an error.
+    pub fn run(
+        config: Config,
+        work: impl AsyncFnOnce(&Session) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        on_runtime(async {
+            let store = server::open_store(&config, Role::Command, Clock::system()).await?;
+            let session = Session { config, store };
+            let outcome = work(&session).await;
+            session.store.close(CLOSE_DEADLINE).await;
+            outcome
+        })
+    }
+
+    /// Waits until every gateway has applied a change; without a mark, the store's last change.
+    ///
+    /// # Errors
+    /// [`NotConfirmed`] with the gateways that have not applied it within the contract's two seconds, and the silent ones. The change
+    /// is stored all the same.
+    pub async fn applied(&self, mark: Option<&ChangeMark>) -> anyhow::Result<()> {
+        if mark.is_some() {
+            self.note_replicas().await;
+        }
+        let unconfirmed = async {
+            let mark = match mark {
+                Some(mark) => mark.clone(),
+                None => self.store.last_change().await?,
+            };
+            self.store.await_applied(&mark, APPLIED_PATIENCE).await
+        };
+        let unconfirmed = unconfirmed.await.map_err(|error| {
+            NotConfirmed(format!(
+                "it is unknown whether the gateways applied it: {error}"
+            ))
+        })?;
+        match not_confirmed(&unconfirmed) {
+            None => Ok(()),
+            Some(text) => Err(NotConfirmed(text).into()),
+        }
+    }
+
+    /// Writes a note if a failover of the store could still lose the change.
+    async fn note_replicas(&self) {
+        match self.store.await_replicas(REPLICA_PATIENCE).await {
+            Ok(replicas) if replicas.connected > 0 && replicas.confirmed == 0 => note(&format!(
+                "The change is stored, but none of the {} replicas of Redis confirmed it within {} ms: a failover \
+                now could lose it until a gateway restores it.",
+                replicas.connected,
+                REPLICA_PATIENCE.as_millis()
+            )),
+            Ok(_) => {}
+            Err(error) => note(&format!(
+                "The change is stored, but it is unknown whether a replica of Redis has it: {error}"
+            )),
+        }
+    }
+}
+
+/// The message about gateways that have not confirmed a change; `None` if all have.
+fn not_confirmed(gateways: &[Unconfirmed]) -> Option<String> {
+    let named = |gateway: &Unconfirmed| match gateway.silent_since {
+        None => format!(
+            "{} (has not applied it within {} s)",
+            gateway.name,
+            APPLIED_PATIENCE.as_secs()
+        ),
+        Some(since) => format!("{} (silent since {since})", gateway.name),
+    };
+    let mut text = gateways
+        .iter()
+        .take(UNCONFIRMED_NAMED_MAX)
+        .map(named)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if let Some(more @ 1..) = gateways.len().checked_sub(UNCONFIRMED_NAMED_MAX) {
+        text.push_str(&format!(" and {more} more: see `touchline store status`"));
+    }
+    if gateways.iter().any(|one| one.silent_since.is_some()) {
+        text.push_str(
+            ". A gateway that cannot reach Redis may accept the keys it knows until its store.redis.max_staleness is over. \
+            Remove gateways that are gone for good: `touchline store forget NODE`",
+        );
+    }
+    (!gateways.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::NodeName;
+
+    #[test]
+    fn gateways_that_have_not_confirmed_a_change_are_named_up_to_twenty() {
+        let gateway = |number: usize, silent_since: Option<&str>| Unconfirmed {
+            name: NodeName(format!("web-{number}")),
+            silent_since: silent_since.map(|since| since.parse().unwrap()),
+        };
+        assert_eq!(not_confirmed(&[]), None);
+        let late = not_confirmed(&[gateway(1, None)]).unwrap();
+        assert_eq!(late, "web-1 (has not applied it within 2 s)");
+        let since = Some("2026-11-21T12:00:00Z");
+        let both = not_confirmed(&[gateway(1, None), gateway(2, since)]).unwrap();
+        assert!(both.starts_with(
+            "web-1 (has not applied it within 2 s), web-2 (silent since 2026-11-21T12:00:00Z). "
+        ));
+        assert!(both.contains("max_staleness") && both.contains("touchline store forget"));
+        let many: Vec<_> = (1..=22).map(|number| gateway(number, since)).collect();
+        let message = not_confirmed(&many).unwrap();
+        assert!(message.contains("web-20 (") && !message.contains("web-21"));
+        assert!(message.contains(" and 2 more: see"), "{message}");
+        assert!(!not_confirmed(&many[..20]).unwrap().contains(" more"));
+    }
+}
