@@ -196,9 +196,9 @@ fn assert_response(sent: &[(HeaderName, HeaderValue)]) {
     }
     let confined = |headers: &HeaderMap| {
         let directives = directives(headers);
-        let states = |one: &str| directives.iter().any(|directive| directive == one);
-        let to_others = ["public", "s-maxage"].into_iter().any(states);
-        (states("private") || states("no-store"), to_others)
+        let has = |one: &str| directives.iter().any(|directive| directive == one);
+        let to_others = ["public", "s-maxage"].into_iter().any(has);
+        (has("private") || has("no-store"), to_others)
     };
     assert!(kept.keys().all(|name| before.contains_key(name)));
     let (already, _) = confined(&kept);
