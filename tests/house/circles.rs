@@ -50,7 +50,15 @@ fn code(text: &str) -> String {
                 }
             }
         } else if !line.trim_start().starts_with("//") {
-            kept.push(line.split(" // ").next().unwrap());
+            let line = line.split(" // ").next().unwrap();
+            // A visibility names a module, and imports nothing from it.
+            match line
+                .split_once("pub(in ")
+                .and_then(|(_, rest)| rest.split_once(')'))
+            {
+                Some((_, item)) => kept.push(item),
+                None => kept.push(line),
+            }
         }
     }
     kept.join("\n")
@@ -207,6 +215,10 @@ fn circles(imports: &Imports) -> Vec<BTreeSet<Module>> {
     found.into_iter().collect()
 }
 
+/// The rooms whose circle is not open yet. In `proxy` a connection serves requests, which write to their connection; in `config` the
+/// checks of a reload and of the sections name the whole `Config`.
+const OPEN: [&str; 2] = ["proxy", "config"];
+
 /// Whether a circle is one module in several files.
 fn is_one_module(circle: &BTreeSet<Module>) -> bool {
     let all_in = |top: &Module| circle.iter().all(|file| file.starts_with(top));
@@ -263,9 +275,20 @@ fn upward(room: &Module, layers: &[&[&str]], imports: &Imports) -> Vec<String> {
 fn no_files_of_a_room_import_each_other() {
     let imports = imports(&texts());
     let circles = circles(&imports);
-    let refused = circles.iter().filter(|circle| !is_one_module(circle));
+    let is_of = |room: &str, circle: &BTreeSet<Module>| circle.iter().all(|file| file[0] == room);
+    let known = |circle: &BTreeSet<Module>| OPEN.iter().any(|room| is_of(room, circle));
+    let refused = circles
+        .iter()
+        .filter(|circle| !is_one_module(circle) && !known(circle));
     let shown: Vec<String> = refused.map(|circle| shown(circle, &imports)).collect();
     assert!(shown.is_empty(), "{}", shown.join("\n"));
+    for room in OPEN {
+        let left = circles.iter().filter(|circle| is_of(room, circle));
+        assert!(
+            left.count() > 0,
+            "{room} has no circle: take it from the list"
+        );
+    }
 }
 
 #[test]
