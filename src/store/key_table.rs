@@ -120,7 +120,7 @@ impl KeyTable {
         KeyTable::default()
     }
 
-    /// The entry that the holder of this secret may use at `now`. One that nobody has ever had is a wrong secret.
+    /// The entry that the holder of this secret may use at `now`. A secret that no key has had is wrong.
     ///
     /// Takes the same steps whatever comes out, so that the time of a refusal reveals nothing about its reason. Three look-ups: one
     /// among the keys and one among the decoys, of which exactly one finds something; and that one's record, which is

@@ -18,7 +18,7 @@ mod idle;
 
 use idle::Idle;
 
-/// Connections to the servers of all upstreams, whatever the configuration: they are told apart by what they were made with.
+/// Connections to the servers of all upstreams, whatever the configuration: they are distinguished by the settings that they were made with.
 #[derive(Clone)]
 pub struct Connections {
     connector: Arc<Connector>,

@@ -89,7 +89,7 @@ fn a_failing_server_is_left_out_and_the_last_one_is_asked_all_the_same() {
     }
     let mut last = asked(&upstream, 4);
     last.sort_unstable();
-    assert_eq!(last, [1, 1, 2, 2], "nobody is up");
+    assert_eq!(last, [1, 1, 2, 2], "none is up");
     upstream.note_served(&one.server);
     assert_eq!(asked(&upstream, 3), [1, 1, 1]);
 }

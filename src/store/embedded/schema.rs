@@ -273,7 +273,7 @@ pub(super) fn prepare(
         .map_err(failed)?;
     if theirs != zone {
         return Err(StoreError::OtherCalendar(format!(
-            "{} counts days in the zone {theirs}, and the configuration says {zone}: set quota.timezone to {theirs}, or \
+            "{} counts days in the zone {theirs}, and the configuration has {zone}: set quota.timezone to {theirs}, or \
              start a new database for {zone}",
             path.display()
         )));

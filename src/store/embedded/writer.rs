@@ -228,7 +228,7 @@ fn send_failure(
     }
 }
 
-/// Rules on all that waits, in order of arrival; whoever has left already is passed over.
+/// Rules on all that waits, in order of arrival; charges whose callers have left are passed over.
 fn decide(
     group: &mut Group<'_, '_>,
     undecided: &mut impl Iterator<Item = WaitingCall>,

@@ -35,18 +35,18 @@
 --   rec      the record in the store with code 3, else empty; preceded by its length (four bytes)
 local call, format, pack, unpack = redis.call, string.format, struct.pack, struct.unpack
 local now = call('TIME')[1] + 0
-local told, next_day = ARGV[1], 1
-local window, at = unpack('<d', told)
+local packed, next_day = ARGV[1], 1
+local window, at = unpack('<d', packed)
 local replies, s, e, used, open = { pack('<d', now) }, nil, nil, nil, nil
 
 for i = 1, #KEYS, 2 do
   if next_day == 1 then
-    s, e, at = unpack('<dd', told, at)
+    s, e, at = unpack('<dd', packed, at)
     used, open = format('t%d-%d', s, e), now >= s and now < e
   end
   local record, counts = KEYS[i], KEYS[i + 1]
   local ack, rack, want, limit, ver, pid, rec
-  ack, rack, want, limit, ver, pid, rec, next_day, at = unpack('<dddddBc0I4c0B', told, at)
+  ack, rack, want, limit, ver, pid, rec, next_day, at = unpack('<dddddBc0I4c0B', packed, at)
 
   local stored = (call('HGET', record, 'ver') or -1) + 0
   if stored < ver and rec ~= '' then

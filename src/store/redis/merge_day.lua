@@ -48,13 +48,13 @@ end
 
 for _ = 1, tonumber(next_argument()) do
   local field = next_argument()
-  local told = next_argument()
+  local numbers = next_argument()
   local held = {}
   for word in string.gmatch(redis.call('HGET', KEYS[2], field) or '', '%S+') do
     held[#held + 1] = word
   end
   local merged, is_new = {}, #held == 0
-  for word in string.gmatch(told, '%S+') do
+  for word in string.gmatch(numbers, '%S+') do
     local mine = held[#merged + 1]
     local number, other = tonumber(word), tonumber(mine or '')
     if number and other and other >= number then

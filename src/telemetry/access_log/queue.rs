@@ -120,7 +120,7 @@ impl Shared {
 mod tests {
     use super::*;
 
-    /// Keeps what is written, each write in an entry of its own, and fails while told to.
+    /// Keeps what is written, each write in an entry of its own, and fails on request.
     #[derive(Clone, Default)]
     struct Kept(Arc<Mutex<Writes>>);
 

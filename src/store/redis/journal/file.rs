@@ -50,7 +50,7 @@ pub fn open(path: &Path, identity: &StoreIdentity) -> Result<Connection, Unusabl
     match claim(&mut connection, identity).map_err(failed)? {
         None => Ok(connection),
         Some((theirs, unsettled)) => Err(Unusable::Foreign(format!(
-            "{} is the journal of {theirs}, and the configuration says {identity}; it holds {unsettled} units that were served without Redis and not yet sent to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
+            "{} is the journal of {theirs}, and the configuration names {identity}; it holds {unsettled} units that were served without Redis and not yet sent to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
             path.display()
         ))),
     }

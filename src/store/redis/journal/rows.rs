@@ -21,7 +21,7 @@ const SETTLED_KEPT_AFTER_DAY_SECONDS: i64 = 120;
 /// The tables of a new file.
 pub const TABLES: &str = "
     CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-    -- ack, rack: units consumed and given back by the producer; untold: units served without Redis that it may not know;
+    -- ack, rack: units consumed and refunded by the producer; untold: units served without Redis that it may not know;
     -- settled: whether Redis holds the row as it is; first, next: Unix seconds of the day and of the next one.
     CREATE TABLE counts (
         date TEXT NOT NULL, key TEXT NOT NULL, producer TEXT NOT NULL,

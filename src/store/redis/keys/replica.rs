@@ -252,7 +252,7 @@ fn check_owner(
     match identity.claim(connection).map_err(failed)? {
         None => Ok(()),
         Some(theirs) => Err(StoreError::Failed(format!(
-            "{} is the replica of {theirs}, and the configuration says {identity}: if that is the same store under another name, or the old one is not needed, remove the file; else point store.redis.replica at another",
+            "{} is the replica of {theirs}, and the configuration names {identity}: if that is the same store under another name, or the old one is not needed, remove the file; else point store.redis.replica at another",
             path.display()
         ))),
     }

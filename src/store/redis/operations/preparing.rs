@@ -83,7 +83,7 @@ pub async fn prepared(
         .map_err(failed)?;
     if stored != zone {
         return Err(StoreError::OtherCalendar(format!(
-            "the store counts days of the time zone {stored}, but the configuration says {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
+            "the store counts days of the time zone {stored}, but the configuration has {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
         )));
     }
     let asked = clock.now();
