@@ -489,23 +489,19 @@ impl Store for EmbeddedStore {
     }
 
     async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError> {
-        let (mut found, mut reached) = (Vec::new(), 0);
+        let mut found: Vec<(i64, KeyRecord)> = Vec::new();
         loop {
-            let after = reached;
+            let after = found.last().map(|(_, record)| record.id);
             let page = self
-                .on_reader(move |connection| keys::page(connection, after))
+                .on_reader(move |connection| keys::page_by_id(connection, after))
                 .await?;
-            let Some((last, _, _)) = page.last() else {
+            if page.is_empty() {
                 break;
-            };
-            reached = *last;
+            }
             found.extend(page);
         }
-        // A key that was changed during the walk is found again, at its new position.
-        found.sort_by_key(|(place, _, record)| (record.id, std::cmp::Reverse(*place)));
-        found.dedup_by_key(|(_, _, record)| record.id);
-        found.sort_by_key(|(_, born, record)| (record.created, *born));
-        Ok(found.into_iter().map(|(_, _, record)| record).collect())
+        found.sort_by_key(|(born, record)| (record.created, *born));
+        Ok(found.into_iter().map(|(_, record)| record).collect())
     }
 
     async fn holders(&self) -> Result<Vec<(KeyId, Arc<str>)>, StoreError> {

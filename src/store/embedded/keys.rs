@@ -23,6 +23,7 @@ const CHANGES: &str = "SELECT record, change FROM keys WHERE change > ?1 ORDER B
 const ALL: &str = "SELECT record, change FROM keys NOT INDEXED";
 const PAGE: &str =
     "SELECT record, change, born FROM keys WHERE change > ?1 ORDER BY change LIMIT ?2";
+const PAGE_BY_ID: &str = "SELECT record, born FROM keys WHERE id > ?1 ORDER BY id LIMIT ?2";
 const TRAIL: &str = "SELECT place, entry FROM audit WHERE place > ?1 ORDER BY place LIMIT ?2";
 const TRAIL_OF_KEY: &str =
     "SELECT place, entry FROM audit WHERE place > ?1 AND key = ?3 ORDER BY place LIMIT ?2";
@@ -315,6 +316,18 @@ pub(super) fn page(
         .query_map((after, PAGE_RECORDS), |row| {
             Ok((row.get(1)?, row.get(2)?, read(row)?))
         })?
+        .collect()
+}
+
+/// A page of records after an id, each with the number of its creation. In the order of the table, so that a page is read in one piece.
+pub(super) fn page_by_id(
+    connection: &Connection,
+    after: Option<KeyId>,
+) -> rusqlite::Result<Vec<(i64, KeyRecord)>> {
+    let after = after.map_or_else(String::new, |id| id.as_str().to_owned());
+    connection
+        .prepare_cached(PAGE_BY_ID)?
+        .query_map((after, PAGE_RECORDS), |row| Ok((row.get(1)?, read(row)?)))?
         .collect()
 }
 
