@@ -62,23 +62,23 @@ mod yielding;
 
 use clock::StoreClock;
 use counts::accounts::{Accounts, ChargeResult, other_calendar};
-use counts::ledger::Ledger;
+use counts::ledger::ProcessLedger;
 use gateways::heartbeat::Condition;
 use gateways::presence::Presence;
 use identity::StoreIdentity;
-use keys::feed::{Feed, Setting};
-use keys::records::Records;
+use keys::feed::{Feed, FeedSettings};
+use keys::records::RecordTable;
 use keys::replica::Replica;
 use names::Names;
 use operations::preparing::{first_attempt, prepared};
 use operations::upkeep::tasks;
-use outage::Outage;
+use outage::OutageService;
 use parts::Parts;
 use producer::Producer;
 use recovery::CrashRecovery;
 pub use settings::{OutagePolicy, OutageSettings, Servers, Settings, Tls};
-use wire::guard::Guard;
-use wire::link::Link;
+use wire::guard::BreakerGuard;
+use wire::link::RedisLink;
 pub use wire::script::charge_replies;
 use wire::topology::Topology;
 
@@ -132,8 +132,8 @@ pub async fn open(
         Role::Gateway(_) => settings.timeout,
         Role::Command => command_timeout,
     };
-    let link = Arc::new(Link::new(topology.clone(), request_timeout));
-    let command_link = Arc::new(Link::new(topology.clone(), command_timeout));
+    let link = Arc::new(RedisLink::new(topology.clone(), request_timeout));
+    let command_link = Arc::new(RedisLink::new(topology.clone(), command_timeout));
     let prepare = {
         let (names, zone, clock) = (names.clone(), zone.to_owned(), clock.clone());
         move |connection| prepared(connection, names.clone(), zone.clone(), clock.clone())
@@ -143,7 +143,7 @@ pub async fn open(
     }
     let keys = Arc::new(KeyTable::new());
     let producer = Arc::new(Producer::draw());
-    let guard = Arc::new(Guard::new(link.clone(), names.clone()));
+    let guard = Arc::new(BreakerGuard::new(link.clone(), names.clone()));
     let accounts = Accounts::new(
         guard.clone(),
         names.clone(),
@@ -152,7 +152,7 @@ pub async fn open(
         clock.clone(),
         settings.timeout,
     );
-    let ledger = Arc::new(Ledger::new(
+    let ledger = Arc::new(ProcessLedger::new(
         link.clone(),
         names.clone(),
         producer.clone(),
@@ -162,7 +162,7 @@ pub async fn open(
         (Role::Gateway(_), Some(settings)) => {
             let counted = (accounts.clone(), ledger.clone(), clock.clone());
             Some(
-                Outage::open(
+                OutageService::open(
                     settings,
                     producer.process(),
                     guard.clone(),
@@ -177,7 +177,7 @@ pub async fn open(
     let (feed, presence) = match role {
         Role::Command => (None, None),
         Role::Gateway(node) => {
-            let setting = Setting {
+            let setting = FeedSettings {
                 link: command_link.clone(),
                 names: names.clone(),
                 keys: keys.clone(),
@@ -209,7 +209,7 @@ pub async fn open(
         guard,
         losses: AtomicU64::new(0),
         flushing: tokio::sync::Mutex::default(),
-        records: Records::new(command_link.clone(), names.clone(), command_timeout),
+        records: RecordTable::new(command_link.clone(), names.clone(), command_timeout),
         feed,
         presence,
         max_staleness: settings.max_staleness,
@@ -243,8 +243,8 @@ pub async fn open(
 
 /// A function that returns the gateway's current condition towards Redis.
 fn condition(
-    guard: &Arc<Guard>,
-    outage: Option<Arc<Outage>>,
+    guard: &Arc<BreakerGuard>,
+    outage: Option<Arc<OutageService>>,
     clock: Arc<StoreClock>,
 ) -> Box<dyn Fn() -> Condition + Send + Sync> {
     let guard = guard.clone();
@@ -257,7 +257,7 @@ fn condition(
 
 /// A gateway's feed, which begins with the replica saved on this machine.
 async fn follower(
-    setting: Setting,
+    setting: FeedSettings,
     path: Option<PathBuf>,
     identity: StoreIdentity,
 ) -> Result<Feed, StoreError> {

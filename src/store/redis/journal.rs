@@ -30,7 +30,7 @@ mod file;
 mod processes;
 mod rows;
 
-use file::Unusable;
+use file::JournalUnusable;
 pub use file::facts;
 pub use processes::{MissingCounts, Process};
 pub use rows::{CountRow, DateAndKey, JournalRows, ServeOutcome, TotalsRow};
@@ -132,8 +132,8 @@ impl Journal {
         };
         let connection = match opened {
             Ok(Ok(connection)) => Some(connection),
-            Ok(Err(Unusable::Failed(_))) => None,
-            Ok(Err(foreign @ Unusable::Foreign(_))) => return Err(foreign.into()),
+            Ok(Err(JournalUnusable::Failed(_))) => None,
+            Ok(Err(foreign @ JournalUnusable::Foreign(_))) => return Err(foreign.into()),
             Err(error) => return Err(StoreError::Failed(format!("the journal: {error}"))),
         };
         let mut writer = JournalWriter {

@@ -33,9 +33,9 @@ use crate::store::redis::counts::accounts::Accounts;
 use crate::store::redis::counts::accounts::offline::{
     Changed, OutageBound, OutageRequest, OutageRule, Reservation,
 };
-use crate::store::redis::counts::ledger::{KeyAndDate, Ledger};
+use crate::store::redis::counts::ledger::{KeyAndDate, ProcessLedger};
 use crate::store::redis::gateways::register;
-use crate::store::redis::wire::guard::{BreakerChange, Guard};
+use crate::store::redis::wire::guard::{BreakerChange, BreakerGuard};
 use crate::store::status::ServiceFacts;
 use crate::store::{Charge, Decision, Receipt, StoreError, UNBOUNDED, WithoutStore};
 
@@ -76,11 +76,11 @@ impl Nodes {
 }
 
 /// A gateway's service without Redis.
-pub struct Outage {
+pub struct OutageService {
     settings: OutageSettings,
-    guard: Arc<Guard>,
+    guard: Arc<BreakerGuard>,
     accounts: Arc<Accounts>,
-    ledger: Arc<Ledger>,
+    ledger: Arc<ProcessLedger>,
     clock: Arc<StoreClock>,
     names: Names,
     journal: Arc<Journal>,
@@ -99,7 +99,7 @@ pub struct Outage {
 
 /// A charge in the ledger that is withdrawn unless it is kept.
 struct LedgerEntry<'o> {
-    ledger: &'o Ledger,
+    ledger: &'o ProcessLedger,
     charge: &'o Charge,
     kept: bool,
 }
@@ -112,7 +112,7 @@ impl Drop for LedgerEntry<'_> {
     }
 }
 
-impl Outage {
+impl OutageService {
     /// Opens the journal for the process `process` on the store `identity`.
     ///
     /// # Errors
@@ -121,10 +121,10 @@ impl Outage {
     pub async fn open(
         settings: OutageSettings,
         process: &str,
-        guard: Arc<Guard>,
-        (accounts, ledger, clock): (Arc<Accounts>, Arc<Ledger>, Arc<StoreClock>),
+        guard: Arc<BreakerGuard>,
+        (accounts, ledger, clock): (Arc<Accounts>, Arc<ProcessLedger>, Arc<StoreClock>),
         (identity, names): (StoreIdentity, Names),
-    ) -> Result<Arc<Outage>, StoreError> {
+    ) -> Result<Arc<OutageService>, StoreError> {
         let journal = Journal::start(settings.journal.clone(), identity, process).await?;
         // Before anything is counted, so that the successor of a killed process finds its name; a failed write is repeated
         // with the first note.
@@ -135,7 +135,7 @@ impl Outage {
             nodes.see(count, Instant::now());
         }
         let unsettled_of_others = journal.unsettled_of_others().await.unwrap_or(0);
-        Ok(Arc::new(Outage {
+        Ok(Arc::new(OutageService {
             settings,
             guard,
             accounts,

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use super::clock::StoreClock;
 use super::counts::accounts::Accounts;
-use super::counts::ledger::Ledger;
+use super::counts::ledger::ProcessLedger;
 use super::gateways::presence::Presence;
 use super::keys::feed::Feed;
-use super::keys::records::Records;
+use super::keys::records::RecordTable;
 use super::names::Names;
-use super::outage::Outage;
+use super::outage::OutageService;
 use super::recovery::CrashRecovery;
-use super::wire::guard::Guard;
-use super::wire::link::Link;
+use super::wire::guard::BreakerGuard;
+use super::wire::link::RedisLink;
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::store::{KeyTable, Receipt, StoreError};
@@ -27,19 +27,19 @@ pub struct Parts {
     pub local_clock: Clock,
     pub names: Names,
     /// For the calls that requests wait for.
-    pub link: Arc<Link>,
+    pub link: Arc<RedisLink>,
     /// For the calls that only commands wait for: long replies must not delay charges.
-    pub command_link: Arc<Link>,
-    pub guard: Arc<Guard>,
+    pub command_link: Arc<RedisLink>,
+    pub guard: Arc<BreakerGuard>,
     /// How often Redis may have lost writes.
     pub losses: AtomicU64,
     pub accounts: Arc<Accounts>,
-    pub ledger: Arc<Ledger>,
+    pub ledger: Arc<ProcessLedger>,
     /// A gateway's service without Redis; commands have none.
-    pub outage: Option<Arc<Outage>>,
+    pub outage: Option<Arc<OutageService>>,
     /// Held while refunds and ledger are written, so that a close can wait for them.
     pub flushing: tokio::sync::Mutex<()>,
-    pub records: Records,
+    pub records: RecordTable,
     /// The counts of killed processes; `None` without a journal.
     pub recovery: Option<CrashRecovery>,
     /// A gateway's replica; commands have none.

@@ -26,15 +26,15 @@ use tokio::time::Instant;
 use super::clock::StoreClock;
 use super::journal::{CountRow, JournalRows, Process, TotalsRow};
 use super::names::Names;
-use super::outage::Outage;
+use super::outage::OutageService;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::process_of;
 use crate::store::redis::counts::ledger::{self, HashFields};
 use crate::store::redis::keys::codec::unreadable;
 use crate::store::redis::keys::feed::Feed;
-use crate::store::redis::wire::guard::Guard;
-use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::guard::BreakerGuard;
+use crate::store::redis::wire::link::RedisLink;
 use crate::store::{KeyTable, StoreError};
 
 /// Key-days read in one round trip: a reply of some 100 kB, a millisecond of Redis.
@@ -55,9 +55,9 @@ const WAIT_PAUSE: Duration = Duration::from_millis(20);
 /// Reads the counts that other processes of this machine left in Redis.
 pub struct CrashRecovery {
     /// The commands' link: long replies must not delay charges.
-    pub link: Arc<Link>,
+    pub link: Arc<RedisLink>,
     /// The breaker.
-    pub guard: Arc<Guard>,
+    pub guard: Arc<BreakerGuard>,
     /// The names.
     pub names: Names,
     /// The keys whose counts are read.
@@ -67,7 +67,7 @@ pub struct CrashRecovery {
     /// The zone of the quota days.
     pub zone: String,
     /// The service without Redis, with its journal.
-    pub outage: Arc<Outage>,
+    pub outage: Arc<OutageService>,
     /// Whether the counts of all processes that were found at the start have been read.
     pub done: watch::Sender<bool>,
 }

@@ -19,8 +19,8 @@ use crate::store::redis::clock::StoreClock;
 use crate::store::redis::names::Names;
 use crate::store::redis::producer::Producer;
 use crate::store::redis::shards::Shards;
-use crate::store::redis::wire::guard::Guard;
-use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::guard::BreakerGuard;
+use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::script::{AccountCall, COUNT_MAX};
 use crate::store::redis::wire::slots;
 use crate::store::{KeyEntry, KeyTable, StoreError};
@@ -59,12 +59,12 @@ pub enum ChargeResult {
     Failed(StoreError),
 }
 
-type Waiter = oneshot::Sender<ChargeResult>;
-type Slots = HashMap<(KeyId, Date), Arc<Slot>>;
+type ChargeWaiter = oneshot::Sender<ChargeResult>;
+type Slots = HashMap<(KeyId, Date), Arc<AccountSlot>>;
 
 /// The account of one key and day with its names.
 #[derive(Debug)]
-pub struct Slot {
+pub struct AccountSlot {
     key: KeyId,
     day: Day,
     producer: String,
@@ -79,7 +79,7 @@ pub struct Slot {
 
 #[derive(Debug)]
 struct SlotState {
-    account: Account<Waiter, Context>,
+    account: Account<ChargeWaiter, Context>,
     /// Whether it is in the list of accounts to settle.
     listed: bool,
     /// Whether it is in the queue of accounts with a call to send.
@@ -104,7 +104,7 @@ pub struct Notes {
 /// Accounts whose calls are to be sent.
 #[derive(Debug, Default)]
 pub struct Pending {
-    slots: VecDeque<Arc<Slot>>,
+    slots: VecDeque<Arc<AccountSlot>>,
     /// Carriers that take from it.
     batchers: usize,
 }
@@ -113,7 +113,7 @@ pub struct Pending {
 #[derive(Debug)]
 pub struct Units {
     accounts: Arc<Accounts>,
-    slot: Arc<Slot>,
+    slot: Arc<AccountSlot>,
     used: u64,
     units: u32,
     source: Source,
@@ -155,18 +155,18 @@ impl Drop for Units {
 
 /// All accounts of this process.
 pub struct Accounts {
-    pub link: Arc<Link>,
-    guard: Arc<Guard>,
+    pub link: Arc<RedisLink>,
+    guard: Arc<BreakerGuard>,
     names: Names,
     producer: Arc<Producer>,
     keys: Arc<KeyTable>,
     clock: Arc<StoreClock>,
     timeout: Duration,
     slots: Shards<Slots>,
-    to_settle: Mutex<VecDeque<Arc<Slot>>>,
-    to_note: Mutex<VecDeque<Arc<Slot>>>,
+    to_settle: Mutex<VecDeque<Arc<AccountSlot>>>,
+    to_note: Mutex<VecDeque<Arc<AccountSlot>>>,
     /// All accounts, the one whose count was checked longest ago first.
-    to_read: Mutex<VecDeque<Arc<Slot>>>,
+    to_read: Mutex<VecDeque<Arc<AccountSlot>>>,
     /// Units served without Redis that it may not have.
     unsettled_units: AtomicU64,
     /// Accounts with a call to send, and the tasks that send them.
@@ -186,7 +186,7 @@ impl std::fmt::Debug for Accounts {
 impl Accounts {
     /// No accounts yet.
     pub fn new(
-        guard: Arc<Guard>,
+        guard: Arc<BreakerGuard>,
         names: Names,
         producer: Arc<Producer>,
         keys: Arc<KeyTable>,
@@ -212,10 +212,10 @@ impl Accounts {
         })
     }
 
-    fn slot(&self, key: KeyId, day: Day) -> Arc<Slot> {
+    fn slot(&self, key: KeyId, day: Day) -> Arc<AccountSlot> {
         let make = || {
             let counts_name = self.names.counts(key, day.date);
-            let slot = Arc::new(Slot {
+            let slot = Arc::new(AccountSlot {
                 key,
                 day,
                 producer: self.producer.next_name(),
@@ -258,7 +258,7 @@ impl Accounts {
         used
     }
 
-    fn list(&self, slot: &Arc<Slot>) {
+    fn list(&self, slot: &Arc<AccountSlot>) {
         self.list_to_note(slot);
         let fresh = !std::mem::replace(&mut slot.state.lock().listed, true);
         if fresh {
@@ -274,7 +274,7 @@ impl Accounts {
     }
 
     /// Takes accounts from the list of those to settle; one that an abandoned call may still change is moved to its end.
-    fn take_listed(&self, most: usize) -> Vec<Arc<Slot>> {
+    fn take_listed(&self, most: usize) -> Vec<Arc<AccountSlot>> {
         let slots: Vec<_> = {
             let mut listed = self.to_settle.lock();
             let count = listed.len().min(most);
@@ -296,7 +296,7 @@ impl Accounts {
 
     /// Makes every account send its totals again: the store may have lost them.
     pub async fn repeat_all(&self) {
-        let repeat = |slot: &Arc<Slot>| {
+        let repeat = |slot: &Arc<AccountSlot>| {
             slot.state.lock().account.repeat();
             self.list(slot);
         };
@@ -310,7 +310,7 @@ impl Accounts {
         let now = self.clock.now().as_second();
         let total: usize = self.slots.parts().map(|slots| slots.lock().len()).sum();
         let crowded = total > ACCOUNTS_MAX;
-        let keep = |slot: &Arc<Slot>| {
+        let keep = |slot: &Arc<AccountSlot>| {
             let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;
             let idle = || {
                 let state = slot.state.lock();

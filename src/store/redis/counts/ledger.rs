@@ -22,9 +22,9 @@ use crate::store::redis::journal::TotalsRow;
 use crate::store::redis::names::Names;
 use crate::store::redis::producer::Producer;
 use crate::store::redis::shards::Shards;
-use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::LinkError;
-use crate::store::redis::wire::script::{Arguments, MERGE_TOTALS};
+use crate::store::redis::wire::script::{MERGE_TOTALS, ScriptArguments};
 use crate::store::{Charge, KeyEntry, Receipt, RefusalReason, StoreError, Totals};
 
 mod carrying;
@@ -44,23 +44,23 @@ const WRITE_BATCH: usize = 256;
 const MERGE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The totals of this process.
-pub struct Ledger {
-    link: Arc<Link>,
+pub struct ProcessLedger {
+    link: Arc<RedisLink>,
     names: Names,
     producer: Arc<Producer>,
     clock: Arc<StoreClock>,
     totals: Shards<ProducerTotals>,
 }
 
-impl Ledger {
+impl ProcessLedger {
     /// An empty ledger.
     pub fn new(
-        link: Arc<Link>,
+        link: Arc<RedisLink>,
         names: Names,
         producer: Arc<Producer>,
         clock: Arc<StoreClock>,
-    ) -> Ledger {
-        Ledger {
+    ) -> ProcessLedger {
+        ProcessLedger {
             link,
             names,
             producer,
@@ -100,7 +100,7 @@ impl Ledger {
         )
     }
 
-    /// Reverses [`Ledger::charged`]: the request was not served after all.
+    /// Reverses [`ProcessLedger::charged`]: the request was not served after all.
     pub fn withdrawn(&self, charge: &Charge) {
         self.record(
             place_of(charge),
@@ -205,7 +205,7 @@ impl Ledger {
             return Ok(());
         }
         let value = cells::written(&row.totals, row.ceiling, row.tier.as_ref());
-        let arguments = Arguments::new()
+        let arguments = ScriptArguments::new()
             .text(format!("{}|{}", row.producer, row.endpoint))
             .text(value);
         let name = self.names.ledger(row.key, row.day.date);

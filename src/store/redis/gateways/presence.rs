@@ -19,7 +19,7 @@ use super::heartbeat::{BEAT_EVERY, Condition, Heartbeat};
 use super::register::{self, RegisterEntry};
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::link::RedisLink;
 use crate::store::{NodeName, StoreError};
 
 /// How often a gateway reads the register.
@@ -29,7 +29,7 @@ const SIGN_IN_AGAIN: Duration = Duration::from_millis(100);
 
 /// A gateway in the register.
 pub struct Presence {
-    link: Arc<Link>,
+    link: Arc<RedisLink>,
     names: Names,
     node: NodeName,
     /// The replica from which it and its successors start.
@@ -43,7 +43,7 @@ pub struct Presence {
 impl Presence {
     /// A gateway that has not signed in; `condition` is called for each heartbeat.
     pub async fn new(
-        (link, names): (Arc<Link>, Names),
+        (link, names): (Arc<RedisLink>, Names),
         node: NodeName,
         replica: Option<PathBuf>,
         condition: Box<dyn Fn() -> Condition + Send + Sync>,

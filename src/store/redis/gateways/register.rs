@@ -18,8 +18,8 @@ use super::heartbeat::{BEAT_HOLDS, Heartbeat};
 use crate::policy::audit::{self, Author};
 use crate::store::redis::keys::codec::{parse_place, read_time, unreadable};
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::Link;
-use crate::store::redis::wire::script::{Arguments, REGISTER, SIGN_IN, STRIKE_OFF};
+use crate::store::redis::wire::link::RedisLink;
+use crate::store::redis::wire::script::{REGISTER, SIGN_IN, STRIKE_OFF, ScriptArguments};
 use crate::store::{ChangeMark, Forgotten, NodeName, StoreError, Unconfirmed};
 
 /// How often to check whether gateways have applied a change.
@@ -75,7 +75,7 @@ impl RegisterEntry {
 
 /// Enters a gateway, or renews its entry. Returns the process whose entry the id had before, if any.
 pub async fn sign_in(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     gateway_id: &str,
     node: &NodeName,
@@ -83,7 +83,10 @@ pub async fn sign_in(
 ) -> Result<Option<NodeName>, StoreError> {
     let text = serde_json::to_string(heartbeat)
         .map_err(|error| StoreError::Failed(format!("a heartbeat cannot be written: {error}")))?;
-    let arguments = Arguments::new().text(gateway_id).text(&node.0).text(text);
+    let arguments = ScriptArguments::new()
+        .text(gateway_id)
+        .text(&node.0)
+        .text(text);
     let value = link
         .run(&SIGN_IN, &[&names.register()], &arguments, link.deadline())
         .await?;
@@ -92,7 +95,7 @@ pub async fn sign_in(
 }
 
 /// Removes a gateway that ends in order.
-pub async fn sign_off(link: &Link, names: &Names, gateway_id: &str) -> Result<(), StoreError> {
+pub async fn sign_off(link: &RedisLink, names: &Names, gateway_id: &str) -> Result<(), StoreError> {
     link.ask(redis::cmd("HDEL").arg(names.register()).arg(gateway_id))
         .await?;
     Ok(())
@@ -100,7 +103,7 @@ pub async fn sign_off(link: &Link, names: &Names, gateway_id: &str) -> Result<()
 
 /// Restores entries that the store lost.
 pub async fn put_back(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     entries: &[RegisterEntry],
 ) -> Result<(), StoreError> {
@@ -119,10 +122,15 @@ pub async fn put_back(
 }
 
 /// All gateways in the register, by name.
-pub async fn read(link: &Link, names: &Names) -> Result<Vec<RegisterEntry>, StoreError> {
+pub async fn read(link: &RedisLink, names: &Names) -> Result<Vec<RegisterEntry>, StoreError> {
     let keys = names.register();
     let value = link
-        .run(&REGISTER, &[&keys], &Arguments::new(), link.deadline())
+        .run(
+            &REGISTER,
+            &[&keys],
+            &ScriptArguments::new(),
+            link.deadline(),
+        )
         .await?;
     let (now_ms, all) =
         <(i64, HashMap<String, String>)>::from_redis_value(value).map_err(unreadable)?;
@@ -139,7 +147,7 @@ pub async fn read(link: &Link, names: &Names) -> Result<Vec<RegisterEntry>, Stor
 /// The gateways that have not confirmed a change after `patience`. Silent ones are waited for too: they may send a heartbeat
 /// soon.
 pub async fn await_applied(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     mark: &ChangeMark,
     patience: Duration,
@@ -162,13 +170,17 @@ pub async fn await_applied(
 }
 
 /// Removes a silent entry without an audit entry; `false` if it changed meanwhile.
-pub async fn remove(link: &Link, names: &Names, entry: &RegisterEntry) -> Result<bool, StoreError> {
+pub async fn remove(
+    link: &RedisLink,
+    names: &Names,
+    entry: &RegisterEntry,
+) -> Result<bool, StoreError> {
     strike(link, names, entry, None).await
 }
 
 /// Removes a silent gateway, with an entry in the audit trail in the same step.
 pub async fn strike_off(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     node: &NodeName,
     author: &Author,
@@ -191,7 +203,7 @@ pub async fn strike_off(
 }
 
 async fn strike(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     entry: &RegisterEntry,
     audited: Option<&audit::Entry>,
@@ -200,7 +212,7 @@ async fn strike(
     let audited = audited.map(serde_json::to_string).transpose();
     let audited =
         audited.map_err(|error| StoreError::Failed(format!("an audit entry: {error}")))?;
-    let arguments = Arguments::new()
+    let arguments = ScriptArguments::new()
         .text(&entry.gateway_id)
         .text(&entry.packed)
         .text(version)

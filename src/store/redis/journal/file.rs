@@ -19,37 +19,39 @@ const APPLICATION_ID: i64 = 0x54_43_4C_4A;
 
 /// Why the file cannot be used.
 #[derive(Debug)]
-pub enum Unusable {
+pub enum JournalUnusable {
     /// The file belongs to another store or program, which only an operator can correct.
     Foreign(String),
     /// The file cannot be opened now, with the path and the reason.
     Failed(String),
 }
 
-impl From<Unusable> for StoreError {
-    fn from(unusable: Unusable) -> StoreError {
+impl From<JournalUnusable> for StoreError {
+    fn from(unusable: JournalUnusable) -> StoreError {
         match unusable {
-            Unusable::Foreign(text) | Unusable::Failed(text) => StoreError::Failed(text),
+            JournalUnusable::Foreign(text) | JournalUnusable::Failed(text) => {
+                StoreError::Failed(text)
+            }
         }
     }
 }
 
 /// Opens the file of the store `identity`, readable by its owner only. A file of another store or program is not changed.
-pub fn open(path: &Path, identity: &StoreIdentity) -> Result<Connection, Unusable> {
+pub fn open(path: &Path, identity: &StoreIdentity) -> Result<Connection, JournalUnusable> {
     create(path);
-    let failed = |error: rusqlite::Error| Unusable::Failed(error_text(path, &error));
+    let failed = |error: rusqlite::Error| JournalUnusable::Failed(error_text(path, &error));
     let mut connection = Connection::open(path).map_err(failed)?;
     connection.busy_timeout(LOCK_WAIT_MAX).map_err(failed)?;
     let is_new = tables(&connection).map_err(failed)? == 0;
     if !is_new && !is_ours(&connection).map_err(failed)? {
-        return Err(Unusable::Foreign(format!(
+        return Err(JournalUnusable::Foreign(format!(
             "{} is not a journal of this version of touchline: point store.redis.journal at a file of its own",
             path.display()
         )));
     }
     match claim(&mut connection, identity).map_err(failed)? {
         None => Ok(connection),
-        Some((theirs, unsettled)) => Err(Unusable::Foreign(format!(
+        Some((theirs, unsettled)) => Err(JournalUnusable::Foreign(format!(
             "{} is the journal of {theirs}, and the configuration names {identity}; it holds {unsettled} units that were served without Redis and not yet sent to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
             path.display()
         ))),

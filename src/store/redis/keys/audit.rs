@@ -12,14 +12,14 @@ use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::link::RedisLink;
 
 /// Trails read in one round trip.
 const BATCH: usize = 500;
 
 /// The wanted entries of these keys, and of the register of gateways, in the order of time.
 pub async fn read(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     records: &[KeyRecord],
     wanted: &Wanted,
@@ -53,7 +53,7 @@ pub async fn read(
 }
 
 /// The entries of the register of gateways.
-pub async fn of_gateways(link: &Link, names: &Names) -> Result<Vec<Entry>, StoreError> {
+pub async fn of_gateways(link: &RedisLink, names: &Names) -> Result<Vec<Entry>, StoreError> {
     let value = link
         .ask(redis::cmd("HVALS").arg(names.gateway_audit_trail()))
         .await?;

@@ -9,7 +9,7 @@ use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::script::{Arguments, RECORD};
+use crate::store::redis::wire::script::{RECORD, ScriptArguments};
 use crate::store::{ChangeMark, KeyEntry, StoreError};
 
 /// How long a digest stays claimed for a record that is not written.
@@ -50,10 +50,10 @@ pub fn put_arguments<'e>(
     entry: &'e KeyEntry,
     expected: i64,
     old: Option<&KeyRecord>,
-) -> Arguments<'e> {
+) -> ScriptArguments<'e> {
     let packed_entry =
         |record: &KeyRecord| serde_json::to_string(&Entry::of(record)).unwrap_or_default();
-    Arguments::new()
+    ScriptArguments::new()
         .number(expected)
         .count(entry.record.version)
         .text(entry.packed())

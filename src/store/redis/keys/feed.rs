@@ -23,13 +23,13 @@ use super::codec::{parse_place, stream_id, unpacked, unreadable};
 use super::current::Current;
 use super::index::{self, IndexState, RecordPages};
 use super::records::{restore_lookups, write_back};
-use super::replica::{Origin, Replica, Standing};
+use super::replica::{Replica, ReplicaOrigin, Standing};
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::{Link, run_id_in};
+use crate::store::redis::wire::link::{RedisLink, run_id_in};
 use crate::store::redis::wire::request::jittered;
 use crate::store::{KeyTable, StoreError};
 
@@ -49,9 +49,9 @@ const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(30);
 const CLOCK_BACK_MAX: SignedDuration = SignedDuration::from_mins(5);
 
 /// The environment of a feed.
-pub struct Setting {
+pub struct FeedSettings {
     /// The commands' link.
-    pub link: Arc<Link>,
+    pub link: Arc<RedisLink>,
     /// The names.
     pub names: Names,
     /// The table that the feed updates.
@@ -64,11 +64,11 @@ pub struct Setting {
 
 /// The follower of the feed.
 pub struct Feed {
-    setting: Setting,
+    setting: FeedSettings,
     /// The position of the last applied change; `None` before the table is loaded.
     applied: watch::Sender<Option<u128>>,
     /// The incarnation of the store to which these positions belong.
-    origin: Mutex<Origin>,
+    origin: Mutex<ReplicaOrigin>,
     /// Whether the table was loaded, and when it was current.
     current: Current,
     /// Whether Redis itself was read since the start.
@@ -98,7 +98,7 @@ struct FeedConnection<'a> {
 
 impl Feed {
     /// A feed that has not begun; with a saved replica, it begins at the replica's position.
-    pub fn new(setting: Setting, replica: Option<Arc<Replica>>) -> Feed {
+    pub fn new(setting: FeedSettings, replica: Option<Arc<Replica>>) -> Feed {
         Feed {
             setting,
             applied: watch::Sender::new(None),
@@ -179,7 +179,7 @@ impl Feed {
         logged: &mut String,
     ) -> Result<std::convert::Infallible, StoreError> {
         // Only a server that the link has accepted (zone, readiness) is followed.
-        let Setting { link, names, .. } = &self.setting;
+        let FeedSettings { link, names, .. } = &self.setting;
         link.require()?;
         let made = link.made();
         let mut connection = link.connect_apart(&names.feed()).await?;
@@ -220,7 +220,7 @@ impl Feed {
         {
             index::completed(link, names, incarnation).await?;
         }
-        *self.origin.lock() = Origin {
+        *self.origin.lock() = ReplicaOrigin {
             incarnation: incarnation.unwrap_or_default(),
             run_ids: run_ids.clone(),
         };
@@ -406,7 +406,7 @@ impl FeedConnection<'_> {
         state: &StreamState,
         place: u128,
     ) -> Result<Option<&'static str>, StoreError> {
-        let Setting { link, names, .. } = &self.feed.setting;
+        let FeedSettings { link, names, .. } = &self.feed.setting;
         let origin = self.feed.origin.lock().clone();
         if !self.run_ids.is_subset(&origin.run_ids) {
             return Ok(Some("Redis was restarted or replaced"));

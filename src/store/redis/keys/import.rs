@@ -13,12 +13,12 @@ use super::index;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::link::RedisLink;
 use crate::store::{ChangeMark, Imported, KeyEntry, StoreError};
 
 /// Adds the keys whose secret and id are not in use. Returns the result for each key, and the feed position of the last one.
 pub async fn import(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     records: Vec<KeyRecord>,
 ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
@@ -52,7 +52,7 @@ pub async fn import(
 
 /// Claims the digests of each record. Returns, for each record, the other id that holds or has claimed one of them, if any.
 async fn claim(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     records: &[KeyRecord],
 ) -> Result<Vec<Option<KeyId>>, StoreError> {
@@ -84,7 +84,7 @@ async fn claim(
 
 /// Writes the records that are to be added, and corrects the results of those whose id is in use. Returns the written records.
 async fn write(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     records: &[KeyRecord],
     outcomes: &mut [Imported],
@@ -122,7 +122,7 @@ async fn write(
 /// Adds the new records to the feed, with those that a dead command wrote but did not add to it; then makes the claims of their
 /// digests permanent.
 async fn publish(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     added: &[KeyRecord],
     held: Vec<KeyRecord>,
@@ -160,7 +160,7 @@ async fn publish(
 
 /// Releases the digests that were claimed for records that were not written.
 async fn release(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     records: &[KeyRecord],
     outcomes: &[Imported],
@@ -202,7 +202,7 @@ fn is_same(stored: &KeyRecord, wanted: &KeyRecord) -> bool {
 
 /// The stored records among these ids.
 async fn stored(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     ids: &[KeyId],
 ) -> Result<HashMap<KeyId, KeyRecord>, StoreError> {
@@ -220,7 +220,7 @@ async fn stored(
 
 /// The replies to a pipeline, which may be empty.
 async fn replies<T: FromRedisValue>(
-    link: &Link,
+    link: &RedisLink,
     pipeline: &Pipeline,
 ) -> Result<Vec<T>, StoreError> {
     if pipeline.is_empty() {

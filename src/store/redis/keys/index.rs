@@ -14,7 +14,7 @@ use crate::policy::api_key::{KeyId, os_entropy};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
 use crate::store::redis::names::{ID_SETS, Names};
-use crate::store::redis::wire::link::{Link, ScanPlace};
+use crate::store::redis::wire::link::{RedisLink, ScanPlace};
 use crate::store::redis::wire::request::LinkError;
 
 /// The members or names of one step of a walk.
@@ -30,7 +30,7 @@ pub struct IndexState {
 }
 
 /// Reads the state.
-pub async fn state(link: &Link, names: &Names) -> Result<IndexState, StoreError> {
+pub async fn state(link: &RedisLink, names: &Names) -> Result<IndexState, StoreError> {
     let mut pipeline = Pipeline::new();
     pipeline.cmd("GET").arg(names.incarnation());
     for set in 0..ID_SETS {
@@ -48,7 +48,10 @@ pub async fn state(link: &Link, names: &Names) -> Result<IndexState, StoreError>
 }
 
 /// Gives the store an incarnation unless it has one. Returns its incarnation.
-pub async fn begin_incarnation(link: &Link, names: &Names) -> Result<Option<String>, StoreError> {
+pub async fn begin_incarnation(
+    link: &RedisLink,
+    names: &Names,
+) -> Result<Option<String>, StoreError> {
     let mut random = [0; 12];
     os_entropy(&mut random);
     let fresh: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -59,7 +62,11 @@ pub async fn begin_incarnation(link: &Link, names: &Names) -> Result<Option<Stri
 }
 
 /// Records that the sets contain all ids of an incarnation.
-pub async fn completed(link: &Link, names: &Names, incarnation: &str) -> Result<(), StoreError> {
+pub async fn completed(
+    link: &RedisLink,
+    names: &Names,
+    incarnation: &str,
+) -> Result<(), StoreError> {
     let mut pipeline = Pipeline::new();
     for set in 0..ID_SETS {
         pipeline.cmd("SET").arg(names.indexed(set)).arg(incarnation);
@@ -69,7 +76,7 @@ pub async fn completed(link: &Link, names: &Names, incarnation: &str) -> Result<
 }
 
 /// Enters ids in the sets.
-pub async fn enter(link: &Link, names: &Names, ids: &[KeyId]) -> Result<(), LinkError> {
+pub async fn enter(link: &RedisLink, names: &Names, ids: &[KeyId]) -> Result<(), LinkError> {
     let mut sets: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for id in ids {
         sets.entry(names.ids_with(*id))
@@ -88,7 +95,7 @@ pub async fn enter(link: &Link, names: &Names, ids: &[KeyId]) -> Result<(), Link
 }
 
 /// The number of ids.
-pub async fn count(link: &Link, names: &Names) -> Result<u64, StoreError> {
+pub async fn count(link: &RedisLink, names: &Names) -> Result<u64, StoreError> {
     let mut pipeline = Pipeline::new();
     for set in 0..ID_SETS {
         pipeline.cmd("SCARD").arg(names.ids(set));
@@ -132,7 +139,7 @@ impl RecordPages {
     /// The records of the next page, which may be empty, or `None` after the last.
     pub async fn next(
         &mut self,
-        link: &Link,
+        link: &RedisLink,
         names: &Names,
     ) -> Result<Option<Vec<KeyRecord>>, StoreError> {
         let found = match self.next.take() {
@@ -167,7 +174,7 @@ fn page(value: Value) -> Result<(u64, Vec<String>), StoreError> {
 }
 
 /// The records with these names; missing and unreadable ones are omitted.
-pub async fn records(link: &Link, names: &[String]) -> Result<Vec<KeyRecord>, StoreError> {
+pub async fn records(link: &RedisLink, names: &[String]) -> Result<Vec<KeyRecord>, StoreError> {
     if names.is_empty() {
         return Ok(Vec::new());
     }

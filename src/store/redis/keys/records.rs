@@ -29,7 +29,7 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::key_table::Customers;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::info::Info;
-use crate::store::redis::wire::link::{Link, Master};
+use crate::store::redis::wire::link::{Master, RedisLink};
 use crate::store::redis::wire::request::LinkError;
 use crate::store::redis::wire::script::RECORD;
 use crate::store::status::Replicas;
@@ -39,18 +39,18 @@ use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
 const WRITE_BACK_BATCH: usize = 128;
 
 /// The key table as commands see it.
-pub struct Records {
-    link: Arc<Link>,
+pub struct RecordTable {
+    link: Arc<RedisLink>,
     names: Names,
     timeout: Duration,
     /// The number of the connection that the last change was made on.
     written_on: AtomicU64,
 }
 
-impl Records {
+impl RecordTable {
     /// The table behind a link.
-    pub fn new(link: Arc<Link>, names: Names, timeout: Duration) -> Records {
-        Records {
+    pub fn new(link: Arc<RedisLink>, names: Names, timeout: Duration) -> RecordTable {
+        RecordTable {
             link,
             names,
             timeout,
@@ -326,7 +326,7 @@ fn version_at(now: Timestamp) -> u64 {
 
 /// Writes records that the store lacks or has in older versions, even revoked ones, with their digests and ids.
 pub async fn write_back(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     entries: &[Arc<KeyEntry>],
 ) -> Result<(), LinkError> {
@@ -345,7 +345,7 @@ pub async fn write_back(
 
 /// Completes the ways to find stored records: enters their ids in the index and their digests.
 pub async fn restore_lookups(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     records: &[KeyRecord],
 ) -> Result<(), LinkError> {

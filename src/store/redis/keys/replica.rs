@@ -47,7 +47,7 @@ const KEEP: &str = "INSERT INTO records (id, version, record) VALUES (?1, ?2, ?3
 
 /// The source of the changes that a position counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Origin {
+pub struct ReplicaOrigin {
     /// The incarnation of the store's data.
     pub incarnation: String,
     /// The server processes: one, or the masters of a cluster.
@@ -62,7 +62,7 @@ pub struct Standing {
     /// When the table was known to be current, by this machine's clock.
     pub current_at: Timestamp,
     /// The source of these changes.
-    pub origin: Origin,
+    pub origin: ReplicaOrigin,
 }
 
 /// The contents of a saved replica.
@@ -265,7 +265,7 @@ fn read(connection: &Connection) -> rusqlite::Result<Option<Saved>> {
     let (Some(place), Some(current_at)) = (place, current_at) else {
         return Ok(None);
     };
-    let origin = Origin {
+    let origin = ReplicaOrigin {
         incarnation: meta(connection, "incarnation")?.unwrap_or_default(),
         run_ids: split(&meta(connection, "run_ids")?.unwrap_or_default()),
     };

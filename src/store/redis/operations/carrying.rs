@@ -24,7 +24,7 @@ use crate::store::redis::keys::audit;
 use crate::store::redis::keys::codec::{digests, feed_entry, put, read_time, unpacked, unreadable};
 use crate::store::redis::keys::index::{self, RecordPages};
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::link::RedisLink;
 use crate::store::{KeyEntry, StoreError};
 
 /// Key-days read in one round trip.
@@ -34,7 +34,7 @@ const CLAIM_DATES: std::ops::RangeInclusive<i64> = -4..=2;
 
 /// Exports everything in Redis.
 pub async fn carry_out(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     zone: &str,
     export: &mpsc::Sender<Exported>,
@@ -69,7 +69,7 @@ pub async fn carry_out(
 
 /// Exports the keys and returns their ids, or `None` if the receiver is closed.
 async fn export_keys(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     export: &mpsc::Sender<Exported>,
 ) -> Result<Option<Vec<KeyId>>, StoreError> {
@@ -99,7 +99,7 @@ async fn export_keys(
 
 /// The trails of some keys, by version.
 async fn trails(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     keys: impl Iterator<Item = KeyId>,
 ) -> Result<Vec<BTreeMap<u64, Entry>>, StoreError> {
@@ -123,7 +123,11 @@ async fn trails(
 }
 
 /// The dates with counts, and those that may have got their first count a moment ago.
-async fn dates(link: &Link, names: &Names, now: Timestamp) -> Result<BTreeSet<Date>, StoreError> {
+async fn dates(
+    link: &RedisLink,
+    names: &Names,
+    now: Timestamp,
+) -> Result<BTreeSet<Date>, StoreError> {
     let value = link.ask(redis::cmd("SMEMBERS").arg(names.days())).await?;
     let listed = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
     let listed = listed.iter().filter_map(|date| date.parse().ok());
@@ -141,7 +145,7 @@ fn around(now: Timestamp, days: std::ops::RangeInclusive<i64>) -> impl Iterator<
 
 /// The stored claims, and the events that await delivery.
 async fn events(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     now: Timestamp,
 ) -> Result<Vec<ExportedEvent>, StoreError> {
@@ -180,7 +184,7 @@ async fn events(
 
 /// The pairs of a hash or a sorted set, read in steps: one large reply would delay charges.
 async fn scanned(
-    link: &Link,
+    link: &RedisLink,
     command: &str,
     name: &str,
 ) -> Result<BTreeMap<String, String>, StoreError> {
@@ -201,7 +205,7 @@ async fn scanned(
 
 /// Imports a batch, or only reports what an import would change.
 pub async fn take_in(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     pieces: &[Exported],
     taking: ImportMode,
@@ -225,7 +229,7 @@ pub async fn take_in(
 
 /// Imports entries of the audit trail that do not belong to a key.
 async fn take_entries(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     entries: &[&Entry],
     taking: ImportMode,
@@ -254,7 +258,7 @@ async fn take_entries(
 }
 
 async fn take_keys(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     keys: &[&ExportedKey],
     taking: ImportMode,
@@ -305,7 +309,7 @@ async fn take_keys(
 }
 
 async fn stored(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     keys: &[&ExportedKey],
 ) -> Result<Vec<Option<KeyRecord>>, StoreError> {
@@ -323,7 +327,7 @@ async fn stored(
 
 /// Fails if another key has one of the secrets.
 async fn all_free(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     newer: &[(&KeyRecord, Option<&KeyRecord>)],
 ) -> Result<(), StoreError> {
@@ -354,7 +358,7 @@ async fn all_free(
 
 /// Writes records with their digests, which replace the stored ones, then adds them to the feed.
 async fn write(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     newer: &[(&KeyRecord, Option<&KeyRecord>)],
 ) -> Result<(), StoreError> {
@@ -384,7 +388,7 @@ async fn write(
 }
 
 async fn take_events(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     events: &[&ExportedEvent],
     taking: ImportMode,

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::redis::keys::codec::unreadable;
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::Link;
-use crate::store::redis::wire::script::{Arguments, CLAIM, COURIER};
+use crate::store::redis::wire::link::RedisLink;
+use crate::store::redis::wire::script::{CLAIM, COURIER, ScriptArguments};
 use crate::store::status::EventFacts;
 use crate::store::{
     CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_READ_MAX,
@@ -25,7 +25,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Claims an event for a node.
 pub async fn claim(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     crossing: &ThresholdEvent,
     node: &NodeName,
@@ -37,7 +37,7 @@ pub async fn claim(
         Delivery::Wanted => packed(&event),
         Delivery::Unwanted => String::new(),
     };
-    let arguments = Arguments::new()
+    let arguments = ScriptArguments::new()
         .text(event.id)
         .text(node.0.clone())
         .number(day.end + CLAIMS_KEPT_SECONDS)
@@ -59,7 +59,7 @@ pub async fn claim(
 
 /// The events that the courier is to deliver, or `None` if another node delivers them.
 pub async fn undelivered(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     courier: &NodeName,
     lease: Duration,
@@ -77,19 +77,19 @@ pub async fn undelivered(
 }
 
 /// Gives up the right to deliver, if this node has it, so that another node delivers at once.
-pub async fn resign(link: &Link, names: &Names, courier: &NodeName) -> Result<(), StoreError> {
+pub async fn resign(link: &RedisLink, names: &Names, courier: &NodeName) -> Result<(), StoreError> {
     right(link, names, courier, 0).await?;
     Ok(())
 }
 
 /// Takes the right to deliver for this number of milliseconds, or gives it up for 0. Returns the events.
 async fn right(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     courier: &NodeName,
     lease: u64,
 ) -> Result<Value, StoreError> {
-    let arguments = Arguments::new()
+    let arguments = ScriptArguments::new()
         .text(courier.0.clone())
         .count(lease)
         .count(EVENTS_READ_MAX);
@@ -100,7 +100,11 @@ async fn right(
 }
 
 /// The events that await delivery, at the store's time.
-pub async fn waiting(link: &Link, names: &Names, now: Timestamp) -> Result<EventFacts, StoreError> {
+pub async fn waiting(
+    link: &RedisLink,
+    names: &Names,
+    now: Timestamp,
+) -> Result<EventFacts, StoreError> {
     let mut ask = Pipeline::new();
     ask.cmd("ZCARD")
         .arg(names.events())
@@ -119,7 +123,7 @@ pub async fn waiting(link: &Link, names: &Names, now: Timestamp) -> Result<Event
 }
 
 /// Drops the events that were not delivered in time, at `now` (Unix seconds).
-pub async fn drop_old(link: &Link, names: &Names, now: i64) -> Result<(), StoreError> {
+pub async fn drop_old(link: &RedisLink, names: &Names, now: i64) -> Result<(), StoreError> {
     let until = now
         .saturating_sub(EVENTS_KEPT_SECONDS)
         .saturating_mul(1_000);
@@ -130,7 +134,7 @@ pub async fn drop_old(link: &Link, names: &Names, now: i64) -> Result<(), StoreE
 }
 
 /// Drops a delivered event.
-pub async fn delivered(link: &Link, names: &Names, event: &Event) -> Result<(), StoreError> {
+pub async fn delivered(link: &RedisLink, names: &Names, event: &Event) -> Result<(), StoreError> {
     let mut drop = redis::cmd("ZREM");
     drop.arg(names.events()).arg(packed(event));
     link.ask(&drop).await?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::keys::codec::read_time;
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::{Link, NewConnection};
+use crate::store::redis::wire::link::{NewConnection, RedisLink};
 use crate::store::redis::wire::script;
 use crate::store::{Role, StoreError};
 
@@ -18,7 +18,11 @@ const COMMAND_PAUSE: Duration = Duration::from_millis(100);
 
 /// Connects: once for a gateway, a few times for a command. An unavailable server is an error for a command only; another time
 /// zone is one for both.
-pub async fn first_attempt<P, F>(link: &Link, role: &Role, prepare: &P) -> Result<(), StoreError>
+pub async fn first_attempt<P, F>(
+    link: &RedisLink,
+    role: &Role,
+    prepare: &P,
+) -> Result<(), StoreError>
 where
     P: Fn(NewConnection) -> F,
     F: Future<Output = Result<(), StoreError>>,

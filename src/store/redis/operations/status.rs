@@ -11,7 +11,7 @@ use crate::store::redis::keys::codec::{parse_place, unreadable};
 use crate::store::redis::keys::index;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::info::Info;
-use crate::store::redis::wire::link::{Link, Master};
+use crate::store::redis::wire::link::{Master, RedisLink};
 use crate::store::redis::wire::request::LinkError;
 use crate::store::status::{
     BreakerState, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
@@ -28,7 +28,7 @@ const KEYS_AGE_MAX_SECONDS: f64 = 5.0;
 
 /// Reads the whole state, of each master its own; the caller measures `clock_difference_seconds`.
 pub async fn status(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     clock_difference_seconds: f64,
     events: EventFacts,
@@ -93,7 +93,10 @@ pub async fn status(
 }
 
 /// The state of one master, and the guarantees that it breaks.
-async fn server(link: &Link, master: &Master) -> Result<(ServerFacts, Vec<String>), StoreError> {
+async fn server(
+    link: &RedisLink,
+    master: &Master,
+) -> Result<(ServerFacts, Vec<String>), StoreError> {
     let deadline = Instant::now() + INFO_PATIENCE;
     let value = link
         .ask_master(master, &redis::cmd("INFO"), deadline)
@@ -126,7 +129,7 @@ async fn server(link: &Link, master: &Master) -> Result<(ServerFacts, Vec<String
 
 /// A setting of the server; `None` if it does not return it (a managed service, an ACL).
 async fn configured(
-    link: &Link,
+    link: &RedisLink,
     master: &Master,
     name: &str,
 ) -> Result<Option<String>, StoreError> {
@@ -141,7 +144,7 @@ async fn configured(
     Ok(settings.get(name).cloned())
 }
 
-async fn feed(link: &Link, names: &Names) -> Result<FeedFacts, StoreError> {
+async fn feed(link: &RedisLink, names: &Names) -> Result<FeedFacts, StoreError> {
     let ask = redis::cmd("XINFO")
         .arg("STREAM")
         .arg(names.feed())
@@ -163,7 +166,7 @@ async fn feed(link: &Link, names: &Names) -> Result<FeedFacts, StoreError> {
 }
 
 /// The feed position of the last change.
-pub async fn last_change(link: &Link, names: &Names) -> Result<ChangeMark, StoreError> {
+pub async fn last_change(link: &RedisLink, names: &Names) -> Result<ChangeMark, StoreError> {
     let FeedFacts { last, .. } = feed(link, names).await?;
     Ok(ChangeMark(parse_place(&last).unwrap_or(0)))
 }

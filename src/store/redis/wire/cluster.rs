@@ -22,10 +22,10 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::line::{Line, breaks};
+use super::line::{ServerLine, breaks};
 use super::request::{Commands, LinkError, jittered};
 use super::script::{CHARGE, RECORD};
-use super::slots::{View, slot_of};
+use super::slots::{ClusterView, slot_of};
 use super::topology::{Address, Topology};
 use crate::store::StoreError;
 
@@ -50,9 +50,9 @@ const AWAIT_LINES_EVERY: Duration = Duration::from_millis(2);
 
 /// The cluster; clones are the same one.
 #[derive(Clone)]
-pub struct Cluster(Arc<Shared>);
+pub struct Cluster(Arc<ClusterParts>);
 
-struct Shared {
+struct ClusterParts {
     topology: Topology,
     response_timeout: Duration,
     made: Arc<AtomicU64>,
@@ -67,14 +67,14 @@ struct Shared {
 }
 
 /// A master and the task that keeps the line to it.
-struct Node {
+struct ClusterNode {
     address: Address,
-    line: Arc<Line>,
+    line: Arc<ServerLine>,
     task: AbortHandle,
     redirected_to: Mutex<Instant>,
 }
 
-impl Drop for Node {
+impl Drop for ClusterNode {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -82,12 +82,12 @@ impl Drop for Node {
 
 /// The map in use.
 struct Table {
-    view: Arc<View>,
-    nodes: Vec<Arc<Node>>,
+    view: Arc<ClusterView>,
+    nodes: Vec<Arc<ClusterNode>>,
 }
 
 impl Table {
-    fn node(&self, address: &Address) -> Option<&Arc<Node>> {
+    fn node(&self, address: &Address) -> Option<&Arc<ClusterNode>> {
         self.nodes.iter().find(|node| node.address == *address)
     }
 
@@ -99,7 +99,7 @@ impl Table {
 impl Cluster {
     /// A cluster that is not connected; [`Cluster::keep`] connects it.
     pub fn new(topology: Topology, response_timeout: Duration, made: Arc<AtomicU64>) -> Cluster {
-        Cluster(Arc::new(Shared {
+        Cluster(Arc::new(ClusterParts {
             topology,
             response_timeout,
             made,
@@ -177,7 +177,7 @@ impl Cluster {
     }
 
     /// The node that serves a slot; without a slot any one that can be reached.
-    fn node_of(&self, slot: Option<u16>) -> Result<Arc<Node>, LinkError> {
+    fn node_of(&self, slot: Option<u16>) -> Result<Arc<ClusterNode>, LinkError> {
         let table = self.0.table.load();
         let node = match slot {
             Some(slot) => table.view.owner(slot).and_then(|owner| table.node(owner)),
@@ -244,7 +244,11 @@ impl Cluster {
     }
 
     /// The node that a redirection names; one that was not known is connected to, and serves later calls.
-    fn redirected(&self, error: &redis::RedisError, from: &Node) -> Result<Arc<Node>, LinkError> {
+    fn redirected(
+        &self,
+        error: &redis::RedisError,
+        from: &ClusterNode,
+    ) -> Result<Arc<ClusterNode>, LinkError> {
         let named = error
             .redirect_node()
             .and_then(|(address, _)| Address::parse(address))
@@ -258,7 +262,7 @@ impl Cluster {
         Ok(node)
     }
 
-    fn add(&self, address: Address) -> Arc<Node> {
+    fn add(&self, address: Address) -> Arc<ClusterNode> {
         let _replacing = self.0.replacing.lock();
         let table = self.0.table.load();
         if let Some(node) = table.node(&address) {
@@ -273,17 +277,17 @@ impl Cluster {
         node
     }
 
-    fn new_node(&self, address: Address) -> Arc<Node> {
-        let Shared {
+    fn new_node(&self, address: Address) -> Arc<ClusterNode> {
+        let ClusterParts {
             topology,
             response_timeout,
             made,
             ..
         } = &*self.0;
         let server = topology.node(address.clone());
-        let line = Arc::new(Line::new(server, *response_timeout, made.clone()));
+        let line = Arc::new(ServerLine::new(server, *response_timeout, made.clone()));
         let kept = line.clone();
-        Arc::new(Node {
+        Arc::new(ClusterNode {
             address,
             line,
             task: tokio::spawn(async move { kept.keep(ready).await }).abort_handle(),
@@ -293,7 +297,7 @@ impl Cluster {
 
     /// A result for each command, in their order; those for one node are sent in one write, in their order too.
     async fn each(&self, pipeline: &Pipeline, deadline: Instant) -> Result<Vec<Value>, LinkError> {
-        let mut shares: Vec<(Arc<Node>, Pipeline, Vec<usize>)> = Vec::new();
+        let mut shares: Vec<(Arc<ClusterNode>, Pipeline, Vec<usize>)> = Vec::new();
         for (place, command) in pipeline.cmd_iter().enumerate() {
             let node = self.node_of(slot_of(command))?;
             let known = shares
@@ -346,13 +350,13 @@ impl Cluster {
     }
 
     /// The map of this moment.
-    pub async fn view(&self) -> Result<Arc<View>, StoreError> {
+    pub async fn view(&self) -> Result<Arc<ClusterView>, StoreError> {
         self.require()?;
         self.refresh().await
     }
 
     /// Whether no slot has moved or is moving since a view was taken.
-    pub async fn is_still(&self, before: &View) -> Result<bool, StoreError> {
+    pub async fn is_still(&self, before: &ClusterView) -> Result<bool, StoreError> {
         Ok(before.is_as_still_as(&*self.refresh().await?))
     }
 
@@ -378,14 +382,14 @@ impl Cluster {
     }
 
     /// Asks for the map and uses it.
-    async fn refresh(&self) -> Result<Arc<View>, StoreError> {
+    async fn refresh(&self) -> Result<Arc<ClusterView>, StoreError> {
         let table = self.0.table.load_full();
         let asked = table.nodes.iter().filter(|node| node.line.is_up());
         let asked = asked.map(async |node| {
             let deadline = Instant::now() + MAP_TIMEOUT;
-            let questions = View::questions();
+            let questions = ClusterView::questions();
             let answers = node.line.query(Commands::Each(&questions), deadline).await;
-            View::read(&node.address, answers.map_err(StoreError::from)?)
+            ClusterView::read(&node.address, answers.map_err(StoreError::from)?)
         });
         let mut opinions = join_all(asked).await;
         if !opinions.iter().any(Result::is_ok) {
@@ -402,7 +406,7 @@ impl Cluster {
                 Err(error) => troubles.push(error.to_string()),
             }
         }
-        let view = View::latest(views).ok_or_else(|| {
+        let view = ClusterView::latest(views).ok_or_else(|| {
             StoreError::Unavailable(format!(
                 "no node of the cluster returned the map: {}",
                 troubles.join("; ")
@@ -411,15 +415,15 @@ impl Cluster {
         Ok(self.follow(view).await)
     }
 
-    async fn ask_seed(&self, address: &Address) -> Result<View, StoreError> {
+    async fn ask_seed(&self, address: &Address) -> Result<ClusterView, StoreError> {
         let node = self.0.topology.node(address.clone());
         let asked = async {
             let mut connection = node.dial(Some(MAP_TIMEOUT)).await?.connection;
-            let questions = View::questions();
+            let questions = ClusterView::questions();
             let answers = Commands::Each(&questions).send(&mut connection).await;
             let answers =
                 answers.map_err(|error| StoreError::Unavailable(format!("{address}: {error}")))?;
-            View::read(address, answers)
+            ClusterView::read(address, answers)
         };
         timeout(MAP_TIMEOUT, asked).await.unwrap_or_else(|_| {
             Err(StoreError::Unavailable(format!(
@@ -429,10 +433,10 @@ impl Cluster {
     }
 
     /// Makes lines to new masters, gives them time to come up, and then uses the map.
-    async fn follow(&self, view: View) -> Arc<View> {
+    async fn follow(&self, view: ClusterView) -> Arc<ClusterView> {
         let view = Arc::new(view);
         let table = self.0.table.load_full();
-        let fresh: Vec<Arc<Node>> = view
+        let fresh: Vec<Arc<ClusterNode>> = view
             .nodes()
             .iter()
             .filter(|address| table.node(address).is_none())
@@ -450,7 +454,7 @@ impl Cluster {
             view.nodes().contains(&node.address)
                 || node.redirected_to.lock().elapsed() < REDIRECTED_KEPT
         });
-        let mut nodes: Vec<Arc<Node>> = kept.cloned().collect();
+        let mut nodes: Vec<Arc<ClusterNode>> = kept.cloned().collect();
         for node in fresh {
             if !nodes.iter().any(|other| other.address == node.address) {
                 nodes.push(node);

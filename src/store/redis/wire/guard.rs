@@ -1,6 +1,6 @@
 //! The breaker that all tasks of a gateway share, and its probe.
 //!
-//! Invariant: [`Guard::require`] never waits, and fails whenever a request would wait for an unavailable Redis.
+//! Invariant: [`BreakerGuard::require`] never waits, and fails whenever a request would wait for an unavailable Redis.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::breaker::{Breaker, CallOutcome, LinkState};
-use super::link::Link;
+use super::link::RedisLink;
 use super::request::LinkError;
 use crate::policy::api_key::os_entropy;
 use crate::store::StoreError;
@@ -29,8 +29,8 @@ pub enum BreakerChange {
 }
 
 /// The breaker in front of a link.
-pub struct Guard {
-    link: Arc<Link>,
+pub struct BreakerGuard {
+    link: Arc<RedisLink>,
     names: Names,
     breaker: Mutex<Breaker>,
     closed: AtomicBool,
@@ -42,10 +42,10 @@ pub struct Guard {
     last_failure: Mutex<Option<(Instant, String)>>,
 }
 
-impl Guard {
+impl BreakerGuard {
     /// A closed breaker.
-    pub fn new(link: Arc<Link>, names: Names) -> Guard {
-        Guard {
+    pub fn new(link: Arc<RedisLink>, names: Names) -> BreakerGuard {
+        BreakerGuard {
             link,
             names,
             breaker: Mutex::new(Breaker::new(Instant::now())),
@@ -57,7 +57,7 @@ impl Guard {
     }
 
     /// The link behind it.
-    pub fn link(&self) -> &Arc<Link> {
+    pub fn link(&self) -> &Arc<RedisLink> {
         &self.link
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A call without a connection fails at once; a call with one ends by its deadline. The connection is dropped when it is
 //! broken, when the server replies that it cannot serve (read-only, loading, master down), or after two timeouts in a row;
-//! one task ([`Line::keep`]) then makes another, prepares it, and only then publishes it. Behind Sentinel, every new one
+//! one task ([`ServerLine::keep`]) then makes another, prepares it, and only then publishes it. Behind Sentinel, every new one
 //! is to the current master. The client library's own reconnecting and retrying is not used: it hides both
 //! (docs/decisions/redis-link.md).
 
@@ -37,7 +37,7 @@ struct LiveConnection {
 }
 
 /// The connection, if there is one.
-pub struct Line {
+pub struct ServerLine {
     server: Topology,
     response_timeout: Duration,
     live: ArcSwapOption<LiveConnection>,
@@ -48,10 +48,10 @@ pub struct Line {
     broken: Notify,
 }
 
-impl Line {
-    /// A line without a connection; [`Line::keep`] makes it. `made` counts the connections, other lines' too.
-    pub fn new(server: Topology, response_timeout: Duration, made: Arc<AtomicU64>) -> Line {
-        Line {
+impl ServerLine {
+    /// A line without a connection; [`ServerLine::keep`] makes it. `made` counts the connections, other lines' too.
+    pub fn new(server: Topology, response_timeout: Duration, made: Arc<AtomicU64>) -> ServerLine {
+        ServerLine {
             server,
             response_timeout,
             live: ArcSwapOption::empty(),

@@ -1,6 +1,6 @@
 //! The connection to Redis in any topology: up or down, never waited for.
 //!
-//! One server, or the master behind Sentinel, is one [`Line`]; a cluster is a line to each of its masters
+//! One server, or the master behind Sentinel, is one [`ServerLine`]; a cluster is a line to each of its masters
 //! ([`Cluster`]). For callers, a request has its result by its deadline or fails; without a connection it fails at
 //! once. Invariant: a request is never resent without the caller's knowledge, unless a node of a cluster replied that it did not
 //! run it.
@@ -15,10 +15,10 @@ use redis::{Cmd, FromRedisValue, Pipeline, RedisFuture, Value};
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
-use super::line::Line;
-use super::request::{Commands, LinkError, Request};
-use super::script::{Arguments, Script};
-use super::slots::View;
+use super::line::ServerLine;
+use super::request::{Commands, LinkError, RedisRequest};
+use super::script::{Script, ScriptArguments};
+use super::slots::ClusterView;
 use super::topology::{Address, Topology};
 use crate::store::StoreError;
 
@@ -96,31 +96,31 @@ pub fn run_id_in(info: &str) -> Option<String> {
 pub struct ScanPlace {
     at: u64,
     /// In a cluster: the nodes as they were when the scan began, and how many of them are done.
-    view: Option<Arc<View>>,
+    view: Option<Arc<ClusterView>>,
     nodes_done: usize,
     again: bool,
 }
 
 enum Way {
-    Server(Box<Line>),
+    Server(Box<ServerLine>),
     Cluster(Cluster),
 }
 
 /// The connection to Redis.
-pub struct Link {
+pub struct RedisLink {
     topology: Topology,
     response_timeout: Duration,
     made: Arc<AtomicU64>,
     way: Way,
 }
 
-impl Link {
-    /// A link without a connection; [`Link::keep`] connects it.
-    pub fn new(topology: Topology, response_timeout: Duration) -> Link {
+impl RedisLink {
+    /// A link without a connection; [`RedisLink::keep`] connects it.
+    pub fn new(topology: Topology, response_timeout: Duration) -> RedisLink {
         let made = Arc::new(AtomicU64::new(0));
         let way = match topology.seeds() {
             None => {
-                let line = Line::new(topology.clone(), response_timeout, made.clone());
+                let line = ServerLine::new(topology.clone(), response_timeout, made.clone());
                 Way::Server(Box::new(line))
             }
             Some(_) => Way::Cluster(Cluster::new(
@@ -129,7 +129,7 @@ impl Link {
                 made.clone(),
             )),
         };
-        Link {
+        RedisLink {
             topology,
             response_timeout,
             made,
@@ -177,7 +177,7 @@ impl Link {
     /// Sends a request and waits for its result until `deadline`.
     pub async fn query(
         &self,
-        request: &impl Request,
+        request: &impl RedisRequest,
         deadline: Instant,
     ) -> Result<Value, LinkError> {
         let result = match &self.way {
@@ -193,8 +193,8 @@ impl Link {
         }
     }
 
-    /// As [`Link::query`], with the link's own timeout from now.
-    pub async fn ask(&self, request: &impl Request) -> Result<Value, LinkError> {
+    /// As [`RedisLink::query`], with the link's own timeout from now.
+    pub async fn ask(&self, request: &impl RedisRequest) -> Result<Value, LinkError> {
         self.query(request, self.deadline()).await
     }
 
@@ -334,7 +334,7 @@ impl Link {
         &self,
         script: &Script,
         keys: &[&str],
-        arguments: &Arguments<'_>,
+        arguments: &ScriptArguments<'_>,
         deadline: Instant,
     ) -> Result<Value, LinkError> {
         if let Some(by_name) = script.by_name(keys, arguments) {

@@ -59,18 +59,18 @@ impl Commands<'_> {
 }
 
 /// A sendable request: one command, or several. Several are not a transaction, and each result is returned.
-pub trait Request: Sync {
+pub trait RedisRequest: Sync {
     /// The commands.
     fn parts(&self) -> Commands<'_>;
 }
 
-impl Request for Cmd {
+impl RedisRequest for Cmd {
     fn parts(&self) -> Commands<'_> {
         Commands::One(self)
     }
 }
 
-impl Request for Pipeline {
+impl RedisRequest for Pipeline {
     fn parts(&self) -> Commands<'_> {
         Commands::Many(self)
     }

@@ -80,20 +80,20 @@ impl Script {
     }
 
     /// The command that runs it by its name, if it was loaded.
-    pub fn by_name(&self, keys: &[&str], arguments: &Arguments<'_>) -> Option<Cmd> {
+    pub fn by_name(&self, keys: &[&str], arguments: &ScriptArguments<'_>) -> Option<Cmd> {
         let sha = self.sha.get()?;
         Some(arguments.command("EVALSHA", sha, keys))
     }
 
     /// The command that runs the script by its text.
-    pub fn by_text(&self, keys: &[&str], arguments: &Arguments<'_>) -> Cmd {
+    pub fn by_text(&self, keys: &[&str], arguments: &ScriptArguments<'_>) -> Cmd {
         arguments.command("EVAL", self.source, keys)
     }
 }
 
 /// Arguments of a script.
 #[derive(Debug, Default)]
-pub struct Arguments<'a>(Vec<Argument<'a>>);
+pub struct ScriptArguments<'a>(Vec<Argument<'a>>);
 
 #[derive(Debug)]
 enum Argument<'a> {
@@ -102,32 +102,32 @@ enum Argument<'a> {
     Number(i64),
 }
 
-impl<'a> Arguments<'a> {
+impl<'a> ScriptArguments<'a> {
     /// No arguments.
-    pub fn new() -> Arguments<'a> {
-        Arguments::default()
+    pub fn new() -> ScriptArguments<'a> {
+        ScriptArguments::default()
     }
 
     /// Adds a text.
-    pub fn text(mut self, text: impl Into<Cow<'a, str>>) -> Arguments<'a> {
+    pub fn text(mut self, text: impl Into<Cow<'a, str>>) -> ScriptArguments<'a> {
         self.0.push(Argument::Text(text.into()));
         self
     }
 
     /// Adds packed values.
-    pub fn packed(mut self, packed: Vec<u8>) -> Arguments<'a> {
+    pub fn packed(mut self, packed: Vec<u8>) -> ScriptArguments<'a> {
         self.0.push(Argument::Packed(packed));
         self
     }
 
     /// Adds a number.
-    pub fn number(mut self, number: i64) -> Arguments<'a> {
+    pub fn number(mut self, number: i64) -> ScriptArguments<'a> {
         self.0.push(Argument::Number(number));
         self
     }
 
     /// Adds a count; larger ones become 2^53, the end of the script's exact integers.
-    pub fn count(self, count: u64) -> Arguments<'a> {
+    pub fn count(self, count: u64) -> ScriptArguments<'a> {
         let count = count.min(COUNT_MAX);
         self.number(i64::try_from(count).unwrap_or(i64::MAX))
     }
@@ -245,8 +245,8 @@ impl ChargeArgument {
     }
 
     /// The one argument of the script.
-    pub fn arguments(self) -> Arguments<'static> {
-        Arguments::new().packed(self.packed)
+    pub fn arguments(self) -> ScriptArguments<'static> {
+        ScriptArguments::new().packed(self.packed)
     }
 }
 

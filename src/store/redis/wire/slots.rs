@@ -52,7 +52,7 @@ fn crc16(bytes: &[u8]) -> u16 {
 
 /// The map of a cluster, as one node reports it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct View {
+pub struct ClusterView {
     /// First and last slot of each range with the master that serves it, in the order of the slots.
     ranges: Vec<(u16, u16, Address)>,
     /// All masters, including those without slots: a slot may be moving to one.
@@ -64,7 +64,7 @@ pub struct View {
     epoch: u64,
 }
 
-impl View {
+impl ClusterView {
     /// The commands that ask a node for its map.
     pub fn questions() -> Pipeline {
         let mut pipeline = Pipeline::with_capacity(3);
@@ -75,20 +75,20 @@ impl View {
     }
 
     /// Parses the replies of the node at `asked`.
-    pub fn read(asked: &Address, answers: Value) -> Result<View, StoreError> {
+    pub fn read(asked: &Address, answers: Value) -> Result<ClusterView, StoreError> {
         let unreadable = |error: redis::ParsingError| {
             StoreError::Unavailable(format!("{asked} returned no cluster map: {error}"))
         };
         let (slots, nodes, info) =
             <(Vec<Value>, String, String)>::from_redis_value(answers).map_err(unreadable)?;
-        let mut view = View {
+        let mut view = ClusterView {
             ok: info.contains("cluster_state:ok"),
             epoch: info
                 .lines()
                 .find_map(|line| line.strip_prefix("cluster_current_epoch:"))
                 .and_then(|epoch| epoch.trim().parse().ok())
                 .unwrap_or(0),
-            ..View::default()
+            ..ClusterView::default()
         };
         for range in slots {
             let range = Vec::<Value>::from_redis_value(range).map_err(unreadable)?;
@@ -145,12 +145,12 @@ impl View {
     }
 
     /// Of several maps, the healthy one of the latest epoch; a slot is moving if any of them reports it.
-    pub fn latest(views: Vec<View>) -> Option<View> {
+    pub fn latest(views: Vec<ClusterView>) -> Option<ClusterView> {
         let moving = views.iter().any(|view| view.moving);
         let latest = views
             .into_iter()
             .max_by_key(|view| (view.is_healthy(), view.epoch))?;
-        Some(View { moving, ..latest })
+        Some(ClusterView { moving, ..latest })
     }
 
     /// The master of a slot.
@@ -181,7 +181,7 @@ impl View {
     }
 
     /// Whether nothing has moved or is moving between two views.
-    pub fn is_as_still_as(&self, later: &View) -> bool {
+    pub fn is_as_still_as(&self, later: &ClusterView) -> bool {
         !self.moving && !later.moving && self.ranges == later.ranges
     }
 }
@@ -251,7 +251,7 @@ mod tests {
                      e :0@0 master,noaddr - 0 0 0 disconnected\n";
         let info = "cluster_enabled:1\r\ncluster_state:ok\r\ncluster_current_epoch:7\r\n";
         let slots = vec![(100, 16_383, "10.0.0.2", 2), (0, 99, "", 1)];
-        let view = View::read(&address("10.0.0.1:1"), answers(slots, nodes, info)).unwrap();
+        let view = ClusterView::read(&address("10.0.0.1:1"), answers(slots, nodes, info)).unwrap();
         assert_eq!(view.owner(0), Some(&address("10.0.0.1:1")));
         assert_eq!(view.owner(99), Some(&address("10.0.0.1:1")));
         assert_eq!(view.owner(100), Some(&address("10.0.0.2:2")));
@@ -267,7 +267,7 @@ mod tests {
         let view = |last, ok: &str, epoch: u64| {
             let info = format!("cluster_state:{ok}\r\ncluster_current_epoch:{epoch}\r\n");
             let slots = vec![(0, last, "h", 1)];
-            View::read(&address("h:1"), answers(slots, "", &info)).unwrap()
+            ClusterView::read(&address("h:1"), answers(slots, "", &info)).unwrap()
         };
         let all = SLOTS - 1;
         let opinions = vec![
@@ -276,16 +276,16 @@ mod tests {
             view(all, "fail", 3),
             view(all - 1, "ok", 4),
         ];
-        let latest = View::latest(opinions).unwrap();
+        let latest = ClusterView::latest(opinions).unwrap();
         assert_eq!(latest.epoch, 2);
         assert_eq!(latest.owner(5), Some(&address("h:1")));
-        assert_eq!(View::latest(Vec::new()), None);
+        assert_eq!(ClusterView::latest(Vec::new()), None);
         assert_eq!(view(10, "ok", 0).owner(11), None);
     }
 
     #[test]
     fn a_server_that_is_no_cluster_returns_no_map() {
         let refused = Value::Array(vec![Value::Nil]);
-        assert!(View::read(&address("h:1"), refused).is_err());
+        assert!(ClusterView::read(&address("h:1"), refused).is_err());
     }
 }

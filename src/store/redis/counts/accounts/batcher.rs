@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 
-use super::{Accounts, ChargeResult, Context, Pending, Slot, Source, Units, Waiter};
+use super::{AccountSlot, Accounts, ChargeResult, ChargeWaiter, Context, Pending, Source, Units};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::{Call, Reply, WaiterResult};
 use crate::store::KeyEntry;
@@ -31,7 +31,7 @@ const BATCHERS_MAX: usize = 2;
 
 impl Pending {
     /// Takes the accounts of one call: in a cluster, the first account and those of its hash slot; else up to `most`.
-    fn take(&mut self, is_cluster: bool, most: usize) -> Vec<Arc<Slot>> {
+    fn take(&mut self, is_cluster: bool, most: usize) -> Vec<Arc<AccountSlot>> {
         if !is_cluster {
             let count = self.slots.len().min(most);
             return self.slots.drain(..count).collect();
@@ -56,7 +56,7 @@ impl Pending {
 
 impl Accounts {
     /// Queues the account, which was just marked as queued, for its next call.
-    pub(super) fn enqueue(self: &Arc<Self>, slot: &Arc<Slot>) {
+    pub(super) fn enqueue(self: &Arc<Self>, slot: &Arc<AccountSlot>) {
         self.due.lock().slots.push_back(slot.clone());
         self.start_batcher();
     }
@@ -97,7 +97,7 @@ impl Accounts {
 impl Accounts {
     fn answer(
         self: &Arc<Self>,
-        slot: &Arc<Slot>,
+        slot: &Arc<AccountSlot>,
         cost: u32,
         verdict: WaiterResult,
     ) -> ChargeResult {
@@ -119,7 +119,10 @@ impl Accounts {
 
     /// Sends the calls of different accounts in one round trip, with a reply each. A newer record in a reply is in the key table
     /// when this returns.
-    async fn call(&self, calls: &[(Arc<Slot>, Call<Context>)]) -> Result<Vec<Reply>, LinkError> {
+    async fn call(
+        &self,
+        calls: &[(Arc<AccountSlot>, Call<Context>)],
+    ) -> Result<Vec<Reply>, LinkError> {
         let mut keys = Vec::with_capacity(2 * calls.len());
         let mut argument = self.argument(calls.len());
         for (slot, call) in calls {
@@ -167,7 +170,7 @@ impl Accounts {
 
     /// The record to send with a call, or `None` if the store is known to have it. A call that wants no units sends the newest known
     /// record, to repair the store.
-    fn record_for(&self, slot: &Slot, call: &Call<Context>) -> Option<Arc<KeyEntry>> {
+    fn record_for(&self, slot: &AccountSlot, call: &Call<Context>) -> Option<Arc<KeyEntry>> {
         let newest = || self.keys.get(slot.key);
         match &call.terms.context.entry {
             None => newest(),
@@ -201,7 +204,7 @@ impl Accounts {
 pub struct Batcher {
     accounts: Arc<Accounts>,
     /// The calls that are awaited, of different accounts.
-    calls: Vec<(Arc<Slot>, Call<Context>)>,
+    calls: Vec<(Arc<AccountSlot>, Call<Context>)>,
     /// Whether it takes from the queue.
     takes: bool,
 }
@@ -218,7 +221,7 @@ impl Batcher {
     }
 
     /// Sends the calls of these accounts; other batchers send those that become due meanwhile.
-    pub async fn flush_these(mut self, slots: Vec<Arc<Slot>>) {
+    pub async fn flush_these(mut self, slots: Vec<Arc<AccountSlot>>) {
         self.begin_calls(slots);
         self.flush().await;
     }
@@ -251,7 +254,7 @@ impl Batcher {
 
     /// Begins the next calls of those accounts that have one due and await none. While the breaker is open, no request waits
     /// for Redis.
-    fn begin_calls(&mut self, slots: Vec<Arc<Slot>>) {
+    fn begin_calls(&mut self, slots: Vec<Arc<AccountSlot>>) {
         let closed = self.accounts.guard.require().err();
         for slot in slots {
             let mut state = slot.state.lock();
@@ -277,7 +280,7 @@ impl Batcher {
         }
     }
 
-    fn send_alone(&self, slot: Arc<Slot>, call: Call<Context>) {
+    fn send_alone(&self, slot: Arc<AccountSlot>, call: Call<Context>) {
         let mut batcher = Batcher::of(self.accounts.clone());
         batcher.calls.push((slot, call));
         tokio::spawn(batcher.flush_alone());
@@ -338,7 +341,7 @@ impl Batcher {
             for (waiter, cost, verdict) in verdicts {
                 let _ = waiter.send(self.accounts.answer(slot, cost, verdict));
             }
-            self.accounts.go_on(slot, After::Reply);
+            self.accounts.go_on(slot, CallEnd::Reply);
             self.calls.pop();
         }
     }
@@ -360,7 +363,7 @@ impl Drop for Batcher {
 
 /// The event after which an account continues.
 #[derive(Debug, Clone, Copy)]
-enum After {
+enum CallEnd {
     Reply,
     Failure,
 }
@@ -368,7 +371,7 @@ enum After {
 impl Accounts {
     /// Abandons a call whose outcome is unknown, and fails its waiters. While the breaker is open, the account's other waiters
     /// fail too.
-    fn give_up(&self, slot: &Arc<Slot>, number: u64, error: &LinkError) {
+    fn give_up(&self, slot: &Arc<AccountSlot>, number: u64, error: &LinkError) {
         let waiters = {
             let account = &mut slot.state.lock().account;
             let mut waiters = account.abandon(number, std::time::Instant::now());
@@ -378,16 +381,16 @@ impl Accounts {
             waiters
         };
         fail(waiters, error);
-        self.go_on(slot, After::Failure);
+        self.go_on(slot, CallEnd::Failure);
     }
 
     /// Queues the account if a call is due; after a failed call, only if a request waits.
-    fn go_on(&self, slot: &Arc<Slot>, after: After) {
+    fn go_on(&self, slot: &Arc<AccountSlot>, after: CallEnd) {
         self.list_to_note(slot);
         let mut state = slot.state.lock();
         let due = match after {
-            After::Reply => state.account.has_waiters() || state.account.is_due(),
-            After::Failure => state.account.has_waiters(),
+            CallEnd::Reply => state.account.has_waiters() || state.account.is_due(),
+            CallEnd::Failure => state.account.has_waiters(),
         };
         let joins = due && !std::mem::replace(&mut state.queued, true);
         let listed = !due && !state.account.is_idle();
@@ -421,12 +424,12 @@ fn is_of_one(error: &LinkError) -> bool {
     }
 }
 
-fn fail(waiters: Vec<Waiter>, error: &LinkError) {
+fn fail(waiters: Vec<ChargeWaiter>, error: &LinkError) {
     for waiter in waiters {
         let _ = waiter.send(ChargeResult::Failed(error.clone().into()));
     }
 }
 
-fn is_waiting(waiter: &Waiter) -> bool {
+fn is_waiting(waiter: &ChargeWaiter) -> bool {
     !waiter.is_closed()
 }

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::batcher::Batcher;
-use super::{Accounts, ChargeResult, Context, Slot, SlotState, other_calendar};
+use super::{AccountSlot, Accounts, ChargeResult, Context, SlotState, other_calendar};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Asked, WaiterResult, WaiterTerms};
@@ -67,7 +67,7 @@ impl Accounts {
 
     async fn ask(
         self: &Arc<Self>,
-        slot: &Arc<Slot>,
+        slot: &Arc<AccountSlot>,
         cost: u32,
         terms: WaiterTerms<Context>,
     ) -> ChargeResult {

@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use jiff::civil::Date;
 
-use super::{AccountCall, Accounts, COUNT_MAX, Context, KeyEntry, Slot, SlotState, Source, Units};
+use super::{
+    AccountCall, AccountSlot, Accounts, COUNT_MAX, Context, KeyEntry, SlotState, Source, Units,
+};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{NodeShare, WaiterTerms};
@@ -152,7 +154,7 @@ impl Accounts {
     }
 
     /// Lists the account to be written to the journal in the next interval.
-    pub(super) fn list_to_note(&self, slot: &Arc<Slot>) {
+    pub(super) fn list_to_note(&self, slot: &Arc<AccountSlot>) {
         let fresh = {
             let mut state = slot.state.lock();
             self.recount(&mut state);
@@ -267,9 +269,9 @@ impl Accounts {
 }
 
 /// An account that changed since it was last written to the journal.
-pub struct Changed(Arc<Slot>);
+pub struct Changed(Arc<AccountSlot>);
 
-impl Slot {
+impl AccountSlot {
     fn row(&self, state: &SlotState) -> CountRow {
         let (ack, rack) = state.account.marks();
         CountRow {

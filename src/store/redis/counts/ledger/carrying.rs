@@ -11,8 +11,8 @@ use crate::store::export::{
     ImportCounts, ImportMode, KeyDay, LateUnits, ProducerAccount, Sheet, accounts_of,
 };
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::Link;
-use crate::store::redis::wire::script::{Arguments, MERGE_DAY};
+use crate::store::redis::wire::link::RedisLink;
+use crate::store::redis::wire::script::{MERGE_DAY, ScriptArguments};
 use crate::store::{StoreError, Totals};
 
 /// The counts and the ledger of some keys on a day; a key without any is omitted. The ledger is read before the counts, so that
@@ -21,7 +21,7 @@ use crate::store::{StoreError, Totals};
 /// # Errors
 /// Those of Redis, and unreadable values.
 pub async fn key_days(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     keys: &[KeyId],
     date: Date,
@@ -99,7 +99,7 @@ fn key_day(
 
 /// Imports days, or only reports what an import would change.
 pub async fn take_in(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     days: &[&KeyDay],
     taking: ImportMode,
@@ -143,9 +143,9 @@ pub async fn take_in(
     Ok(taken)
 }
 
-fn arguments<'t>(day: &'t KeyDay, taking: ImportMode) -> Arguments<'t> {
+fn arguments<'t>(day: &'t KeyDay, taking: ImportMode) -> ScriptArguments<'t> {
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    let mut arguments = Arguments::new()
+    let mut arguments = ScriptArguments::new()
         .number(day.start)
         .number(day.end)
         .number(match taking {

@@ -13,7 +13,7 @@ use crate::store::export::{LateUnits, ProducerAccount, process_of};
 use crate::store::ledger::Cell;
 use crate::store::redis::journal::TotalsRow;
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::link::RedisLink;
 use crate::store::{Adjustment, DayUsage, Proof, StoreError};
 
 /// Key-days read in one round trip.
@@ -26,7 +26,7 @@ pub type HashFields = HashMap<String, String>;
 
 /// The usage of some keys on the days from `from` through `to`, in the order of date and key.
 pub async fn usage(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     keys: &[KeyId],
     from: Date,
@@ -38,7 +38,7 @@ pub async fn usage(
 
 /// As [`usage`], with the faults of each day.
 pub async fn prove(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     keys: &[KeyId],
     from: Date,
@@ -55,7 +55,7 @@ pub async fn prove(
 /// The totals and the counts of some keys' days, as Redis has them. The ledger is read before the counts, so that it contains
 /// no unit that was not counted.
 pub async fn held(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     days: &[(KeyId, Day)],
 ) -> Result<Vec<(Vec<TotalsRow>, HashFields)>, StoreError> {
@@ -277,7 +277,7 @@ impl StoredDay {
 }
 
 async fn read(
-    link: &Link,
+    link: &RedisLink,
     names: &Names,
     keys: &[KeyId],
     (from, to): (Date, Date),
@@ -311,7 +311,12 @@ async fn read(
 }
 
 /// The dates to read: all dates of a short span, only those with counts of a long one.
-async fn dates(link: &Link, names: &Names, from: Date, to: Date) -> Result<Vec<Date>, StoreError> {
+async fn dates(
+    link: &RedisLink,
+    names: &Names,
+    from: Date,
+    to: Date,
+) -> Result<Vec<Date>, StoreError> {
     if to < from {
         return Ok(Vec::new());
     }
