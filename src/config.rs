@@ -5,22 +5,16 @@
 //! same text. A `Config` that exists is valid: names that endpoints refer to exist, patterns do not overlap, every number is
 //! within its bounds. This module does not know how a configuration is used.
 
-use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use crate::policy::billing::Rules;
-use crate::policy::calendar::Calendar;
-use crate::policy::endpoint::EndpointTable;
-use crate::policy::enforcement::Enforcement;
-use crate::policy::key_record::TierName;
-
 mod check;
+mod choices;
 mod effective;
 mod outline;
 mod outside;
@@ -34,6 +28,10 @@ mod schema;
 mod secret;
 mod sections;
 
+pub use choices::{
+    AccessLogTarget, Cleartext, ClientMode, DurabilitySetting, Level, LogFormat, OutagePolicy,
+    Protocol, ProxyProtocol,
+};
 pub use effective::{About, Difference, Effective};
 pub use outside::Purpose;
 pub use places::{SourcePosition, SourcePositions};
@@ -41,120 +39,28 @@ pub use problem::{ConfigErrors, Problem};
 pub use reload_compatibility::Running;
 pub use secret::Secret;
 pub use sections::events::{Events, Webhook};
-pub use sections::https::{Certificate, ClientCertificates, ClientMode, Https};
+pub use sections::https::{Certificate, ClientCertificates, Https};
 pub use sections::limits::Limits;
-pub use sections::listen::{Admin, Cleartext, Http, Listen, RedirectListener};
-pub use sections::listener::ProxyProtocol;
-pub use sections::redis::{Outage, OutagePolicy, RedisPlace, RedisStoreConfig, RedisTls};
-pub use sections::store::{DurabilitySetting, EmbeddedStoreConfig, StoreConfig};
+pub use sections::listen::{Admin, Http, Listen, RedirectListener};
+pub use sections::redis::{Outage, RedisPlace, RedisStoreConfig, RedisTls};
+pub use sections::store::{EmbeddedStoreConfig, StoreConfig};
 pub use sections::tracing::{Otlp, Tracing};
 pub use sections::traffic::Tier;
 pub use sections::upstream_tls::{ClientIdentity, PrivateKey, UpstreamTls};
 pub use sections::upstreams::{
-    HealthCheck, Protocol, SecretHeader, Timeouts, UpstreamConfig, UpstreamServer,
+    HealthCheck, SecretHeader, Timeouts, UpstreamConfig, UpstreamServer,
 };
-pub use sections::{Forward, Keys, Ledger, Logging, Runtime};
+pub use sections::{Config, Forward, Keys, Ledger, Logging, Runtime};
 
 /// The largest configuration file: room for some 10,000 endpoints.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
+/// The rest of a configuration that is made only for its store.
+const NEEDED: &str = "tiers: {any: {daily: 1}}
+endpoints: [{path: /, tiers: [any], upstream: any}]
+upstreams: {any: {servers: [127.0.0.1:1]}}
+";
 /// The timeout for resolving one name. After it, a gateway starts or applies the file all the same and tries again later.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// A checked configuration. If it was read for another purpose than serving, values that were not read are defaults: in sections
-/// that only a gateway uses ([`Purpose::Commands`]), or anywhere ([`Purpose::Offline`]).
-#[derive(Debug)]
-pub struct Config {
-    /// The first 12 hexadecimal characters of the SHA-256 of the text: the name of the configuration that a node runs.
-    pub hash: String,
-    /// The facts of the configuration, to be served and compared.
-    pub effective: Arc<Effective>,
-    /// The effects, by path, of every value whose change needs a restart.
-    foundation: BTreeMap<String, Secret>,
-    /// The position of each setting in the file.
-    pub places: SourcePositions,
-    /// The listeners for clients and operators.
-    pub listen: Listen,
-    /// The store of keys and counts.
-    pub store: StoreConfig,
-    /// The division of time into quota days (`quota.timezone`).
-    pub calendar: Calendar,
-    /// How long the ledger waits for late settlements, and how long it is kept.
-    pub ledger: Ledger,
-    /// The format of issued keys, and the realm of a 401.
-    pub keys: Keys,
-    /// The tiers in the order of the file; at least one, no name twice.
-    pub tiers: Vec<(TierName, Tier)>,
-    /// How a month is billed.
-    pub billing: Rules,
-    /// Events of keys near their limits.
-    pub events: Events,
-    /// The endpoints; every tier and upstream that they name exists.
-    pub endpoints: EndpointTable,
-    /// The upstreams in the order of the file; at least one, no name twice.
-    pub upstreams: Vec<UpstreamConfig>,
-    /// Which headers are passed on.
-    pub forward: Forward,
-    /// Threads of the process.
-    pub runtime: Runtime,
-    /// Limits on the resources of one client.
-    pub limits: Limits,
-    /// Logs.
-    pub logging: Logging,
-    /// Traces.
-    pub tracing: Tracing,
-    /// Warnings: names that do not resolve, which are no mistakes of the file.
-    pub warnings: Vec<Problem>,
-}
-
-/// The importance of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Level {
-    /// Something failed.
-    Error,
-    /// Something may fail soon.
-    Warn,
-    /// Starts, stops, changes.
-    Info,
-    /// Details for developers.
-    Debug,
-    /// Everything.
-    Trace,
-}
-
-impl Level {
-    /// The word in the file, which tracing's filters accept too.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Level::Error => "error",
-            Level::Warn => "warn",
-            Level::Info => "info",
-            Level::Debug => "debug",
-            Level::Trace => "trace",
-        }
-    }
-}
-
-/// The format of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    /// One JSON object a line.
-    Json,
-    /// For people.
-    Pretty,
-}
-
-/// The destination of the access log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AccessLogTarget {
-    /// Standard output.
-    Stdout,
-    /// Standard error.
-    Stderr,
-    /// Nowhere.
-    Off,
-    /// A file that is appended to.
-    File(PathBuf),
-}
 
 /// The JSON Schema of `gateway.yaml` (2020-12), for editors.
 pub fn schema() -> serde_json::Value {
@@ -164,6 +70,33 @@ pub fn schema() -> serde_json::Value {
 /// A reference of `gateway.yaml` in Markdown: its keys with values, defaults and help.
 pub fn reference() -> String {
     reference::document(&sections::form())
+}
+
+impl StoreConfig {
+    /// A Redis store at a URL, with defaults for all else. `${VARIABLE}` is replaced, as in the file.
+    ///
+    /// # Errors
+    /// If the text is not the URL of a Redis.
+    pub fn of_url(url: &str) -> Result<StoreConfig, ConfigErrors> {
+        // JSON is valid YAML.
+        let url = serde_json::Value::from(url);
+        StoreConfig::of_text(&format!("store: {{redis: {{url: {url}}}}}"))
+    }
+
+    /// An embedded store in a file, with defaults for all else.
+    ///
+    /// # Errors
+    /// If the text is not a path.
+    pub fn of_file(path: &str) -> Result<StoreConfig, ConfigErrors> {
+        let path = serde_json::Value::from(path);
+        StoreConfig::of_text(&format!("store: {{embedded: {{path: {path}}}}}"))
+    }
+
+    fn of_text(text: &str) -> Result<StoreConfig, ConfigErrors> {
+        let env = |name: &str| std::env::var(name).ok();
+        let config = Config::parse("STORE", &format!("{text}\n{NEEDED}"), &env)?;
+        Ok(config.store)
+    }
 }
 
 impl Config {
@@ -290,27 +223,6 @@ impl Config {
         };
         parse_in(file_name, text, &surroundings, running)
             .map_err(|problems| ConfigErrors::new(file_name, problems))
-    }
-
-    /// The tier with this name.
-    pub fn tier(&self, name: &TierName) -> Option<&Tier> {
-        self.tiers
-            .iter()
-            .find(|(tier, _)| tier == name)
-            .map(|(_, tier)| tier)
-    }
-
-    /// The tiers whose limits refuse nothing.
-    pub fn shadow_tiers(&self) -> impl Iterator<Item = &(TierName, Tier)> {
-        let shadow = |(_, tier): &&(TierName, Tier)| tier.enforcement == Enforcement::Shadow;
-        self.tiers.iter().filter(shadow)
-    }
-
-    /// The upstream with this name.
-    pub fn upstream(&self, name: &str) -> Option<&UpstreamConfig> {
-        self.upstreams
-            .iter()
-            .find(|upstream| &*upstream.name == name)
     }
 }
 

@@ -5,9 +5,9 @@
 
 use std::collections::BTreeSet;
 
-use super::Config;
 use super::check::Check;
 use super::outline::Path;
+use super::sections::Config;
 use crate::policy::key_record::TierName;
 
 /// The configuration to be replaced.

@@ -13,10 +13,10 @@ use std::path::PathBuf;
 use serde_json::Value as Json;
 use serde_yaml::{Mapping, Value};
 
-use super::Secret;
 use super::check::{Check, Wrong, key_text, kind_of};
 use super::outline::Path;
 use super::scalar::{ByteSize, Percent, Quantity, Scalar, Text};
+use super::secret::Secret;
 
 /// Reads the value at a path as a `T`; `None` if nothing is written there.
 type ValueReader<T> = dyn Fn(&mut Check<'_>, &Path, Option<Value>) -> T;

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::{
+use super::choices::{
     AccessLogTarget, Cleartext, ClientMode, DurabilitySetting, Level, LogFormat, OutagePolicy,
-    Protocol, ProxyProtocol, Secret,
+    Protocol, ProxyProtocol,
 };
+use super::secret::Secret;
 use crate::policy::billing::{Months, UnusedKeys};
 use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;

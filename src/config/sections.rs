@@ -1,20 +1,27 @@
 //! The sections of the file: the rows of each, the checked type made from them, and the rules between their keys.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_yaml::Value;
 
 use super::check::{Check, Wrong};
+use super::choices::{AccessLogTarget, Level, LogFormat};
+use super::effective::Effective;
 use super::outline::Path;
+use super::places::SourcePositions;
+use super::problem::Problem;
 use super::rows::{
     Form, always, leaf, list, named, number, optional, percent, plain, required, restart, rows,
     section, serving, text, texts, within,
 };
-use super::{AccessLogTarget, Config, Effective, Level, LogFormat, SourcePositions};
+use super::secret::Secret;
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::billing::{Months, Rules, UnusedKeys};
 use crate::policy::calendar::Calendar;
+use crate::policy::endpoint::EndpointTable;
+use crate::policy::enforcement::Enforcement;
 use crate::policy::header_pattern::HeaderPattern;
 use crate::policy::key_record::TierName;
 
@@ -22,7 +29,6 @@ pub(super) mod events;
 pub(super) mod https;
 pub(super) mod limits;
 pub(super) mod listen;
-pub(super) mod listener;
 mod pairs;
 pub(super) mod redis;
 mod retirement;
@@ -171,6 +177,75 @@ const ANSWER_HEADERS_DENIED: [&str; 5] = [
     "alt-svc",
     "strict-transport-security",
 ];
+
+/// A checked configuration. If it was read for another purpose than serving, values that were not read are defaults: in sections
+/// that only a gateway uses ([`Purpose::Commands`]), or anywhere ([`Purpose::Offline`]).
+#[derive(Debug)]
+pub struct Config {
+    /// The first 12 hexadecimal characters of the SHA-256 of the text: the name of the configuration that a node runs.
+    pub hash: String,
+    /// The facts of the configuration, to be served and compared.
+    pub effective: Arc<Effective>,
+    /// The effects, by path, of every value whose change needs a restart.
+    pub(super) foundation: BTreeMap<String, Secret>,
+    /// The position of each setting in the file.
+    pub places: SourcePositions,
+    /// The listeners for clients and operators.
+    pub listen: Listen,
+    /// The store of keys and counts.
+    pub store: StoreConfig,
+    /// The division of time into quota days (`quota.timezone`).
+    pub calendar: Calendar,
+    /// How long the ledger waits for late settlements, and how long it is kept.
+    pub ledger: Ledger,
+    /// The format of issued keys, and the realm of a 401.
+    pub keys: Keys,
+    /// The tiers in the order of the file; at least one, no name twice.
+    pub tiers: Vec<(TierName, Tier)>,
+    /// How a month is billed.
+    pub billing: Rules,
+    /// Events of keys near their limits.
+    pub events: Events,
+    /// The endpoints; every tier and upstream that they name exists.
+    pub endpoints: EndpointTable,
+    /// The upstreams in the order of the file; at least one, no name twice.
+    pub upstreams: Vec<UpstreamConfig>,
+    /// Which headers are passed on.
+    pub forward: Forward,
+    /// Threads of the process.
+    pub runtime: Runtime,
+    /// Limits on the resources of one client.
+    pub limits: Limits,
+    /// Logs.
+    pub logging: Logging,
+    /// Traces.
+    pub tracing: Tracing,
+    /// Warnings: names that do not resolve, which are no mistakes of the file.
+    pub warnings: Vec<Problem>,
+}
+
+impl Config {
+    /// The tier with this name.
+    pub fn tier(&self, name: &TierName) -> Option<&Tier> {
+        self.tiers
+            .iter()
+            .find(|(tier, _)| tier == name)
+            .map(|(_, tier)| tier)
+    }
+
+    /// The tiers whose limits refuse nothing.
+    pub fn shadow_tiers(&self) -> impl Iterator<Item = &(TierName, Tier)> {
+        let shadow = |(_, tier): &&(TierName, Tier)| tier.enforcement == Enforcement::Shadow;
+        self.tiers.iter().filter(shadow)
+    }
+
+    /// The upstream with this name.
+    pub fn upstream(&self, name: &str) -> Option<&UpstreamConfig> {
+        self.upstreams
+            .iter()
+            .find(|upstream| &*upstream.name == name)
+    }
+}
 
 /// The ledger's days.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,6 +7,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::policy::billing::Rules;
+use crate::policy::enforcement::Enforcement;
+use crate::policy::key_record::TierName;
 use crate::policy::token_bucket::Rate;
 
 mod mistakes;

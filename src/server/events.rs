@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
+use crate::clock::next_tick;
 use crate::policy::threshold_event::ThresholdEvent;
 use crate::proxy::Gate;
 use crate::store::{Claim, Delivery, NodeName};
@@ -70,8 +71,6 @@ impl Claimer {
 
     /// Claims until it is dropped.
     pub async fn run(mut self) {
-        let mut looks = tokio::time::interval(LOOK_INTERVAL);
-        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let gate = self.gate.clone();
             tokio::select! {
@@ -79,7 +78,7 @@ impl Claimer {
                     self.claim(threshold_event, ClaimReason::Seen).await;
                     gate.threshold_events.mark_reported();
                 }
-                _ = looks.tick() => self.look().await,
+                () = next_tick(LOOK_INTERVAL) => self.look().await,
             }
         }
     }

@@ -21,6 +21,7 @@ use super::notify;
 use super::tls::{Acceptor, NextTlsServer};
 use super::watched::{FileContents, Settling, Watched};
 use crate::admin::{ConfigView, RefusedFile};
+use crate::clock::next_tick;
 use crate::config::{Certificate, Config, Running};
 use crate::policy::key_record::{KeyState, TierName};
 use crate::proxy::{Gate, Snapshot};
@@ -136,13 +137,11 @@ impl Reloader {
         // Any file, also a certificate's, may have changed since the start read it: all are read once more, without effect if their
         // contents are the same.
         let mut settling = Settling::new(FileContents::default());
-        let mut looks = tokio::time::interval(LOOK_INTERVAL);
-        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut attempted = Instant::now();
         loop {
             let signalled = tokio::select! {
                 signal = hangup.recv() => signal.is_some(),
-                _ = looks.tick() => false,
+                () = next_tick(LOOK_INTERVAL) => false,
             };
             self.observe_the_files_of_the_moment();
             let (watched, now) = look(self.watched).await;

@@ -17,6 +17,7 @@ use pingora::http::RequestHeader;
 use pingora::upstreams::peer::HttpPeer;
 use tokio::task::JoinSet;
 
+use crate::clock::next_tick;
 use crate::config::HealthCheck;
 use crate::policy::address;
 use crate::policy::server_health::HealthCheckResult;
@@ -84,7 +85,10 @@ impl Upkeep {
                 closed = Instant::now();
                 self.gate.connections.close_ended();
             }
-            tokio::time::sleep(self.until_next(Instant::now())).await;
+            tokio::select! {
+                () = next_tick(LOOK_INTERVAL) => {}
+                () = tokio::time::sleep(self.until_next(Instant::now())) => {}
+            }
         }
     }
 

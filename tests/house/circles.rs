@@ -215,9 +215,8 @@ fn circles(imports: &Imports) -> Vec<BTreeSet<Module>> {
     found.into_iter().collect()
 }
 
-/// The rooms whose circle is not open yet. In `proxy` a connection serves requests, which write to their connection; in `config` the
-/// checks of a reload and of the sections name the whole `Config`.
-const OPEN: [&str; 2] = ["proxy", "config"];
+/// The room whose circle is not open yet: in `proxy` a connection serves requests, which write to their connection.
+const OPEN: [&str; 1] = ["proxy"];
 
 /// Whether a circle is one module in several files.
 fn is_one_module(circle: &BTreeSet<Module>) -> bool {

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::pairs::one_of;
 use super::values::{HOUR, MINUTE, MS, http_url, seconds};
-use crate::config::Secret;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::rows::{leaf, rows, secret_file, section, texts, within};
+use crate::config::secret::Secret;
 use crate::policy::threshold_event::{SHARES_MAX, Share, Shares, SigningSecret};
 
 rows! {

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::listener::{ProxyProtocol, loopback};
-use super::values::DAY;
+use super::values::{DAY, loopback};
 use crate::config::check::{Check, Wrong};
+use crate::config::choices::{ClientMode, ProxyProtocol};
 use crate::config::outline::Path;
 use crate::config::outside::readable;
 use crate::config::rows::{between, file, leaf, list, needed, optional, restart, rows, text};
@@ -94,15 +94,6 @@ impl Certificate {
             Certificate::Files { certificate, .. } => certificate.display().to_string(),
         }
     }
-}
-
-/// Whether a client needs a certificate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ClientMode {
-    /// The handshake of a client without a certificate fails.
-    Required,
-    /// A client needs no certificate; one that it sends must be valid.
-    Optional,
 }
 
 pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https {

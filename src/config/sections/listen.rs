@@ -4,15 +4,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::https::{Https, https};
-use super::listener::{ProxyProtocol, loopback};
 use super::pairs::one_of;
-use super::values::network;
-use crate::config::Secret;
+use super::values::{loopback, network};
 use crate::config::check::{Check, Wrong};
+use crate::config::choices::{Cleartext, ProxyProtocol};
 use crate::config::outline::Path;
 use crate::config::rows::{
     always, leaf, number, required, restart, rows, secret_file, section, texts,
 };
+use crate::config::secret::Secret;
 use crate::policy::address::Network;
 use crate::policy::http1::is_host;
 use crate::policy::redirect::Rule;
@@ -90,15 +90,6 @@ pub struct RedirectListener {
     pub rule: Rule,
     /// Whether connections begin with a PROXY protocol header.
     pub proxy_protocol: ProxyProtocol,
-}
-
-/// Which addresses the cleartext listener may have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cleartext {
-    /// Loopback addresses only.
-    Loopback,
-    /// Any address: a proxy in front of the gateway ends TLS.
-    Allowed,
 }
 
 pub(super) fn listen(check: &mut Check<'_>, at: &Path, mut listen: Listen) -> Listen {

@@ -1,8 +1,8 @@
 //! Rules for two keys of a section: a secret and its file, a certificate and its private key.
 
-use crate::config::Secret;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
+use crate::config::secret::Secret;
 
 /// A secret from its key or its `…_file` key, whichever is given, as read by `parse`. Problems do not show the secret.
 pub(super) fn one_of<T>(

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use super::pairs::certificate_and_key;
 use super::values::{HOUR, MINUTE, MS, SECOND, seconds};
-use crate::config::Secret;
 use crate::config::check::{Check, Wrong};
+use crate::config::choices::OutagePolicy;
 use crate::config::outline::Path;
 use crate::config::outside::readable;
 use crate::config::rows::{
     Number, between, file, leaf, number, percent, rows, secret_file, section, text, texts, url,
     within,
 };
+use crate::config::secret::Secret;
 
 /// The default port of a URL.
 const PORT: u16 = 6379;
@@ -120,17 +121,6 @@ pub struct Outage {
     pub cold_percent: u64,
     /// A count that was older than this when the outage began is treated as unknown.
     pub count_staleness: Duration,
-}
-
-/// How charges are decided while Redis is unreachable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OutagePolicy {
-    /// Each gateway serves its share of what remained.
-    Bounded,
-    /// Nothing is served.
-    Deny,
-    /// Everything is served.
-    Open,
 }
 
 /// The address of Redis; addresses are `host:port`, resolved for every connection.

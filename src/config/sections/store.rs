@@ -1,14 +1,13 @@
 //! The store of keys and counts: exactly one of two kinds.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use super::redis::{RedisStoreConfig, redis};
 use super::values::{MINUTE, MS, SECOND};
 use crate::config::check::Check;
+use crate::config::choices::DurabilitySetting;
 use crate::config::outline::Path;
 use crate::config::rows::{leaf, optional, plain, rows, section, within};
-use crate::config::{Config, ConfigErrors};
 
 rows! {
     pub(super) struct StoreRows {
@@ -41,15 +40,6 @@ pub enum StoreConfig {
     Redis(Box<RedisStoreConfig>),
 }
 
-/// When commits are safe on disk. A crash of the process alone never loses one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
-pub enum DurabilitySetting {
-    /// Before each answer.
-    Commit,
-    /// At most this long after each answer.
-    Interval(Duration),
-}
-
 pub(super) fn store(check: &mut Check<'_>, at: &Path, rows: StoreRows) -> StoreConfig {
     let (embedded_at, redis_at) = (at.key("embedded"), at.key("redis"));
     match (check.is_given(&embedded_at), check.is_given(&redis_at)) {
@@ -72,38 +62,5 @@ pub(super) fn store(check: &mut Check<'_>, at: &Path, rows: StoreRows) -> StoreC
             let default = |check| plain().read(check, &embedded_at, None);
             StoreConfig::Embedded(rows.embedded.unwrap_or_else(|| default(check)))
         }
-    }
-}
-
-/// The rest of a configuration that is made only for its store.
-const NEEDED: &str = "tiers: {any: {daily: 1}}
-endpoints: [{path: /, tiers: [any], upstream: any}]
-upstreams: {any: {servers: [127.0.0.1:1]}}
-";
-
-impl StoreConfig {
-    /// A Redis store at a URL, with defaults for all else. `${VARIABLE}` is replaced, as in the file.
-    ///
-    /// # Errors
-    /// If the text is not the URL of a Redis.
-    pub fn of_url(url: &str) -> Result<StoreConfig, ConfigErrors> {
-        // JSON is valid YAML.
-        let url = serde_json::Value::from(url);
-        StoreConfig::of_text(&format!("store: {{redis: {{url: {url}}}}}"))
-    }
-
-    /// An embedded store in a file, with defaults for all else.
-    ///
-    /// # Errors
-    /// If the text is not a path.
-    pub fn of_file(path: &str) -> Result<StoreConfig, ConfigErrors> {
-        let path = serde_json::Value::from(path);
-        StoreConfig::of_text(&format!("store: {{embedded: {{path: {path}}}}}"))
-    }
-
-    fn of_text(text: &str) -> Result<StoreConfig, ConfigErrors> {
-        let env = |name: &str| std::env::var(name).ok();
-        let config = Config::parse("STORE", &format!("{text}\n{NEEDED}"), &env)?;
-        Ok(config.store)
     }
 }

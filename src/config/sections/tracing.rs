@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::upstreams::{SecretHeader, header};
 use super::values::{MINUTE, MS, http_url, seconds};
-use crate::config::Secret;
 use crate::config::check::Wrong;
 use crate::config::rows::{needed, optional, percent, rows, secret, section, within};
+use crate::config::secret::Secret;
 
 rows! {
     /// The export of traces.

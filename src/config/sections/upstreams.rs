@@ -11,13 +11,14 @@ use serde_yaml::Value;
 use super::pairs::one_of;
 use super::upstream_tls::{UpstreamTls, tls};
 use super::values::{HOUR, MINUTE, MS, SECOND, seconds};
-use crate::config::Secret;
 use crate::config::check::{Check, Wrong};
+use crate::config::choices::Protocol;
 use crate::config::outline::Path;
 use crate::config::rows::{
     Form, Kind, always, leaf, list, needed, number, optional, plain, required, rows, secret_file,
     section, size, text, texts, within,
 };
+use crate::config::secret::Secret;
 use crate::policy::choice::Choice;
 use crate::policy::compression::{Coding, Compression};
 use crate::policy::own_header;
@@ -158,17 +159,6 @@ pub struct UpstreamConfig {
     pub timeouts: Timeouts,
     /// How often a request is retried, 0 to 3.
     pub retries: u8,
-}
-
-/// The version of HTTP that is used with an upstream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
-    /// HTTP/1.1.
-    Http1,
-    /// HTTP/2 only: with TLS by ALPN, without TLS with prior knowledge (RFC 9113 section 3.3).
-    Http2,
-    /// HTTP/2 if the server agrees to it by ALPN, else HTTP/1.1.
-    Negotiated,
 }
 
 /// One server of an upstream.

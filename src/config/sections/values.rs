@@ -1,9 +1,10 @@
-//! Values that several sections use: durations, networks and URLs.
+//! Values that several sections use: durations, addresses, networks and URLs.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use crate::config::Secret;
 use crate::config::check::Wrong;
+use crate::config::secret::Secret;
 use crate::policy::address::Network;
 
 pub(super) const MS: Duration = Duration::from_millis(1);
@@ -14,6 +15,11 @@ pub(super) const DAY: Duration = seconds(86_400);
 
 pub(super) const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
+}
+
+/// The address of a listener that only this machine can reach.
+pub(super) const fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
 pub(super) fn network(text: &str) -> Result<Network, Wrong> {

@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use tokio::task::JoinSet;
 
+use crate::clock::next_tick;
 use crate::config::Webhook;
 use crate::policy::threshold_event::{Event, ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER};
 use crate::proxy::Gate;
@@ -58,10 +59,8 @@ impl Courier {
 
     /// Delivers until it is dropped.
     pub async fn run(mut self) {
-        let mut looks = tokio::time::interval(LOOK_INTERVAL);
-        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            looks.tick().await;
+            next_tick(LOOK_INTERVAL).await;
             match &self.gate.snapshot().config.events.webhook {
                 Some(webhook) => match self.caller.client() {
                     Ok(client) => self.look(webhook, &client).await,

@@ -1,10 +1,10 @@
-//! Following the key table, saying that this gateway lives, and forcing the log to disk: the store's two helper threads.
+//! Following the key table, sending heartbeats, and forcing the log to disk: the store's two helper threads.
 //!
-//! Every [`POLL`] the follower looks whether the log was written ([`LogWatch`]), and if so reads the last change on a connection of
-//! its own. For a gateway it sends a heartbeat
-//! with the last applied change, at once when that moves on and each [`HEARTBEAT`] otherwise, through the writer, so
-//! that a heartbeat also proves that the store writes; with each, a few rows go that were kept long enough, and a few of a day that is to be closed are digested. The checkpointer folds the write-ahead log into the database,
-//! which syncs both, without holding up the writer.
+//! Every [`POLL`] or [`POLL_WHEN_QUIET`] the follower looks whether the log was written ([`LogWatch`]), and if so reads the last change on a connection of
+//! its own. For a gateway it sends a heartbeat with the last applied change, at once when that moves on and each [`HEARTBEAT`]
+//! otherwise, through the writer, so that a heartbeat also proves that the store writes; with each, a few rows are dropped that were
+//! kept long enough, and a few of a day that is to be closed are digested. The checkpointer folds the write-ahead log into the
+//! database, which syncs both, without holding up the writer.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,6 +26,10 @@ use crate::store::held_file::Trouble;
 /// How often the follower looks for changes, which the commands that make them wait for; charges check for themselves. A look
 /// without a change takes one `stat`.
 const POLL: Duration = Duration::from_millis(50);
+/// How often it looks if there was no change for [`QUIET_AFTER`].
+const POLL_WHEN_QUIET: Duration = Duration::from_millis(200);
+/// Commands often come in groups.
+const QUIET_AFTER: Duration = Duration::from_secs(10);
 /// File systems record times in steps of the kernel's clock tick, 10 ms at most: a write that follows this much later has another
 /// time.
 const TIME_STEPS: Duration = Duration::from_millis(40);
@@ -169,7 +173,11 @@ pub(super) fn follow(
     let under_way = Arc::new(AtomicBool::new(false));
     let mut looked = Instant::now();
     let mut log = LogWatch::of(desk);
-    while !stop.sleep(POLL) {
+    let mut changed = Instant::now();
+    while !stop.sleep(match changed.elapsed() < QUIET_AFTER {
+        true => POLL,
+        false => POLL_WHEN_QUIET,
+    }) {
         if gateway.is_some() && looked.elapsed() >= LOOK_EVERY {
             looked = Instant::now();
             desk.clock_watch.look(desk.clock.now_and_since_boot());
@@ -179,11 +187,16 @@ pub(super) fn follow(
             continue;
         }
         let caught_up = match log.look(SystemTime::now()) {
-            true => desk.keys.catch_up(connection, &mut mark).map(|_| ()),
-            false => Ok(()),
+            true => desk.keys.catch_up(connection, &mut mark),
+            false => Ok(false),
         };
         match caught_up {
-            Ok(()) => polled.mark(),
+            Ok(any) => {
+                polled.mark();
+                if any {
+                    changed = Instant::now();
+                }
+            }
             Err(error) => {
                 log.forget();
                 tracing::warn!(%error, "the changes of the key table could not be read");

@@ -25,6 +25,7 @@ use super::identity::StoreIdentity;
 use super::journal::{CountRow, DateAndKey, Journal, JournalRows, ServeOutcome};
 use super::names::Names;
 use super::settings::{OutagePolicy, OutageSettings};
+use crate::clock::next_tick;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
@@ -326,7 +327,7 @@ impl OutageService {
         let mut answering = None::<Instant>;
         let tick = READ_EVERY.min(self.settings.journal_interval);
         loop {
-            tokio::time::sleep(tick).await;
+            next_tick(tick).await;
             if noted.elapsed() >= self.settings.journal_interval {
                 noted = Instant::now();
                 looked = noted;

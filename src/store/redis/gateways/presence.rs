@@ -12,11 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::gateway_id::GatewayId;
 use super::heartbeat::{BEAT_EVERY, Condition, Heartbeat};
 use super::register::{self, RegisterEntry};
+use crate::clock::next_tick;
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
@@ -81,7 +82,10 @@ impl Presence {
                 // A failure is repeated the next time.
                 let _ = self.look_around().await;
             }
-            let _ = timeout(BEAT_EVERY, feed.advanced()).await;
+            tokio::select! {
+                () = feed.advanced() => {}
+                () = next_tick(BEAT_EVERY) => {}
+            }
         }
     }
 

@@ -24,7 +24,7 @@ use super::current::Current;
 use super::index::{self, IndexState, RecordPages};
 use super::records::{restore_lookups, write_back};
 use super::replica::{Replica, ReplicaOrigin, Standing};
-use crate::clock::Clock;
+use crate::clock::{Clock, next_tick};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
@@ -327,7 +327,7 @@ impl Feed {
         let mut saved_changes = None;
         let mut saved_at = Instant::now();
         loop {
-            tokio::time::sleep(SAVE_EVERY).await;
+            next_tick(SAVE_EVERY).await;
             let changes = Some((self.setting.keys.changes(), *self.applied.borrow()));
             if changes == saved_changes && saved_at.elapsed() < SAVE_UNCHANGED_EVERY {
                 continue;

@@ -14,6 +14,7 @@ use redis::{FromRedisValue, Pipeline};
 use tokio::time::Instant;
 
 use super::events;
+use crate::clock::next_tick;
 use crate::policy::calendar::Calendar;
 use crate::store::StoreError;
 use crate::store::redis::keys::codec::unreadable;
@@ -38,7 +39,7 @@ impl Parts {
         let mut dropped: Option<Instant> = None;
         let mut are_unexpiring = false;
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            next_tick(LOOK_EVERY).await;
             if !self.command_link.is_whole() {
                 continue;
             }

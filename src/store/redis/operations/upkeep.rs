@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use crate::clock::next_tick;
 use crate::store::StoreError;
 use crate::store::clock_watch;
 use crate::store::redis::keys::codec::read_time;
@@ -21,7 +22,7 @@ const FLUSH_EVERY: Duration = Duration::from_millis(200);
 const LOOK_WHILE_OPEN: Duration = Duration::from_millis(20);
 /// How often it is checked while it is closed: requests notice a lost connection and failed calls by themselves, so that only
 /// the log depends on it.
-const LOOK_WHILE_CLOSED: Duration = Duration::from_millis(100);
+const LOOK_WHILE_CLOSED: Duration = FLUSH_EVERY;
 /// How often Redis is asked for its time, which also checks the connection of a gateway without traffic.
 const PROBE_EVERY: Duration = clock_watch::LOOK_EVERY;
 /// How often idle accounts are dropped.
@@ -99,7 +100,7 @@ impl Parts {
                     None => tracing::warn!(?turn, "the circuit breaker of Redis changed its state"),
                 }
             }
-            tokio::time::sleep(match self.guard.is_closed() {
+            next_tick(match self.guard.is_closed() {
                 true => LOOK_WHILE_CLOSED,
                 false => LOOK_WHILE_OPEN,
             })
@@ -111,8 +112,6 @@ impl Parts {
     async fn flush_for_ever(&self) {
         let mut connections = self.link.made();
         let (mut swept, mut probed) = (Instant::now(), Instant::now());
-        let mut ticks = tokio::time::interval(FLUSH_EVERY);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let lost = async {
                 match &self.feed {
@@ -121,7 +120,7 @@ impl Parts {
                 }
             };
             let store_lost = tokio::select! {
-                _ = ticks.tick() => false,
+                () = next_tick(FLUSH_EVERY) => false,
                 () = lost => true,
             };
             let made = self.link.made();
