@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use pingora::tls::{RootCertStore, load_platform_certs_incl_env_into_store};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -154,6 +155,9 @@ async fn run(
     // From here on the signal does not end the process.
     let hangup = signal(SignalKind::hangup()).map_err(|error| system(&error))?;
     let access_log = AccessLog::new(open_access_log(&config.logging.access_log, &metrics)?);
+    // pingora's connectors read them too, and panic on an error.
+    load_platform_certs_incl_env_into_store(&mut RootCertStore::empty())
+        .map_err(|error| ServeError::Authorities(error.to_string()))?;
     let node = node_name();
     let store = open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?;
     let predecessor = match predecessor {

@@ -26,6 +26,12 @@ pub enum ServeError {
         /// The system's error.
         error: std::io::Error,
     },
+    /// The operating system's certificates of authorities, which prove upstreams over TLS, cannot be read.
+    #[error(
+        "cannot read the system's certificate authorities: {0}; install them (Debian: ca-certificates), or name a file of them in \
+        the environment variable SSL_CERT_FILE"
+    )]
+    Authorities(String),
     /// There is no gateway whose listeners could be taken over.
     #[error(
         "no gateway hands over its listeners at {path}: {error}; start without --upgrade, or correct listen.upgrade"

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use harness::{GatewaySpec, Protocol, Scene, StoreSpec, eventually};
 use serde_json::Value;
 
-use super::{MARKETS, STORES, TOUCHLINE, run_on};
+use super::{MARKETS, Ran, STORES, TOUCHLINE, run_on};
 
 /// "At once", on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -93,6 +93,27 @@ async fn an_access_log_that_cannot_be_written_ends_the_start() {
     let reply = run_on(&config, &["serve"]).await.failed(1);
     assert!(
         reply.contains(log.to_str().unwrap()) && reply.contains("logging.access_log"),
+        "{reply}"
+    );
+}
+
+#[tokio::test]
+async fn a_machine_without_certificate_authorities_is_reported_before_the_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let yaml = spec(directory.path()).yaml(&directory.path().join("access.log"));
+    let config = write(directory.path(), &yaml);
+    let missing = directory.path().join("no-such-file");
+    let running = tokio::process::Command::new(TOUCHLINE)
+        .args(["serve", "--config"])
+        .arg(&config)
+        .env("SSL_CERT_FILE", &missing)
+        .env("SSL_CERT_DIR", &missing)
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(harness::PATIENCE, running).await;
+    let reply = Ran::from(output.unwrap().unwrap()).failed(1);
+    assert!(
+        reply.contains("SSL_CERT_FILE") && !reply.contains("panicked"),
         "{reply}"
     );
 }
