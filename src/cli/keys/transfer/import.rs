@@ -204,8 +204,9 @@ impl<'s> Writing<'s> {
         }
     }
 
-    /// Writes all keys, a batch at a time.
-    async fn write_all(&mut self, keys: Vec<ImportableKey>) -> anyhow::Result<()> {
+    /// Writes all keys, a batch at a time, in the order of their ids: a store that keeps them in that order writes fewer pages.
+    async fn write_all(&mut self, mut keys: Vec<ImportableKey>) -> anyhow::Result<()> {
+        keys.sort_by_key(|key| key.record.id);
         let mut again = Vec::new();
         let mut keys = keys.into_iter().peekable();
         while keys.peek().is_some() {
