@@ -244,12 +244,18 @@ pub const CLAIMS_KEPT_SECONDS: i64 = 2 * 86_400;
 /// How long undelivered events are kept.
 pub const EVENTS_KEPT_SECONDS: i64 = 7 * 86_400;
 
-/// The most keys of which a day is read at once: in Redis 128 small hashes, some 0.2 ms of its time.
+/// The most keys of which a serving gateway reads a day at once: in Redis 128 small hashes, some 0.2 ms of its time.
 pub const DAY_OF_KEYS_MAX: usize = 64;
+/// The most pairs of key and day that a command reads at once: some 100,000 rows, which takes far less than the store's timeout.
+const KEY_DAYS_AT_ONCE_MAX: usize = 16_384;
+/// The most keys that a command reads at once.
+const KEYS_AT_ONCE_MAX: usize = 4_096;
 
-/// The most keys that a command reads at once with some weeks of their ledger: some tens of thousands of rows at most, which
-/// takes far less than the store's timeout.
-pub const KEYS_AT_ONCE_MAX: usize = 256;
+/// The number of keys that a command reads at once with their ledger from `from` through `to`.
+pub fn keys_at_once(from: Date, to: Date) -> usize {
+    let days = (to - from).get_days().max(0) as usize + 1;
+    (KEY_DAYS_AT_ONCE_MAX / days).clamp(1, KEYS_AT_ONCE_MAX)
+}
 
 /// A store of keys, counts and ledger.
 ///
@@ -353,14 +359,28 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
     /// The record of one key, read from the store.
     async fn key(&self, id: KeyId) -> Result<Option<KeyRecord>, StoreError>;
 
-    /// All records in the order of their creation, read from the store.
-    async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError>;
+    /// Reads all records from the store, page by page, each once and in no particular order. `take` gets each page.
+    async fn walk_keys(
+        &self,
+        take: &mut (dyn FnMut(Vec<KeyRecord>) + Send),
+    ) -> Result<(), StoreError>;
 
-    /// All keys in the order of their ids, each with its customer: some 30 bytes per key and each name once, while a record takes
-    /// a few hundred bytes.
-    async fn holders(&self) -> Result<Vec<(KeyId, Arc<str>)>, StoreError>;
+    /// All records in the order of their creation, read from the store: a few hundred bytes each.
+    async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError> {
+        let mut all = Vec::new();
+        self.walk_keys(&mut |page| all.extend(page)).await?;
+        all.sort_by_key(|record| (record.created, record.id));
+        Ok(all)
+    }
 
-    /// The records of some keys, [`KEYS_AT_ONCE_MAX`] at most; a key without one is left out.
+    /// The records that have this text in [`KeyRecord::search_text`], ignoring case, in no particular order. Reads an index of these
+    /// texts, and the records with the text.
+    async fn search_keys(&self, text: &str) -> Result<Vec<KeyRecord>, StoreError>;
+
+    /// The ids of all keys of the key table, and of keys that are only in the ledger from `from` through `to`, in their order.
+    async fn ledger_keys(&self, from: Date, to: Date) -> Result<Vec<KeyId>, StoreError>;
+
+    /// The records of some keys, [`keys_at_once`] at most; a key without one is left out.
     async fn records_of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError>;
 
     /// The gateways that have not confirmed the change after up to `patience`: live ones, and ones that stopped sending heartbeats
@@ -390,16 +410,8 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
     /// The store's report on itself, for operators.
     async fn status(&self) -> Result<StoreStatus, StoreError>;
 
-    /// The ledger from `from` through `to`, of all keys or of `key`, in the order of date and key.
-    async fn usage(
-        &self,
-        from: Date,
-        to: Date,
-        key: Option<KeyId>,
-    ) -> Result<Vec<DayUsage>, StoreError>;
-
-    /// [`Store::usage`] of some keys, [`KEYS_AT_ONCE_MAX`] at most: for a command that walks over all keys and keeps little of
-    /// each. Keys with adjacent ids cost least.
+    /// The ledger of some keys from `from` through `to`, in the order of date and key. A command passes [`keys_at_once`] keys at most,
+    /// a gateway that serves requests meanwhile [`DAY_OF_KEYS_MAX`] for one day. Keys with adjacent ids cost least.
     async fn usage_of(
         &self,
         from: Date,
@@ -407,18 +419,52 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
         keys: &[KeyId],
     ) -> Result<Vec<DayUsage>, StoreError>;
 
-    /// The ledger of one day for some keys, [`DAY_OF_KEYS_MAX`] at most, in the order of the keys. For a gateway that walks over all
-    /// keys while it serves requests: one round trip, short enough not to delay a request.
-    async fn day_of(&self, date: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError>;
-
-    /// The days of [`Store::usage`], each checked against everything that the store has on them: a day without faults reconciles.
+    /// The days of [`Store::usage_of`], each checked against everything that the store has on them: a day without faults reconciles.
     /// While a gateway charges, a count may be read before its entry in the ledger; repeat the call then.
+    async fn prove_of(
+        &self,
+        from: Date,
+        to: Date,
+        keys: &[KeyId],
+    ) -> Result<Vec<Proof>, StoreError>;
+
+    /// [`Store::usage_of`] of one key, or of all. Everything is kept: about 2 KiB for each day of a key.
+    async fn usage(
+        &self,
+        from: Date,
+        to: Date,
+        key: Option<KeyId>,
+    ) -> Result<Vec<DayUsage>, StoreError> {
+        let mut all = Vec::new();
+        let keys = match key {
+            Some(key) => vec![key],
+            None => self.ledger_keys(from, to).await?,
+        };
+        for batch in keys.chunks(keys_at_once(from, to)) {
+            all.extend(self.usage_of(from, to, batch).await?);
+        }
+        all.sort_by_key(|usage| (usage.date, usage.key));
+        Ok(all)
+    }
+
+    /// [`Store::prove_of`] of one key, or of all. Everything is kept.
     async fn prove(
         &self,
         from: Date,
         to: Date,
         key: Option<KeyId>,
-    ) -> Result<Vec<Proof>, StoreError>;
+    ) -> Result<Vec<Proof>, StoreError> {
+        let mut all = Vec::new();
+        let keys = match key {
+            Some(key) => vec![key],
+            None => self.ledger_keys(from, to).await?,
+        };
+        for batch in keys.chunks(keys_at_once(from, to)) {
+            all.extend(self.prove_of(from, to, batch).await?);
+        }
+        all.sort_by_key(|proof| (proof.usage.date, proof.usage.key));
+        Ok(all)
+    }
 
     /// The chain of closed days, if the store keeps one.
     fn chained(&self) -> Option<&dyn chain::Chained> {

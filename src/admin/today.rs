@@ -187,11 +187,11 @@ async fn survey(store: &dyn Store, terms: &SurveyTerms) -> Result<Today, StoreEr
         entries.iter().map(|entry| entry.record.id).collect()
     };
     keys.sort_unstable();
-    let mut sums = SurveySums::new();
+    let (date, mut sums) = (terms.day.date, SurveySums::new());
     let mut batches = keys.chunks(DAY_OF_KEYS_MAX).peekable();
     while let Some(batch) = batches.next() {
         let asked = Instant::now();
-        for usage in store.day_of(terms.day.date, batch).await? {
+        for usage in store.usage_of(date, date, batch).await? {
             sums.add(store, terms, &usage);
         }
         if batches.peek().is_some() {

@@ -90,7 +90,7 @@ fn write(entries: &[Entry], output: RowsFormat, out: &mut dyn Write) -> anyhow::
         RowsFormat::Json => write_json(out, &entries),
         RowsFormat::Csv => {
             let rows: Result<Vec<_>, _> = entries.iter().map(csv_row).collect();
-            write_csv(out, &CSV_HEADER, &rows?)
+            write_csv(out, &CSV_HEADER, rows?)
         }
         RowsFormat::Table => {
             let rows: Vec<_> = entries.iter().map(table_row).collect();

@@ -62,7 +62,13 @@ impl KeyArgument {
             return Ok(id);
         }
         // Rare: a key from before the last rotation, or an imported one. Reads the whole table, like `keys list`.
-        let holder = session.store.all_keys().await?.into_iter().find(holds);
+        let mut holder = None;
+        let mut look = |page: Vec<KeyRecord>| {
+            if holder.is_none() {
+                holder = page.into_iter().find(holds);
+            }
+        };
+        session.store.walk_keys(&mut look).await?;
         match (holder, form) {
             (Some(record), _) => Ok(record.id),
             (None, KeyForm::Issued(id)) => Ok(id),

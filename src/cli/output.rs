@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 use jiff::Timestamp;
 use jiff::civil::Date;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use terminal_size::{Width, terminal_size_of};
 
 pub(super) mod long_table;
@@ -131,19 +131,29 @@ pub(super) fn write_json(out: &mut dyn Write, value: &impl Serialize) -> anyhow:
     Ok(out.flush()?)
 }
 
-/// Writes rows as CSV with a header line, also if there are no rows.
+/// Writes rows as one JSON array and a newline, row by row.
+pub(super) fn write_json_rows(
+    out: &mut impl Write,
+    rows: impl Iterator<Item = impl Serialize>,
+) -> anyhow::Result<()> {
+    let mut json = serde_json::Serializer::pretty(&mut *out);
+    json.collect_seq(rows)?;
+    writeln!(out)?;
+    Ok(out.flush()?)
+}
+
+/// Writes rows as CSV, row by row, with a header line also if there are no rows.
 pub(super) fn write_csv(
     out: &mut dyn Write,
     header: &[&str],
-    rows: &[Vec<String>],
+    rows: impl IntoIterator<Item = Vec<String>>,
 ) -> anyhow::Result<()> {
-    let mut writer = csv::Writer::from_writer(Vec::new());
+    let mut writer = csv::Writer::from_writer(out);
     writer.write_record(header)?;
     for row in rows {
         writer.write_record(row)?;
     }
-    out.write_all(&writer.into_inner()?)?;
-    Ok(out.flush()?)
+    Ok(writer.flush()?)
 }
 
 /// Writes a table; the columns named in `numbers` are aligned to the right.
@@ -299,11 +309,11 @@ mod tests {
             vec![String::new(), "é".to_owned()],
         ];
         assert_eq!(
-            written(|out| write_csv(out, &["one", "two"], &rows)),
+            written(|out| write_csv(out, &["one", "two"], rows)),
             "one,two\n\"a,b\",\"say \"\"hi\"\"\nyou\"\n,é\n"
         );
         assert_eq!(
-            written(|out| write_csv(out, &["one", "two"], &[])),
+            written(|out| write_csv(out, &["one", "two"], [])),
             "one,two\n"
         );
     }

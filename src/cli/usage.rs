@@ -101,7 +101,7 @@ struct LedgerQuery {
     customer: Option<String>,
 }
 
-/// The key table by id.
+/// Records by id.
 type Records = BTreeMap<KeyId, KeyRecord>;
 
 /// Runs the command on the configured store.
@@ -157,18 +157,31 @@ fn range(from: Option<Date>, to: Option<Date>, today: Date) -> Result<(Date, Dat
     Ok((from, to))
 }
 
-/// The key table.
-async fn records(session: &Session) -> anyhow::Result<Records> {
-    let all = session.store.all_keys().await?.into_iter();
-    Ok(all.map(|record| (record.id, record)).collect())
+/// The requested keys, in the order of their ids: all, or one, or those of a customer.
+async fn keys_of(
+    session: &Session,
+    (from, to): (Date, Date),
+    key: Option<KeyId>,
+    customer: Option<&str>,
+) -> anyhow::Result<Vec<KeyId>> {
+    let Some(customer) = customer else {
+        return Ok(match key {
+            Some(key) => vec![key],
+            None => session.store.ledger_keys(from, to).await?,
+        });
+    };
+    let found = session.store.search_keys(customer).await?;
+    let found = found.iter().filter(|record| record.customer == customer);
+    let mut ids: Vec<KeyId> = found.map(|record| record.id).collect();
+    ids.retain(|id| key.is_none_or(|key| key == *id));
+    ids.sort_unstable();
+    Ok(ids)
 }
 
-/// Whether a key belongs to the requested customer, if any.
-fn is_of(records: &Records, customer: Option<&str>, key: KeyId) -> bool {
-    customer.is_none_or(|customer| {
-        let record = records.get(&key);
-        record.is_some_and(|record| record.customer == customer)
-    })
+/// The records of some keys.
+async fn records(session: &Session, keys: &[KeyId]) -> anyhow::Result<Records> {
+    let records = session.store.records_of(keys).await?.into_iter();
+    Ok(records.map(|record| (record.id, record)).collect())
 }
 
 /// The price of a month of a tier, in cents of US dollars.

@@ -264,6 +264,12 @@ pub enum Unusable {
 }
 
 impl KeyRecord {
+    /// The text that is searched for keys: id, customer and label, a line each, in lower case.
+    pub fn search_text(&self) -> String {
+        let label = self.label.as_deref().unwrap_or_default();
+        format!("{}\n{}\n{label}", self.id, self.customer).to_lowercase()
+    }
+
     /// The record of a new key: active, without label, end or grants. The store assigns its version.
     pub fn new(
         key: &ApiKey,

@@ -23,7 +23,7 @@ use super::watched::{FileContents, Settling, Watched};
 use crate::admin::{ConfigView, RefusedFile};
 use crate::clock::next_tick;
 use crate::config::{Certificate, Config, Running};
-use crate::policy::key_record::{KeyState, TierName};
+use crate::policy::key_record::{KeyRecord, KeyState, TierName};
 use crate::proxy::{Gate, Snapshot};
 use crate::store::Store;
 use crate::telemetry::access_log::Sink;
@@ -381,12 +381,16 @@ impl<'a> Holders<'a> {
     /// The keys of a tier that are or may become usable.
     fn of(&self, tier: &TierName) -> Result<u64, String> {
         let counted = self.counted.get_or_init(|| {
-            let keys = self.runtime.block_on(self.store.all_keys());
-            let keys = keys.map_err(|error| error.to_string())?;
             let mut counted = BTreeMap::new();
-            for key in keys.iter().filter(|key| key.state != KeyState::Revoked) {
-                *counted.entry(key.tier.clone()).or_default() += 1;
-            }
+            let mut count = |page: Vec<KeyRecord>| {
+                let held = page.into_iter();
+                for key in held.filter(|key| key.state != KeyState::Revoked) {
+                    *counted.entry(key.tier).or_default() += 1;
+                }
+            };
+            let walk = self.store.walk_keys(&mut count);
+            let walked = self.runtime.block_on(walk);
+            walked.map_err(|error| error.to_string())?;
             Ok(counted)
         });
         match counted {

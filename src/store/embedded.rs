@@ -74,7 +74,6 @@ use self::writer::Desk;
 use super::chain::{ChainItem, Chained};
 use super::export::{Exported, ImportCounts, ImportMode, Transfer};
 use super::held_file::HeldConnection;
-use super::key_table::Customers;
 use super::status::{Replicas, StoreStatus};
 use super::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
@@ -488,35 +487,32 @@ impl Store for EmbeddedStore {
         }
     }
 
-    async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError> {
-        let mut found: Vec<(i64, KeyRecord)> = Vec::new();
+    async fn walk_keys(
+        &self,
+        take: &mut (dyn FnMut(Vec<KeyRecord>) + Send),
+    ) -> Result<(), StoreError> {
+        let mut after = None;
         loop {
-            let after = found.last().map(|(_, record)| record.id);
             let page = self
                 .on_reader(move |connection| keys::page_by_id(connection, after))
                 .await?;
-            if page.is_empty() {
-                break;
+            after = page.last().map(|record| record.id);
+            if after.is_none() {
+                return Ok(());
             }
-            found.extend(page);
+            take(page);
         }
-        found.sort_by_key(|(born, record)| (record.created, *born));
-        Ok(found.into_iter().map(|(_, record)| record).collect())
     }
 
-    async fn holders(&self) -> Result<Vec<(KeyId, Arc<str>)>, StoreError> {
-        let (mut found, mut customers) = (Vec::new(), Customers::default());
-        loop {
-            let after = found.last().map(|(id, _)| *id);
-            let page = self
-                .on_reader(move |connection| keys::holders(connection, after))
-                .await?;
-            if page.is_empty() {
-                return Ok(found);
-            }
-            let page = page.into_iter();
-            found.extend(page.map(|(id, customer)| (id, customers.shared(customer))));
-        }
+    async fn search_keys(&self, text: &str) -> Result<Vec<KeyRecord>, StoreError> {
+        let text = text.to_lowercase();
+        self.on_reader(move |connection| keys::search(connection, &text))
+            .await
+    }
+
+    async fn ledger_keys(&self, from: Date, to: Date) -> Result<Vec<KeyId>, StoreError> {
+        self.on_reader(move |connection| usage::keys(connection, from, to))
+            .await
     }
 
     async fn records_of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
@@ -571,16 +567,6 @@ impl Store for EmbeddedStore {
             .await
     }
 
-    async fn usage(
-        &self,
-        from: Date,
-        to: Date,
-        key: Option<KeyId>,
-    ) -> Result<Vec<DayUsage>, StoreError> {
-        self.on_reader(move |connection| usage::read(connection, from, to, key))
-            .await
-    }
-
     async fn usage_of(
         &self,
         from: Date,
@@ -588,23 +574,18 @@ impl Store for EmbeddedStore {
         keys: &[KeyId],
     ) -> Result<Vec<DayUsage>, StoreError> {
         let keys = keys.to_vec();
-        self.on_reader(move |connection| usage::read_of(connection, from, to, &keys))
+        self.on_reader(move |connection| usage::read(connection, from, to, &keys))
             .await
     }
 
-    async fn day_of(&self, date: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError> {
-        let keys = keys.to_vec();
-        self.on_reader(move |connection| usage::read_of(connection, date, date, &keys))
-            .await
-    }
-
-    async fn prove(
+    async fn prove_of(
         &self,
         from: Date,
         to: Date,
-        key: Option<KeyId>,
+        keys: &[KeyId],
     ) -> Result<Vec<Proof>, StoreError> {
-        self.on_reader(move |connection| usage::prove(connection, from, to, key))
+        let keys = keys.to_vec();
+        self.on_reader(move |connection| usage::prove(connection, from, to, &keys))
             .await
     }
 }

@@ -4,7 +4,6 @@
 //! doubled or out of order. It owns no connection: stores feed it.
 
 use std::borrow::Borrow;
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -13,22 +12,6 @@ use jiff::Timestamp;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::{KeyRecord, Unusable};
-
-/// The names of customers, each stored once for all of its keys.
-#[derive(Debug, Default)]
-pub struct Customers(HashSet<Arc<str>>);
-
-impl Customers {
-    /// The one copy of a name.
-    pub fn shared(&mut self, name: String) -> Arc<str> {
-        if let Some(kept) = self.0.get(name.as_str()) {
-            return kept.clone();
-        }
-        let kept: Arc<str> = name.into();
-        self.0.insert(kept.clone());
-        kept
-    }
-}
 
 /// A record in the form for the request path.
 #[derive(Debug)]

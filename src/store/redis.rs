@@ -507,12 +507,19 @@ impl Store for RedisStore {
         self.parts.records.audit_trail(&wanted).await
     }
 
-    async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError> {
-        self.parts.records.all().await
+    async fn walk_keys(
+        &self,
+        take: &mut (dyn FnMut(Vec<KeyRecord>) + Send),
+    ) -> Result<(), StoreError> {
+        self.parts.records.walk(take).await
     }
 
-    async fn holders(&self) -> Result<Vec<(KeyId, Arc<str>)>, StoreError> {
-        self.parts.records.holders().await
+    async fn search_keys(&self, text: &str) -> Result<Vec<KeyRecord>, StoreError> {
+        self.parts.records.search(text).await
+    }
+
+    async fn ledger_keys(&self, _from: Date, _to: Date) -> Result<Vec<KeyId>, StoreError> {
+        self.parts.records.ids().await
     }
 
     async fn records_of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
@@ -567,16 +574,6 @@ impl Store for RedisStore {
         operations::status::status(link, names, difference.as_secs_f64(), events, journal).await
     }
 
-    async fn usage(
-        &self,
-        from: Date,
-        to: Date,
-        key: Option<KeyId>,
-    ) -> Result<Vec<DayUsage>, StoreError> {
-        let keys = self.parts.ids(key).await?;
-        counts::ledger::usage(&self.parts.command_link, &self.parts.names, &keys, from, to).await
-    }
-
     async fn usage_of(
         &self,
         from: Date,
@@ -587,18 +584,13 @@ impl Store for RedisStore {
         counts::ledger::usage(link, names, keys, from, to).await
     }
 
-    async fn day_of(&self, date: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError> {
-        let (link, names) = (&self.parts.command_link, &self.parts.names);
-        counts::ledger::usage(link, names, keys, date, date).await
-    }
-
-    async fn prove(
+    async fn prove_of(
         &self,
         from: Date,
         to: Date,
-        key: Option<KeyId>,
+        keys: &[KeyId],
     ) -> Result<Vec<Proof>, StoreError> {
-        let keys = self.parts.ids(key).await?;
-        counts::ledger::prove(&self.parts.command_link, &self.parts.names, &keys, from, to).await
+        let (link, names) = (&self.parts.command_link, &self.parts.names);
+        counts::ledger::prove(link, names, keys, from, to).await
     }
 }

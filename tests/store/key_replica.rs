@@ -156,7 +156,7 @@ async fn keys_are_loaded_past_any_number_of_counts() {
     has_record(&first, &keys[39].record).await;
     // The gateway also walks over the store a second after its start, for what older versions wrote with an expiry.
     eventually("the index is complete and that walk is over", async || {
-        let is_indexed = site.has("touchline:indexed:{15}").await;
+        let is_indexed = site.has("touchline:complete:{15}").await;
         (is_indexed && site.has("touchline:unexpiring").await).then_some(())
     })
     .await;
@@ -197,7 +197,7 @@ async fn a_store_filled_before_there_was_an_index_is_loaded_and_indexed() {
     let gateway = site.gateway().await;
     has_record(&gateway, &key.record).await;
     eventually("the index is complete", async || {
-        site.has("touchline:indexed:{15}").await.then_some(())
+        site.has("touchline:complete:{15}").await.then_some(())
     })
     .await;
     let scans = site.calls_of("scan").await;
@@ -260,7 +260,7 @@ async fn after_flushall_the_running_gateways_write_back_keys_and_revocations() {
         );
         assert_eq!(gateway.keys().len(), 2);
         eventually("the gateway has found its place again", async || {
-            site.has("touchline:indexed:{15}").await.then_some(())
+            site.has("touchline:complete:{15}").await.then_some(())
         })
         .await;
     }

@@ -92,7 +92,7 @@ async fn the_status_of_an_embedded_store_reports_its_file_and_gateways() {
     let reported = status(&scene).await;
     let store = &reported["store"];
     assert_eq!(store["kind"], "embedded");
-    assert_eq!(store["schema_version"], 4);
+    assert_eq!(store["schema_version"], 5);
     assert_eq!(store["durability"], "1s");
     assert!(store["path"].as_str().unwrap().ends_with("touchline.db"));
     assert!(store["bytes"].as_u64().unwrap() > 0);

@@ -1,14 +1,15 @@
 //! Finding and showing keys, without changing any.
 
-use std::io::Write;
+use std::io::{BufWriter, Write};
 
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 
 use super::view::{DetailView, GrantedView, KeyView, LIST_HEADER, ShownView, TodayView};
 use super::{Session, configured_tier, existing};
+use crate::cli::output::long_table::write_long_table;
 use crate::cli::output::{
-    RecordFormat, RowsFormat, write_csv, write_json, write_record, write_table,
+    RecordFormat, RowsFormat, write_csv, write_json, write_json_rows, write_record,
 };
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::Wanted;
@@ -58,30 +59,21 @@ impl ShownState {
 }
 
 impl ListArguments {
+    /// The text by which the store finds the records: that of `--search`, or the customer, or `None` to read all.
+    fn indexed_text(&self) -> Option<&str> {
+        self.search.as_deref().or(self.customer.as_deref())
+    }
+
     /// Whether a record matches every filter.
     fn holds(&self, record: &KeyRecord, now: Timestamp) -> bool {
         let state = KeyView::of(record, now).shown_state();
-        self.customer
-            .as_ref()
-            .is_none_or(|customer| *customer == record.customer)
+        let has_text = |text: &String| record.search_text().contains(&text.to_lowercase());
+        let is_of = |customer: &String| *customer == record.customer;
+        self.customer.as_ref().is_none_or(is_of)
             && self.tier.as_ref().is_none_or(|tier| *tier == record.tier)
             && self.state.is_none_or(|wanted| wanted.as_str() == state)
-            && self
-                .search
-                .as_ref()
-                .is_none_or(|text| has_text(record, text))
+            && self.search.as_ref().is_none_or(has_text)
     }
-}
-
-fn has_text(record: &KeyRecord, text: &str) -> bool {
-    let text = text.to_lowercase();
-    [
-        record.id.as_str(),
-        &record.customer,
-        record.label.as_deref().unwrap_or_default(),
-    ]
-    .iter()
-    .any(|field| field.to_lowercase().contains(&text))
 }
 
 /// Lists the keys that match the filters.
@@ -91,35 +83,41 @@ pub(super) async fn list(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let now = session.store.server_time().await?;
-    let records = session.store.all_keys().await?;
-    if let Some(tier) = &wanted.tier
-        && !records.iter().any(|record| record.tier == *tier)
-    {
-        configured_tier(&session.config, tier.as_str())?;
+    let mut found = Vec::new();
+    let mut take = |page: Vec<KeyRecord>| {
+        let page = page.into_iter();
+        found.extend(page.filter(|record| wanted.holds(record, now)));
+    };
+    match wanted.indexed_text() {
+        Some(text) => take(session.store.search_keys(text).await?),
+        None => session.store.walk_keys(&mut take).await?,
     }
-    let views: Vec<KeyView<'_>> = records
-        .iter()
-        .filter(|record| wanted.holds(record, now))
-        .map(|record| KeyView::of(record, now))
-        .collect();
-    match wanted.output {
-        RowsFormat::Json => write_json(out, &views),
-        RowsFormat::Csv => {
-            let rows: Vec<Vec<String>> = views.iter().map(KeyView::csv_row).collect();
-            write_csv(out, &LIST_HEADER, &rows)
+    if let Some(tier) = &wanted.tier
+        && found.is_empty()
+    {
+        // Perhaps other keys have the tier.
+        let mut is_held = false;
+        let mut look = |page: Vec<KeyRecord>| {
+            is_held |= page.iter().any(|record| record.tier == *tier);
+        };
+        session.store.walk_keys(&mut look).await?;
+        if !is_held {
+            configured_tier(&session.config, tier.as_str())?;
         }
+    }
+    found.sort_unstable_by_key(|record| (record.created, record.id));
+    let views = || found.iter().map(|record| KeyView::of(record, now));
+    let out = &mut BufWriter::new(out);
+    match wanted.output {
+        RowsFormat::Json => write_json_rows(out, views()),
+        RowsFormat::Csv => write_csv(out, &LIST_HEADER, views().map(|view| view.csv_row())),
         RowsFormat::Table => {
             let calendar = &session.config.calendar;
-            let rows: Vec<Vec<String>> = views
-                .iter()
-                .map(|view| {
-                    view.fields(calendar)
-                        .into_iter()
-                        .map(|(_, value)| value)
-                        .collect()
-                })
-                .collect();
-            write_table(out, &LIST_HEADER, &[], &rows)
+            let cells = |record: &KeyRecord| {
+                let fields = KeyView::of(record, now).fields(calendar).into_iter();
+                fields.map(|(_, value)| value).collect()
+            };
+            write_long_table(out, &LIST_HEADER, &[], &found, cells)
         }
     }
 }

@@ -9,13 +9,31 @@ use super::{COLUMNS, lines, table};
 /// The rows of a batch.
 pub(in crate::cli) const BATCH_ROWS: usize = 1_000;
 
+/// Writes a table with one row for each item.
+pub(in crate::cli) fn write_long_table<T>(
+    out: &mut dyn Write,
+    header: &[&str],
+    numbers: &[&str],
+    items: &[T],
+    cells: impl Fn(&T) -> Vec<String>,
+) -> anyhow::Result<()> {
+    let mut table = LongTable::new(header, numbers);
+    let batches = || items.chunks(BATCH_ROWS);
+    let rows = |items: &[T]| items.iter().map(&cells).collect::<Vec<_>>();
+    batches().for_each(|items| table.measure(&rows(items)));
+    table.write_header(out)?;
+    for items in batches() {
+        table.write(out, &rows(items))?;
+    }
+    Ok(out.flush()?)
+}
+
 /// The table; see the module.
 pub(in crate::cli) struct LongTable<'n> {
     header: &'n [&'n str],
     numbers: &'n [&'n str],
     /// The width of each column, as far as measured, with its padding.
     widths: Vec<u16>,
-    is_begun: bool,
 }
 
 impl<'n> LongTable<'n> {
@@ -25,8 +43,12 @@ impl<'n> LongTable<'n> {
             header,
             numbers,
             widths: vec![0; header.len()],
-            is_begun: false,
         }
+    }
+
+    /// The columns that the measured rows take, if they are not broken.
+    pub(in crate::cli) fn width(&self) -> usize {
+        self.widths.iter().copied().map(usize::from).sum()
     }
 
     /// Measures rows.
@@ -39,29 +61,39 @@ impl<'n> LongTable<'n> {
         }
     }
 
-    /// Writes rows, the header first, broken if the terminal is too narrow. A cell wider than measured moves the rest of its batch to
-    /// the right.
-    pub(in crate::cli) fn write(
-        &mut self,
-        out: &mut dyn Write,
-        rows: &[Vec<String>],
-    ) -> std::io::Result<()> {
+    /// The header and rows in their final widths, broken if the terminal is too narrow; then each batch is arranged by itself.
+    fn arranged(&self, rows: &[Vec<String>]) -> Vec<String> {
         let mut table = table(self.header, self.numbers, rows);
-        // If cells are broken, each batch is arranged by itself.
-        let columns: u32 = self.widths.iter().copied().map(u32::from).sum();
-        if COLUMNS
-            .get()
-            .is_none_or(|shown| columns <= u32::from(*shown))
-        {
+        let columns = COLUMNS.get().copied().map(usize::from);
+        if columns.is_none_or(|columns| self.width() <= columns) {
             for (column, width) in table.column_iter_mut().zip(&self.widths) {
                 column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(*width)));
             }
         }
-        let header = usize::from(std::mem::replace(&mut self.is_begun, true));
-        for line in lines(&table).into_iter().skip(header) {
-            writeln!(out, "{line}")?;
-        }
-        Ok(())
+        lines(&table)
+    }
+
+    /// Writes the header.
+    pub(in crate::cli) fn write_header(&self, out: &mut dyn Write) -> std::io::Result<()> {
+        let header = self.arranged(&[]);
+        header.iter().try_for_each(|line| writeln!(out, "{line}"))
+    }
+
+    /// The lines of rows, without the header. A cell wider than measured moves the rest of its batch to the right.
+    pub(in crate::cli) fn lines(&self, rows: &[Vec<String>]) -> Vec<String> {
+        let mut lines = self.arranged(rows);
+        lines.drain(..1);
+        lines
+    }
+
+    /// Writes the [lines](LongTable::lines) of rows.
+    pub(in crate::cli) fn write(
+        &self,
+        out: &mut dyn Write,
+        rows: &[Vec<String>],
+    ) -> std::io::Result<()> {
+        let lines = self.lines(rows);
+        lines.iter().try_for_each(|line| writeln!(out, "{line}"))
     }
 }
 
@@ -85,6 +117,7 @@ mod tests {
             let mut table = LongTable::new(&header, &["units"]);
             rows.chunks(size).for_each(|rows| table.measure(rows));
             let mut out = Vec::new();
+            table.write_header(&mut out).unwrap();
             for rows in rows.chunks(size) {
                 table.write(&mut out, rows).unwrap();
             }
@@ -97,7 +130,7 @@ mod tests {
     fn without_rows_there_is_the_header() {
         let mut out = Vec::new();
         LongTable::new(&["one", "two"], &[])
-            .write(&mut out, &[])
+            .write_header(&mut out)
             .unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "ONE  TWO\n");
     }

@@ -41,29 +41,46 @@ impl Screen {
     }
 }
 
-/// Puts a bar behind each line with an amount.
-pub(super) fn put_behind(screen: Screen, lines: &mut [String], amounts: &[Option<i64>]) {
-    if lines.len() != amounts.len() {
-        // If rows take several lines, the terminal has no space for bars.
-        return;
-    }
-    let width = lines.iter().map(|line| line.chars().count()).max();
-    let width = width.unwrap_or(0);
-    let Some(room) = screen.room(width) else {
-        return;
-    };
-    let most = amounts.iter().flatten().copied().max().unwrap_or(0);
-    for (line, amount) in lines.iter_mut().zip(amounts) {
-        let bar = bar(amount.unwrap_or(0), most, room);
-        if bar.is_empty() {
-            continue;
+/// Bars of one scale.
+#[derive(Debug)]
+pub(super) struct Bars {
+    /// The width of the lines before the bars.
+    width: usize,
+    /// The length of the bar of `most`, or `None` if there is no space for bars.
+    room: Option<usize>,
+    most: i64,
+    is_coloured: bool,
+}
+
+impl Bars {
+    /// Bars behind lines of at most `width` columns, for amounts of at most `most`.
+    pub(super) fn new(screen: Screen, width: usize, most: i64) -> Bars {
+        Bars {
+            width,
+            room: screen.room(width),
+            most,
+            is_coloured: screen.is_coloured,
         }
-        let gap = width - line.chars().count() + GAP;
-        line.push_str(&" ".repeat(gap));
-        if screen.is_coloured {
-            line.push_str(&format!("\u{1b}[36m{bar}\u{1b}[0m"));
-        } else {
-            line.push_str(&bar);
+    }
+
+    /// Puts a bar behind each line.
+    pub(super) fn put_behind(&self, lines: &mut [String], amounts: &[i64]) {
+        // If rows take several lines, the terminal has no space for bars.
+        let Some(room) = self.room.filter(|_| lines.len() == amounts.len()) else {
+            return;
+        };
+        for (line, amount) in lines.iter_mut().zip(amounts) {
+            let bar = bar(*amount, self.most, room);
+            if bar.is_empty() {
+                continue;
+            }
+            let gap = self.width.saturating_sub(line.chars().count()) + GAP;
+            line.push_str(&" ".repeat(gap));
+            if self.is_coloured {
+                line.push_str(&format!("\u{1b}[36m{bar}\u{1b}[0m"));
+            } else {
+                line.push_str(&bar);
+            }
         }
     }
 }
@@ -96,7 +113,7 @@ mod tests {
             columns,
             is_coloured,
         };
-        put_behind(screen, &mut lines, &[Some(100), Some(1), None]);
+        Bars::new(screen, 5, 100).put_behind(&mut lines, &[100, 1, 0]);
         lines
     }
 

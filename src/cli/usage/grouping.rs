@@ -1,6 +1,6 @@
 //! Sums over the ledger: the groups of a report, and their counts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -136,6 +136,13 @@ pub(super) struct GroupRow {
     pub counts: UsageCounts,
 }
 
+impl GroupRow {
+    /// The second cell: the customer in a row of a key.
+    fn customer(&self) -> Option<&str> {
+        self.names.get(1)?.1.as_deref()
+    }
+}
+
 impl Serialize for GroupRow {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
@@ -208,35 +215,53 @@ fn with_rest(
     parts
 }
 
-/// The rows in the order of their names (keys by customers, then ids).
-pub(super) fn rows(
+/// The rows of a report, while it is read.
+pub(super) struct Groups {
     by: Grouping,
-    usage: &[DayUsage],
-    config: &Config,
-    records: &Records,
-) -> Vec<GroupRow> {
-    let mut groups: BTreeMap<String, (BTreeSet<KeyId>, UsageCounts)> = BTreeMap::new();
-    for usage in usage {
-        for (name, part) in by.parts(usage, config, records) {
-            let (keys, counts) = groups.entry(name).or_default();
-            keys.insert(usage.key);
-            counts.add(&part);
+    /// Each row by its name, with the last key that was added to it.
+    rows: BTreeMap<String, (GroupRow, KeyId)>,
+    total: UsageCounts,
+}
+
+impl Groups {
+    pub(super) fn new(by: Grouping) -> Groups {
+        Groups {
+            by,
+            rows: BTreeMap::new(),
+            total: UsageCounts::default(),
         }
     }
-    let mut rows: Vec<GroupRow> = groups
-        .into_iter()
-        .map(|(name, (keys, counts))| GroupRow {
-            names: names(by, name, records),
-            keys: (by != Grouping::Key).then_some(keys.len()),
-            counts,
-        })
-        .collect();
-    if by == Grouping::Key {
-        let cell =
-            |row: &GroupRow, column: usize| row.names.get(column).map(|(_, cell)| cell.clone());
-        rows.sort_by_key(|row| (cell(row, 1), cell(row, 0)));
+
+    /// Adds days in the order of their keys, all days of a key at once.
+    pub(super) fn add(&mut self, usage: &[DayUsage], config: &Config, records: &Records) {
+        let is_of_keys = self.by == Grouping::Key;
+        for usage in usage {
+            for (name, part) in self.by.parts(usage, config, records) {
+                let new = |name: &String| GroupRow {
+                    names: names(self.by, name.clone(), records),
+                    keys: (!is_of_keys).then_some(1),
+                    counts: UsageCounts::default(),
+                };
+                let place = self.rows.entry(name);
+                let (row, last) = place.or_insert_with_key(|name| (new(name), usage.key));
+                if std::mem::replace(last, usage.key) != usage.key {
+                    row.keys = row.keys.map(|keys| keys + 1);
+                }
+                row.counts.add(&part);
+            }
+        }
+        self.total.add(&total(usage));
     }
-    rows
+
+    /// The rows in the order of their names (keys by customers, then ids), and the total.
+    pub(super) fn finish(self) -> (Vec<GroupRow>, UsageCounts) {
+        let mut rows: Vec<GroupRow> = self.rows.into_values().map(|(row, _)| row).collect();
+        if self.by == Grouping::Key {
+            // Customers, of rows that are in the order of keys.
+            rows.sort_by(|one, other| one.customer().cmp(&other.customer()));
+        }
+        (rows, self.total)
+    }
 }
 
 fn names(by: Grouping, name: String, records: &Records) -> Vec<(&'static str, Option<String>)> {
@@ -260,7 +285,7 @@ fn names(by: Grouping, name: String, records: &Records) -> Vec<(&'static str, Op
 }
 
 /// The sum of everything.
-pub(super) fn total(usage: &[DayUsage]) -> UsageCounts {
+fn total(usage: &[DayUsage]) -> UsageCounts {
     let mut total = UsageCounts::default();
     for usage in usage {
         total.add(&UsageCounts::beside(usage));

@@ -4,7 +4,7 @@
 //! their lines are kept, some 200 bytes each: memory grows with the keys, not with their use. Nothing is written before everything
 //! was read, so a failing store leaves no partial invoice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{BufWriter, Write};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use jiff::civil::Date;
 use jiff::{Span, Timestamp};
 use serde::Serialize;
 
-use super::Session;
+use super::{Session, keys_of};
 use crate::cli::output::long_table::{BATCH_ROWS, LongTable};
 use crate::cli::output::{RowsFormat, prose};
 use crate::cli::session::note;
@@ -23,7 +23,7 @@ use crate::policy::audit::Wanted;
 use crate::policy::billing::Life;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::{Action, KeyRecord};
-use crate::store::{DayUsage, KEYS_AT_ONCE_MAX};
+use crate::store::{DayUsage, keys_at_once};
 
 mod lines;
 
@@ -95,6 +95,22 @@ impl Month {
 
     fn holds(self, date: Date) -> bool {
         (self.first..=self.last()).contains(&date)
+    }
+}
+
+/// The names of customers, each stored once for all of its keys.
+#[derive(Debug, Default)]
+struct Customers(HashSet<Arc<str>>);
+
+impl Customers {
+    /// The one copy of a name.
+    fn shared(&mut self, name: &str) -> Arc<str> {
+        if let Some(kept) = self.0.get(name) {
+            return kept.clone();
+        }
+        let kept: Arc<str> = name.into();
+        self.0.insert(kept.clone());
+        kept
     }
 }
 
@@ -217,25 +233,16 @@ async fn read(
     let from = terms.month.first;
     let from = from.checked_sub(Span::new().days(LATE_DAYS_MAX))?;
     let to = terms.month.last();
-    let mut holders = session.store.holders().await?;
-    holders.retain(|(_, held)| customer.is_none_or(|customer| **held == *customer));
-    let mut lines = Vec::with_capacity(holders.len());
-    for batch in holders.chunks(KEYS_AT_ONCE_MAX) {
-        let ids: Vec<KeyId> = batch.iter().map(|(key, _)| *key).collect();
+    let keys = keys_of(session, (from, to), None, customer).await?;
+    let (mut lines, mut customers) = (Vec::with_capacity(keys.len()), Customers::default());
+    for batch in keys.chunks(keys_at_once(from, to)) {
         let mut usage: BTreeMap<KeyId, Vec<DayUsage>> = BTreeMap::new();
-        for day in session.store.usage_of(from, to, &ids).await? {
+        for day in session.store.usage_of(from, to, batch).await? {
             usage.entry(day.key).or_default().push(day);
         }
-        let customers: BTreeMap<KeyId, &Arc<str>> = batch
-            .iter()
-            .map(|(key, customer)| (*key, customer))
-            .collect();
-        for record in session.store.records_of(&ids).await? {
-            let Some(customer) = customers.get(&record.id) else {
-                continue;
-            };
+        for record in session.store.records_of(batch).await? {
             let key = BilledKey {
-                customer,
+                customer: customers.shared(&record.customer),
                 record: &record,
                 life: life(session, terms, &record).await?,
             };
@@ -319,6 +326,7 @@ fn table(
     let batches = || lines.chunks(BATCH_ROWS).map(rows);
     batches().for_each(|rows| table.measure(&rows));
     table.measure(&total);
+    table.write_header(out)?;
     for rows in batches() {
         table.write(out, &rows)?;
     }

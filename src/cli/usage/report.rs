@@ -1,16 +1,19 @@
 //! The report: rows of sums, as a table with bars, CSV or JSON.
+//!
+//! Keys are read in batches, and only the sums are kept, some 500 bytes a row; JSON, which lists the days, keeps them all.
 
-use std::io::Write;
+use std::io::{BufWriter, Write};
 
 use jiff::civil::Date;
 use serde::Serialize;
 
-use super::bars::{Screen, put_behind};
-use super::grouping::{GroupRow, Grouping, NUMBERS, UsageCounts, rows, total};
-use super::{LedgerQuery, Session, is_of, records};
+use super::bars::{Bars, Screen};
+use super::grouping::{GroupRow, Grouping, Groups, NUMBERS, UsageCounts};
+use super::{LedgerQuery, Records, Session, keys_of, records};
 use crate::cli::key_argument::id_of;
-use crate::cli::output::{RowsFormat, table_lines, write_csv, write_json};
-use crate::store::DayUsage;
+use crate::cli::output::long_table::{BATCH_ROWS, LongTable};
+use crate::cli::output::{RowsFormat, write_csv};
+use crate::store::{DayUsage, keys_at_once};
 
 /// The numbers that a table always shows, and those it shows only if any is not 0.
 const SHOWN: [&str; 4] = ["used", "requests", "charged", "refunded"];
@@ -37,38 +40,52 @@ pub(super) async fn run(
 ) -> anyhow::Result<()> {
     let (from, to) = asked.days(session).await?;
     let key = id_of(asked.key, session).await?;
-    let mut usage = session.store.usage(from, to, key).await?;
-    let records = records(session).await?;
-    usage.retain(|usage| is_of(&records, asked.customer.as_deref(), usage.key));
-    let (rows, total) = (rows(by, &usage, &session.config, &records), total(&usage));
+    let keys = keys_of(session, (from, to), key, asked.customer.as_deref()).await?;
+    let (mut groups, mut days) = (Groups::new(by), Vec::new());
+    for batch in keys.chunks(keys_at_once(from, to)) {
+        let mut usage = session.store.usage_of(from, to, batch).await?;
+        let records = match by {
+            Grouping::Key | Grouping::Customer => records(session, batch).await?,
+            Grouping::Day | Grouping::Endpoint | Grouping::Tier | Grouping::Month => {
+                Records::default()
+            }
+        };
+        usage.sort_by_key(|usage| usage.key);
+        groups.add(&usage, &session.config, &records);
+        if output == RowsFormat::Json {
+            days.append(&mut usage);
+        }
+    }
+    let (rows, total) = groups.finish();
+    let out = &mut BufWriter::new(out);
     match output {
         RowsFormat::Json => {
+            days.sort_by_key(|usage| (usage.date, usage.key));
             let report = LedgerReport {
                 from,
                 to,
                 by,
                 rows: &rows,
                 total: &total,
-                days: &usage,
+                days: &days,
             };
-            write_json(out, &report)
+            serde_json::to_writer_pretty(&mut *out, &report)?;
+            writeln!(out)?;
         }
-        RowsFormat::Csv => csv(out, by, &rows),
-        RowsFormat::Table => table(out, by, &rows, &total, Screen::of_stdout()),
+        RowsFormat::Csv => csv(out, by, &rows)?,
+        RowsFormat::Table => table(out, by, &rows, &total, Screen::of_stdout())?,
     }
+    Ok(out.flush()?)
 }
 
 fn csv(out: &mut dyn Write, by: Grouping, rows: &[GroupRow]) -> anyhow::Result<()> {
     let header: Vec<&str> = by.columns().iter().chain(&NUMBERS).copied().collect();
-    let cells: Vec<Vec<String>> = rows
-        .iter()
-        .map(|row| {
-            let numbers = row.counts.numbers().into_iter();
-            let numbers = numbers.map(|number| number.to_string());
-            named(row).chain(numbers).collect()
-        })
-        .collect();
-    write_csv(out, &header, &cells)
+    let cells = rows.iter().map(|row| {
+        let numbers = row.counts.numbers().into_iter();
+        let numbers = numbers.map(|number| number.to_string());
+        named(row).chain(numbers).collect()
+    });
+    write_csv(out, &header, cells)
 }
 
 /// The cells before the numbers.
@@ -100,24 +117,35 @@ fn table(
         let refused = counts.totals.refused().to_string();
         numbers.chain([refused]).collect::<Vec<String>>()
     };
-    let mut lines: Vec<Vec<String>> = rows
-        .iter()
-        .map(|row| named(row).chain(cells(&row.counts)).collect())
-        .collect();
     let blank = by.columns().iter().skip(1).map(|_| String::new());
     let sum = std::iter::once("total".to_owned()).chain(blank);
-    lines.push(sum.chain(cells(total)).collect());
+    let sum = [sum.chain(cells(total)).collect()];
     let numbers: Vec<&str> = shown.iter().copied().chain(["refused"]).collect();
     let header: Vec<&str> = by.columns().iter().chain(&numbers).copied().collect();
     let right: Vec<&str> = numbers.iter().copied().chain(["keys"]).collect();
-    let mut text = table_lines(&header, &right, &lines);
-    let used = rows.iter().map(|row| Some(row.counts.used));
-    let amounts: Vec<Option<i64>> = std::iter::once(None).chain(used).chain([None]).collect();
-    put_behind(screen, &mut text, &amounts);
-    for line in text {
-        writeln!(out, "{line}")?;
+    let lines = |rows: &[GroupRow]| -> Vec<Vec<String>> {
+        let lines = rows.iter();
+        lines
+            .map(|row| named(row).chain(cells(&row.counts)).collect())
+            .collect()
+    };
+    let mut table = LongTable::new(&header, &right);
+    let batches = || rows.chunks(BATCH_ROWS);
+    batches().for_each(|rows| table.measure(&lines(rows)));
+    table.measure(&sum);
+    let most = rows.iter().map(|row| row.counts.used).max();
+    let bars = Bars::new(screen, table.width(), most.unwrap_or(0));
+    table.write_header(out)?;
+    for rows in batches() {
+        let mut text = table.lines(&lines(rows));
+        let used: Vec<i64> = rows.iter().map(|row| row.counts.used).collect();
+        bars.put_behind(&mut text, &used);
+        for line in text {
+            writeln!(out, "{line}")?;
+        }
     }
-    Ok(out.flush()?)
+    table.write(out, &sum)?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -10,12 +10,12 @@ use jiff::civil::Date;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{LedgerQuery, Session, chain, is_of, records};
+use super::{LedgerQuery, Session, chain, keys_of};
 use crate::cli::key_argument::id_of;
 use crate::cli::output::{RecordFormat, write_json, write_record, write_table};
 use crate::policy::api_key::KeyId;
 use crate::store::chain::CheckedChain;
-use crate::store::{Proof, Totals};
+use crate::store::{Proof, Totals, keys_at_once};
 
 /// How long a day may take to reconcile: several times the delay of a gateway's entries.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -77,15 +77,20 @@ pub(super) async fn run(
 ) -> anyhow::Result<()> {
     let (from, to) = asked.days(session).await?;
     let key = id_of(asked.key, session).await?;
-    let mut proofs = session.store.prove(from, to, key).await?;
-    if let Some(customer) = &asked.customer {
-        let records = records(session).await?;
-        proofs.retain(|proof| is_of(&records, Some(customer), proof.usage.key));
+    let keys = keys_of(session, (from, to), key, asked.customer.as_deref()).await?;
+    let (mut verdict, mut unsettled) = (Verification::new(from, to), Vec::new());
+    for batch in keys.chunks(keys_at_once(from, to)) {
+        for proof in session.store.prove_of(from, to, batch).await? {
+            match is_unsettled(&proof) {
+                true => unsettled.push(proof),
+                false => verdict.add(&proof),
+            }
+        }
     }
     let deadline = Instant::now() + PATIENCE;
-    while proofs.iter().any(is_unsettled) && Instant::now() < deadline {
+    while unsettled.iter().any(is_unsettled) && Instant::now() < deadline {
         tokio::time::sleep(PAUSE).await;
-        for proof in proofs.iter_mut().filter(|proof| is_unsettled(proof)) {
+        for proof in unsettled.iter_mut().filter(|proof| is_unsettled(proof)) {
             let (date, key) = (proof.usage.date, proof.usage.key);
             let again = session.store.prove(date, date, Some(key)).await?;
             if let Some(again) = again.into_iter().next() {
@@ -93,7 +98,8 @@ pub(super) async fn run(
             }
         }
     }
-    let mut verdict = verdict((from, to), &proofs);
+    unsettled.iter().for_each(|proof| verdict.add(proof));
+    verdict.faults.sort_by_key(|fault| (fault.date, fault.key));
     // A day's digest covers all keys, so it cannot be compared for some.
     let is_of_all = asked.key.is_none() && asked.customer.is_none();
     let days = is_of_all.then_some((from, to));
@@ -123,7 +129,53 @@ pub(super) async fn run(
     }
 }
 
+/// Whether a second check may have another result.
+fn is_unsettled(proof: &Proof) -> bool {
+    !proof.faults.is_empty() || proof.usage.unattributed != 0
+}
+
 impl Verification {
+    fn new(from: Date, to: Date) -> Verification {
+        Verification {
+            from,
+            to,
+            key_days: 0,
+            used: 0,
+            attributed: 0,
+            unattributed: 0,
+            over: 0,
+            adjusted: 0,
+            chain: None,
+            faults: Vec::new(),
+        }
+    }
+
+    /// Adds a day of a key.
+    fn add(&mut self, Proof { usage, faults }: &Proof) {
+        let endpoints: i64 = usage.endpoints.values().map(Totals::net).sum();
+        let tiers: i64 = usage.tiers.values().map(Totals::net).sum();
+        let mut faults = faults.clone();
+        for (what, attributed) in [("endpoints", endpoints), ("tiers", tiers)] {
+            if i64::try_from(usage.used) != Ok(attributed + usage.unattributed) {
+                faults.push(format!(
+                    "its {what} sum to {attributed}, {} units are unattributed, and {} are used",
+                    usage.unattributed, usage.used
+                ));
+            }
+        }
+        self.key_days += 1;
+        self.used += usage.used;
+        self.attributed += endpoints;
+        self.unattributed += usage.unattributed;
+        self.over += usage.over;
+        self.adjusted += usage.adjusted();
+        self.faults.extend(faults.into_iter().map(|fault| DayFault {
+            date: usage.date,
+            key: Some(usage.key),
+            fault,
+        }));
+    }
+
     fn take(&mut self, checked: CheckedChain) {
         let faults = checked.faults.into_iter();
         self.faults.extend(faults.map(|one| DayFault {
@@ -140,52 +192,6 @@ impl Verification {
             digest: checked.digest,
         });
     }
-}
-
-/// Whether a second check may have another result.
-fn is_unsettled(proof: &Proof) -> bool {
-    !proof.faults.is_empty() || proof.usage.unattributed != 0
-}
-
-fn verdict((from, to): (Date, Date), proofs: &[Proof]) -> Verification {
-    let mut verdict = Verification {
-        from,
-        to,
-        key_days: proofs.len(),
-        used: 0,
-        attributed: 0,
-        unattributed: 0,
-        over: 0,
-        adjusted: 0,
-        chain: None,
-        faults: Vec::new(),
-    };
-    for Proof { usage, faults } in proofs {
-        let endpoints: i64 = usage.endpoints.values().map(Totals::net).sum();
-        let tiers: i64 = usage.tiers.values().map(Totals::net).sum();
-        let mut faults = faults.clone();
-        for (what, attributed) in [("endpoints", endpoints), ("tiers", tiers)] {
-            if i64::try_from(usage.used) != Ok(attributed + usage.unattributed) {
-                faults.push(format!(
-                    "its {what} sum to {attributed}, {} units are unattributed, and {} are used",
-                    usage.unattributed, usage.used
-                ));
-            }
-        }
-        verdict.used += usage.used;
-        verdict.attributed += endpoints;
-        verdict.unattributed += usage.unattributed;
-        verdict.over += usage.over;
-        verdict.adjusted += usage.adjusted();
-        verdict
-            .faults
-            .extend(faults.into_iter().map(|fault| DayFault {
-                date: usage.date,
-                key: Some(usage.key),
-                fault,
-            }));
-    }
-    verdict
 }
 
 fn table(out: &mut dyn Write, verdict: &Verification) -> anyhow::Result<()> {
@@ -247,12 +253,17 @@ mod tests {
     fn a_day_whose_parts_do_not_sum_up_is_a_fault_of_its_key() {
         let (_, record) = key_of("pro");
         let usage = day("2026-11-20", record.id, vec![cell("pro", "/a", 5)]);
-        let days = (usage.date, usage.date);
+        let usage_date = usage.date;
         let whole = Proof {
             usage,
             faults: Vec::new(),
         };
-        let proved = verdict(days, std::slice::from_ref(&whole));
+        let verdict = |proofs: &[Proof]| {
+            let mut verdict = Verification::new(usage_date, usage_date);
+            proofs.iter().for_each(|proof| verdict.add(proof));
+            verdict
+        };
+        let proved = verdict(std::slice::from_ref(&whole));
         assert_eq!(
             (proved.used, proved.attributed, proved.unattributed),
             (5, 4, 1)
@@ -263,7 +274,7 @@ mod tests {
         broken.usage.used = 7;
         broken.usage.tiers.clear();
         broken.faults.push("the store's own".into());
-        let found = verdict(days, &[whole, broken]);
+        let found = verdict(&[whole, broken]);
         let faults: Vec<&str> = found.faults.iter().map(|one| one.fault.as_str()).collect();
         assert_eq!(
             faults,

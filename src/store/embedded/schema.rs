@@ -16,7 +16,7 @@ use super::{Durability, appended, closing};
 use crate::store::StoreError;
 
 /// `PRAGMA user_version` of a file with this schema.
-const SCHEMA_VERSION: i64 = 4;
+const SCHEMA_VERSION: i64 = 5;
 /// `PRAGMA application_id` of the gateway's files: "TCLN".
 const APPLICATION_ID: i64 = 0x54_43_4C_4E;
 /// How long a connection waits for a lock that another process holds, before the store is unavailable.
@@ -36,15 +36,18 @@ const TABLES: &str = "
         name TEXT PRIMARY KEY,
         value TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;
-    -- change: the number of the last change; born: that of the change that created the key; record: its JSON form.
+    -- change: the number of the last change; born: that of the change that created the key; record: its JSON form;
+    -- search_text: KeyRecord::search_text.
     CREATE TABLE keys (
         id TEXT PRIMARY KEY,
         version INTEGER NOT NULL,
         born INTEGER NOT NULL,
         change INTEGER NOT NULL,
-        record TEXT NOT NULL
+        record TEXT NOT NULL,
+        search_text TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;
     CREATE UNIQUE INDEX keys_by_change ON keys (change);
+    CREATE INDEX keys_by_search_text ON keys (search_text);
     CREATE TABLE digests (
         digest BLOB PRIMARY KEY,
         id TEXT NOT NULL

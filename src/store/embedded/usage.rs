@@ -9,7 +9,7 @@ use jiff::civil::Date;
 use rusqlite::{Connection, Row};
 
 use super::appended;
-use super::columns::{signed, unsigned};
+use super::columns::{signed, unreadable, unsigned};
 use super::ledger_row::{UNATTRIBUTED, tier_and_endpoint};
 use crate::policy::api_key::KeyId;
 use crate::store::ledger::{Ceiling, Cell};
@@ -22,11 +22,6 @@ macro_rules! columns {
     };
 }
 
-const LEDGER: &str = concat!(
-    "SELECT ",
-    columns!(),
-    " FROM ledger WHERE date BETWEEN ?1 AND ?2"
-);
 // The tables are sorted by date, then by key, so a range of keys is looked up date by date; a scan would read every key's rows.
 macro_rules! range_of {
     ($table:literal, $columns:expr) => {
@@ -57,8 +52,10 @@ const COPIED_OF_KEYS: &str = range_of!("copied", "date, key");
 /// The number of keys in a range, counted up to a limit.
 const KEYS_BETWEEN: &str =
     "SELECT count(*) FROM (SELECT 1 FROM keys WHERE id BETWEEN ?1 AND ?2 LIMIT ?3)";
-const ADJUSTMENTS: &str = "SELECT date, key, came, units FROM adjustments
-    WHERE date BETWEEN ?1 AND ?2 ORDER BY date, key, came";
+const KEYS: &str = "SELECT id FROM keys INDEXED BY keys_by_change";
+// In the order of the table, so that nothing is sorted.
+const KEYS_OF_DAY: &str = "SELECT DISTINCT key FROM ledger WHERE date = ?1";
+const DAYS: &str = "SELECT date FROM days WHERE date BETWEEN ?1 AND ?2";
 
 type KeyDate = (Date, KeyId);
 
@@ -73,28 +70,56 @@ struct OneDay {
     is_imported: bool,
 }
 
-/// The ledger from `from` through `to`, in the order of date and key.
-pub(super) fn read(
-    connection: &Connection,
-    from: Date,
-    to: Date,
-    key: Option<KeyId>,
-) -> rusqlite::Result<Vec<DayUsage>> {
+/// The ids of all keys, and of those that are only in the ledger of these days, in their order.
+pub(super) fn keys(connection: &Connection, from: Date, to: Date) -> rusqlite::Result<Vec<KeyId>> {
+    fn id(row: &Row<'_>) -> rusqlite::Result<KeyId> {
+        row.get_ref(0)?.as_str()?.parse().map_err(unreadable)
+    }
     let instant = connection.unchecked_transaction()?;
-    let days = days(&instant, from, to, key)?.into_iter();
-    Ok(days.map(|(place, day)| day.usage(place)).collect())
+    let mut known: Vec<KeyId> = instant
+        .prepare_cached(KEYS)?
+        .query_map([], id)?
+        .collect::<rusqlite::Result<_>>()?;
+    known.sort_unstable();
+    let mut others = BTreeSet::new();
+    let mut days = instant.prepare_cached(DAYS)?;
+    let mut days = days.query((from.to_string(), to.to_string()))?;
+    while let Some(day) = days.next()? {
+        let date: String = day.get(0)?;
+        let mut charged = instant.prepare_cached(KEYS_OF_DAY)?;
+        for key in charged.query_map([date], id)? {
+            let key = key?;
+            if known.binary_search(&key).is_err() {
+                others.insert(key);
+            }
+        }
+    }
+    known.extend(others);
+    known.sort_unstable();
+    Ok(known)
 }
 
-/// The ledger of some keys: in one range if they are neighbours among all keys, or nearly, otherwise one by one.
-pub(super) fn read_of(
+/// The ledger of some keys from `from` through `to`, in the order of date and key.
+pub(super) fn read(
     connection: &Connection,
     from: Date,
     to: Date,
     keys: &[KeyId],
 ) -> rusqlite::Result<Vec<DayUsage>> {
+    let days = days(connection, from, to, keys)?.into_iter();
+    Ok(days.map(|(place, day)| day.usage(place)).collect())
+}
+
+/// The days of some keys: read in one range if they are neighbours among all keys, or nearly, otherwise key by key.
+fn days(
+    connection: &Connection,
+    from: Date,
+    to: Date,
+    keys: &[KeyId],
+) -> rusqlite::Result<BTreeMap<KeyDate, OneDay>> {
     let wanted: BTreeSet<KeyId> = keys.iter().copied().collect();
     let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
-        return Ok(Vec::new());
+        return Ok(BTreeMap::new());
     };
     let instant = connection.unchecked_transaction()?;
     let mut days = BTreeMap::new();
@@ -108,8 +133,7 @@ pub(super) fn read_of(
     }
     let wanted = |date, key| (from..=to).contains(&date) && wanted.contains(&key);
     add_appended(&mut days, &instant, wanted)?;
-    let days = days.into_iter();
-    Ok(days.map(|(place, day)| day.usage(place)).collect())
+    Ok(days)
 }
 
 /// Whether less than half of the keys from the first to the last are other keys.
@@ -130,10 +154,9 @@ pub(super) fn prove(
     connection: &Connection,
     from: Date,
     to: Date,
-    key: Option<KeyId>,
+    keys: &[KeyId],
 ) -> rusqlite::Result<Vec<Proof>> {
-    let instant = connection.unchecked_transaction()?;
-    let days = days(&instant, from, to, key)?.into_iter();
+    let days = days(connection, from, to, keys)?.into_iter();
     let proofs = days.map(|(place, day)| {
         let mut faults: BTreeSet<String> = day.rows.iter().flat_map(faults_of).collect();
         let cells: Vec<Cell> = day.rows.iter().map(cell).collect();
@@ -227,42 +250,6 @@ fn faults_of((place, numbers): &(Arc<str>, Numbers)) -> Vec<String> {
     faults
 }
 
-fn days(
-    connection: &Connection,
-    from: Date,
-    to: Date,
-    key: Option<KeyId>,
-) -> rusqlite::Result<BTreeMap<KeyDate, OneDay>> {
-    let mut days: BTreeMap<KeyDate, OneDay> = BTreeMap::new();
-    if let Some(key) = key {
-        add_days_of(&mut days, connection, (from, to), (&key, &key))?;
-        let wanted = |date, of| (from..=to).contains(&date) && of == key;
-        add_appended(&mut days, connection, wanted)?;
-        return Ok(days);
-    }
-    add_appended(&mut days, connection, |date, _| (from..=to).contains(&date))?;
-    let (from, to) = (from.to_string(), to.to_string());
-    let mut ledger = connection.prepare(LEDGER)?;
-    let mut rows = ledger.query((&from, &to))?;
-    while let Some(row) = rows.next()? {
-        let (endpoint, numbers) = row_of(row)?;
-        days.entry(place(row)?).or_default().add(endpoint, numbers);
-    }
-    let mut adjustments = connection.prepare(ADJUSTMENTS)?;
-    let mut rows = adjustments.query((&from, &to))?;
-    while let Some(row) = rows.next()? {
-        let day = days.entry(place(row)?).or_default();
-        day.adjustments.push(adjustment(row)?);
-    }
-    for (date, key) in imported_days(connection, &from, &to)? {
-        let place = date.parse::<Date>().ok().zip(key.parse::<KeyId>().ok());
-        if let Some(day) = place.and_then(|place| days.get_mut(&place)) {
-            day.is_imported = true;
-        }
-    }
-    Ok(days)
-}
-
 /// Adds the entries of groups that are not in the ledger yet.
 fn add_appended(
     days: &mut BTreeMap<KeyDate, OneDay>,
@@ -332,17 +319,4 @@ fn place(row: &Row<'_>) -> rusqlite::Result<KeyDate> {
         })
     }
     Ok((parsed(row, 0)?, parsed(row, 1)?))
-}
-
-/// The dates and keys with imported counts.
-fn imported_days(
-    connection: &Connection,
-    from: &str,
-    to: &str,
-) -> rusqlite::Result<BTreeSet<(String, String)>> {
-    let mut places =
-        connection.prepare_cached("SELECT date, key FROM copied WHERE date BETWEEN ?1 AND ?2")?;
-    places
-        .query_map((from, to), |row| Ok((row.get(0)?, row.get(1)?)))?
-        .collect()
 }

@@ -31,6 +31,15 @@ use crate::store::Keeping;
 /// The number of sets with the ids of all keys: enough that 100,000 keys are read in pages, and that a cluster spreads them.
 pub const ID_SETS: u32 = 16;
 
+/// A text as a pattern of Redis that matches nothing else.
+pub fn escaped(text: &str) -> String {
+    let letters = text.chars().flat_map(|letter| {
+        let special = matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^');
+        special.then_some('\\').into_iter().chain([letter])
+    });
+    letters.collect()
+}
+
 /// The names under one prefix.
 #[derive(Debug, Clone)]
 pub struct Names {
@@ -67,6 +76,12 @@ impl Names {
         format!("{}:k:{{*}}", self.escaped())
     }
 
+    /// The key with the record of this name.
+    pub fn key_of_record(&self, name: &str) -> Option<KeyId> {
+        let id = name.strip_prefix(&self.prefix)?.strip_prefix(":k:{")?;
+        id.strip_suffix('}')?.parse().ok()
+    }
+
     /// Patterns that all counts and all ledgers match.
     pub fn all_days(&self) -> [String; 2] {
         let escaped = self.escaped();
@@ -75,13 +90,7 @@ impl Names {
 
     /// The prefix as a pattern that matches nothing else.
     fn escaped(&self) -> String {
-        self.prefix
-            .chars()
-            .flat_map(|letter| {
-                let special = matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^');
-                special.then_some('\\').into_iter().chain([letter])
-            })
-            .collect()
+        escaped(&self.prefix)
     }
 
     /// The counts of a key's day.
@@ -120,14 +129,19 @@ impl Names {
         format!("{}:d:{digest}", self.prefix)
     }
 
-    /// The set of ids that contains this one.
-    pub fn ids_with(&self, id: KeyId) -> String {
-        self.ids(crc32fast::hash(id.as_str().as_bytes()) % ID_SETS)
+    /// The number of the set of ids that contains this one.
+    pub fn id_set(id: KeyId) -> u32 {
+        crc32fast::hash(id.as_str().as_bytes()) % ID_SETS
     }
 
     /// One of the [`ID_SETS`] sets of ids.
     pub fn ids(&self, set: u32) -> String {
         format!("{}:ids:{{{set}}}", self.prefix)
+    }
+
+    /// The ids, each with the search text of its key, of one of the sets of ids; in the same slot as that set.
+    pub fn search_texts(&self, set: u32) -> String {
+        format!("{}:texts:{{{set}}}", self.prefix)
     }
 
     /// The incarnation, which changes when the store is emptied.
@@ -137,7 +151,8 @@ impl Names {
 
     /// The incarnation whose ids are complete in one of the [`ID_SETS`] sets; in the same slot as that set.
     pub fn indexed(&self, set: u32) -> String {
-        format!("{}:indexed:{{{set}}}", self.prefix)
+        // `indexed` was the mark of 0.1.0, which had no search texts.
+        format!("{}:complete:{{{set}}}", self.prefix)
     }
 
     /// The changes of records.

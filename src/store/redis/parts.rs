@@ -17,8 +17,7 @@ use super::recovery::CrashRecovery;
 use super::wire::guard::BreakerGuard;
 use super::wire::link::RedisLink;
 use crate::clock::Clock;
-use crate::policy::api_key::KeyId;
-use crate::store::{KeyTable, Receipt, StoreError};
+use crate::store::{KeyTable, Receipt};
 
 /// The parts of an open store, which its tasks share.
 pub struct Parts {
@@ -55,16 +54,6 @@ pub struct Parts {
 
 impl Parts {
     /// The given key, or all keys.
-    pub async fn ids(&self, key: Option<KeyId>) -> Result<Vec<KeyId>, StoreError> {
-        match key {
-            Some(key) => Ok(vec![key]),
-            None => {
-                let all = self.records.all().await?;
-                Ok(all.into_iter().map(|record| record.id).collect())
-            }
-        }
-    }
-
     /// Refunds units. Returns the units used afterwards by Redis's count, if it is known.
     pub fn give_back(&self, receipt: &Receipt) -> Option<u64> {
         self.ledger.refunded(receipt);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use harness::SLACK;
 use jiff::Timestamp;
 use tokio::time::Instant;
-use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
+use touchline::policy::api_key::{ApiKey, KeyId, KeyPrefix, os_entropy};
 use touchline::policy::audit::{Author, Wanted};
 use touchline::policy::key_record::{Action, KeyRecord, KeyState, PreviousDigest};
 use touchline::store::{ChangeError, Decision, Forgotten, KeyEntry, NodeName, Unconfirmed};
@@ -164,7 +164,7 @@ pub async fn all_keys_come_in_the_order_of_their_creation(fixture: &dyn Fixture)
     assert_eq!(output, expected);
 }
 
-pub async fn holders_and_records_of_some_keys_are_those_of_all_keys(fixture: &dyn Fixture) {
+pub async fn ids_and_records_of_some_keys_are_those_of_all_keys(fixture: &dyn Fixture) {
     let store = fixture.command().await;
     for turn in 0..7 {
         let mut record = new_record("pro");
@@ -173,11 +173,9 @@ pub async fn holders_and_records_of_some_keys_are_those_of_all_keys(fixture: &dy
     }
     let mut all = store.all_keys().await.unwrap();
     all.sort_by_key(|record| record.id);
-    let expected: Vec<_> = all
-        .iter()
-        .map(|record| (record.id, record.customer.clone().into()))
-        .collect();
-    assert_eq!(store.holders().await.unwrap(), expected);
+    let expected: Vec<KeyId> = all.iter().map(|record| record.id).collect();
+    let date = today().date;
+    assert_eq!(store.ledger_keys(date, date).await.unwrap(), expected);
     let unknown = new_record("pro").id;
     for asked in [vec![], vec![unknown], vec![all[5].id, unknown, all[2].id]] {
         let output = store.records_of(&asked).await.unwrap();
@@ -186,6 +184,58 @@ pub async fn holders_and_records_of_some_keys_are_those_of_all_keys(fixture: &dy
             .filter_map(|id| all.iter().find(|record| record.id == *id));
         assert_eq!(output, expected.cloned().collect::<Vec<_>>());
     }
+}
+
+pub async fn a_search_finds_the_keys_that_have_a_text_now(fixture: &dyn Fixture) {
+    let store = fixture.command().await;
+    let mut ids = Vec::new();
+    for (customer, label) in [
+        ("Acme & Söhne", None),
+        ("Acme", Some("[live]*?\\^ Ärger")),
+        ("Birch", Some("acme's old one")),
+    ] {
+        let mut record = new_record("pro");
+        (record.customer, record.label) = (customer.into(), label.map(str::to_owned));
+        ids.push(store.create_key(record).await.unwrap().0.id);
+    }
+    let found = async |text: &str| {
+        let found = store.search_keys(text).await.unwrap();
+        let mut found: Vec<usize> = found
+            .iter()
+            .map(|record| ids.iter().position(|id| *id == record.id).unwrap())
+            .collect();
+        found.sort_unstable();
+        found
+    };
+    assert_eq!(found("ACME").await, [0, 1, 2]);
+    assert_eq!(found("söhNE").await, [0]);
+    assert_eq!(found("Ärger").await, [1]);
+    for text in ["[live]", "]*?", "?\\^", "*"] {
+        assert_eq!(found(text).await, [1], "{text}");
+    }
+    for text in ["[a-z]", "a?me", "acme*one", "cme\\"] {
+        assert_eq!(found(text).await, [0; 0], "{text}");
+    }
+    assert_eq!(found(ids[2].as_str()).await, [2]);
+    assert_eq!(found("").await, [0, 1, 2]);
+    for label in [Some("Acme again"), Some("acme's old one"), None] {
+        let mut record = store.key(ids[2]).await.unwrap().unwrap();
+        record.label = label.map(str::to_owned);
+        store.update_key(record).await.unwrap();
+        assert_eq!(
+            found("again").await.len(),
+            usize::from(label == Some("Acme again"))
+        );
+        assert_eq!(
+            found("old one").await.len(),
+            usize::from(label == Some("acme's old one"))
+        );
+    }
+    assert_eq!(found("acme").await, [0, 1]);
+    let imported = new_record("pro");
+    let text = imported.id.as_str().to_owned();
+    store.import_keys(vec![imported]).await.unwrap();
+    assert_eq!(store.search_keys(&text).await.unwrap().len(), 1);
 }
 
 pub async fn a_change_reaches_the_key_table_of_another_process(fixture: &dyn Fixture) {

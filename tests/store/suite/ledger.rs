@@ -402,7 +402,8 @@ pub async fn a_day_of_some_keys_is_what_the_ledger_has_of_them(fixture: &dyn Fix
                 .iter()
                 .filter(|row| row.date == day.date && asked.contains(&row.key));
             let expected: Vec<DayUsage> = expected.cloned().collect();
-            let output = store.day_of(day.date, &asked).await.unwrap();
+            let (date, asked) = (day.date, &asked);
+            let output = store.usage_of(date, date, asked).await.unwrap();
             assert_eq!(output, expected);
         }
     }

@@ -39,7 +39,7 @@ fn rows_by_whatever_add_up_to_the_same_total() {
     two.customer = "Aaron".into();
     let (stranger, _) = key_of("pro");
     let (one_id, two_id) = (one.id, two.id);
-    let ledger = [
+    let mut ledger = [
         day("2026-10-31", one.id, vec![cell("pro", "/a", 5)]),
         day("2026-11-20", two.id, vec![cell("starter", "/a", 7)]),
         day(
@@ -49,11 +49,15 @@ fn rows_by_whatever_add_up_to_the_same_total() {
         ),
         day("2026-11-21", stranger.id(), vec![cell("pro", "/b", 1)]),
     ];
+    ledger.sort_by_key(|usage| usage.key);
     let records: Records = [one, two].into_iter().map(|one| (one.id, one)).collect();
     let (config, whole) = (config(), total(&ledger));
     assert_eq!((whole.used, whole.unattributed, whole.over), (34, 4, 1));
     let output = |by: Grouping| -> Vec<(String, Option<usize>, i64)> {
-        let rows = rows(by, &ledger, &config, &records);
+        let mut groups = Groups::new(by);
+        groups.add(&ledger, &config, &records);
+        let (rows, added) = groups.finish();
+        assert_eq!(added, whole);
         let mut sum = UsageCounts::default();
         rows.iter().for_each(|row| sum.add(&row.counts));
         assert_eq!(sum, whole, "{by:?}");

@@ -17,7 +17,7 @@ use crate::store::ledger::UNKNOWN_TIER;
 
 /// A key and the tiers that it had.
 pub(super) struct BilledKey<'k> {
-    pub(super) customer: &'k Arc<str>,
+    pub(super) customer: Arc<str>,
     pub(super) record: &'k KeyRecord,
     pub(super) life: Life,
 }

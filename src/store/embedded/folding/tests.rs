@@ -268,7 +268,8 @@ impl World {
     /// Everything that can be read of the file is the model's.
     fn check(&self, connection: &Connection, processes: &[Process]) {
         let dates = self.days.map(|day| day.date);
-        let proofs = usage::prove(connection, dates[0], dates[1], None).unwrap();
+        let keys = usage::keys(connection, dates[0], dates[1]).unwrap();
+        let proofs = usage::prove(connection, dates[0], dates[1], &keys).unwrap();
         assert!(
             proofs.iter().all(|proof| proof.faults.is_empty()),
             "{proofs:?}"

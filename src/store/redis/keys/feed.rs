@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout};
 
 use super::codec::{parse_place, stream_id, unpacked, unreadable};
 use super::current::Current;
-use super::index::{self, IndexState, RecordPages};
+use super::index::{self, IndexState, KeyPages};
 use super::records::{restore_lookups, write_back};
 use super::replica::{Replica, ReplicaOrigin, Standing};
 use crate::clock::{Clock, next_tick};
@@ -213,7 +213,7 @@ impl Feed {
             Some(incarnation) => Some(incarnation.clone()),
             None => index::begin_incarnation(link, names).await?,
         };
-        let walked = self.walk(RecordPages::of(&before), &before).await?;
+        let walked = self.walk(KeyPages::of(&before), &before).await?;
         self.write_back(&walked).await?;
         if !before.is_complete
             && let Some(incarnation) = &incarnation
@@ -232,7 +232,7 @@ impl Feed {
     /// Adds all records of a walk to the table and returns their versions. A walk over every name also completes the index.
     async fn walk(
         &self,
-        mut pages: RecordPages,
+        mut pages: KeyPages,
         state: &IndexState,
     ) -> Result<HashMap<KeyId, u64>, StoreError> {
         let (link, names) = (&self.setting.link, &self.setting.names);
@@ -288,7 +288,7 @@ impl Feed {
         self.remember_zone().await?;
         // The walk does not use the index, which is what it checks.
         let walked = self
-            .walk(RecordPages::everywhere(), &IndexState::default())
+            .walk(KeyPages::everywhere(), &IndexState::default())
             .await?;
         self.write_back(&walked).await
     }

@@ -30,7 +30,7 @@ pub async fn import(
     for (record, holder) in records.iter().zip(&holders) {
         let outcome = match holder {
             None => {
-                free.push(record.id);
+                free.push(record);
                 Imported::Added
             }
             Some(holder) => match others.get(holder) {
@@ -43,7 +43,7 @@ pub async fn import(
         };
         outcomes.push(outcome);
     }
-    index::enter(link, names, &free).await?;
+    index::enter(link, names, free).await?;
     let added = write(link, names, &records, &mut outcomes, &mut unfinished).await?;
     let mark = publish(link, names, &added, unfinished).await?;
     release(link, names, &records, &outcomes).await?;

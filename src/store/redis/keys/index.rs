@@ -1,11 +1,12 @@
-//! Finds all records: through the sets of ids, or by a scan over every name.
+//! Finds records: all, or those with a text, through sets of ids and of search texts, or by a scan over every name.
 //!
 //! The sets are trusted only if the `indexed` of each one names the store's incarnation. All of these are lost when the store
 //! is emptied; an emptied master of a cluster loses those of its sets; a store from before the sets has none. Invariant:
-//! `indexed` is set after a scan over every name that entered the ids it found, and a new id is entered before its record is
-//! written.
+//! `indexed` is set after a scan over every name that entered what it found, and an id or a new text is entered before its record is
+//! written. Texts are never removed, so that no reader misses one: who finds a key by a text still compares its record. An outdated
+//! text takes less than the audit entry of the change that replaced it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use redis::{FromRedisValue, Pipeline, Value};
 
@@ -13,7 +14,7 @@ use super::codec::{unpacked, unreadable};
 use crate::policy::api_key::{KeyId, os_entropy};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
-use crate::store::redis::names::{ID_SETS, Names};
+use crate::store::redis::names::{ID_SETS, Names, escaped};
 use crate::store::redis::wire::link::{RedisLink, ScanPlace};
 use crate::store::redis::wire::request::LinkError;
 
@@ -75,23 +76,67 @@ pub async fn completed(
     Ok(())
 }
 
-/// Enters ids in the sets.
-pub async fn enter(link: &RedisLink, names: &Names, ids: &[KeyId]) -> Result<(), LinkError> {
-    let mut sets: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for id in ids {
-        sets.entry(names.ids_with(*id))
-            .or_default()
-            .push(id.as_str());
+/// Enters the ids and search texts of records in the sets.
+pub async fn enter(
+    link: &RedisLink,
+    names: &Names,
+    records: impl IntoIterator<Item = &KeyRecord>,
+) -> Result<(), LinkError> {
+    let mut sets: BTreeMap<u32, Vec<(KeyId, String)>> = BTreeMap::new();
+    for record in records {
+        let entries = sets.entry(Names::id_set(record.id)).or_default();
+        // Search texts are in lower case, ids are not.
+        let text = format!("{}\n{}", record.id, record.search_text());
+        entries.push((record.id, text));
     }
     if sets.is_empty() {
         return Ok(());
     }
     let mut pipeline = Pipeline::new();
-    for (set, ids) in sets {
-        pipeline.cmd("SADD").arg(set).arg(ids);
+    for (set, entries) in sets {
+        let (ids, texts) = (names.ids(set), names.search_texts(set));
+        let ids = pipeline.cmd("SADD").arg(ids);
+        entries.iter().for_each(|(id, _)| {
+            ids.arg(id.as_str());
+        });
+        let texts = pipeline.cmd("SADD").arg(texts);
+        entries.iter().for_each(|(_, text)| {
+            texts.arg(text);
+        });
     }
     link.ask(&pipeline).await?;
     Ok(())
+}
+
+/// The keys that have or had a text, in lower case, in their search text. The sets must be complete.
+pub async fn with_text(
+    link: &RedisLink,
+    names: &Names,
+    text: &str,
+) -> Result<BTreeSet<KeyId>, StoreError> {
+    let pattern = format!("*{}*", escaped(text));
+    let mut found = BTreeSet::new();
+    // A step of all sets at once: a round trip for each step of each would take longer than the comparisons.
+    let mut places: Vec<(u32, u64)> = (0..ID_SETS).map(|set| (set, 0)).collect();
+    while !places.is_empty() {
+        let mut pipeline = Pipeline::new();
+        for (set, cursor) in &places {
+            let scan = pipeline.cmd("SSCAN").arg(names.search_texts(*set));
+            let scan = scan.arg(cursor).arg("MATCH").arg(&pattern);
+            scan.arg("COUNT").arg(STEP);
+        }
+        let value = link.ask(&pipeline).await?;
+        let pages = Vec::<(u64, Vec<String>)>::from_redis_value(value).map_err(unreadable)?;
+        let sets: Vec<u32> = places.drain(..).map(|(set, _)| set).collect();
+        for (set, (cursor, texts)) in sets.into_iter().zip(pages) {
+            let ids = texts.iter().filter_map(|text| text.lines().next());
+            found.extend(ids.filter_map(|id| id.parse::<KeyId>().ok()));
+            if cursor != 0 {
+                places.push((set, cursor));
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// The number of ids.
@@ -105,9 +150,9 @@ pub async fn count(link: &RedisLink, names: &Names) -> Result<u64, StoreError> {
     Ok(counts.iter().sum())
 }
 
-/// A walk over all records, page by page. A record may be found twice.
+/// A walk over all keys, page by page. A key may be found twice.
 #[derive(Debug)]
-pub struct RecordPages {
+pub struct KeyPages {
     next: Option<WalkPosition>,
 }
 
@@ -117,21 +162,21 @@ enum WalkPosition {
     Everywhere(ScanPlace),
 }
 
-impl RecordPages {
+impl KeyPages {
     /// A walk through the index if it is complete, else through every name.
-    pub fn of(state: &IndexState) -> RecordPages {
+    pub fn of(state: &IndexState) -> KeyPages {
         if state.is_complete {
-            RecordPages {
+            KeyPages {
                 next: Some(WalkPosition::Index { set: 0, cursor: 0 }),
             }
         } else {
-            RecordPages::everywhere()
+            KeyPages::everywhere()
         }
     }
 
     /// A walk through every name of all servers, counts and ledger included.
-    pub fn everywhere() -> RecordPages {
-        RecordPages {
+    pub fn everywhere() -> KeyPages {
+        KeyPages {
             next: Some(WalkPosition::Everywhere(ScanPlace::default())),
         }
     }
@@ -142,8 +187,20 @@ impl RecordPages {
         link: &RedisLink,
         names: &Names,
     ) -> Result<Option<Vec<KeyRecord>>, StoreError> {
-        let found = match self.next.take() {
-            None => return Ok(None),
+        match self.next_ids(link, names).await? {
+            Some(ids) => records(link, names, &ids).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The keys of the next page, which may be empty, or `None` after the last.
+    pub async fn next_ids(
+        &mut self,
+        link: &RedisLink,
+        names: &Names,
+    ) -> Result<Option<Vec<KeyId>>, StoreError> {
+        match self.next.take() {
+            None => Ok(None),
             Some(WalkPosition::Index { set, cursor }) => {
                 let mut scan = redis::cmd("SSCAN");
                 scan.arg(names.ids(set)).arg(cursor).arg("COUNT").arg(STEP);
@@ -156,16 +213,15 @@ impl RecordPages {
                     }),
                     cursor => Some(WalkPosition::Index { set, cursor }),
                 };
-                let ids = ids.iter().filter_map(|id| id.parse::<KeyId>().ok());
-                ids.map(|id| names.record(id)).collect()
+                Ok(Some(ids.iter().filter_map(|id| id.parse().ok()).collect()))
             }
             Some(WalkPosition::Everywhere(place)) => {
                 let (next, found) = link.scan(place, &names.records(), STEP).await?;
                 self.next = next.map(WalkPosition::Everywhere);
-                found
+                let ids = found.iter().filter_map(|name| names.key_of_record(name));
+                Ok(Some(ids.collect()))
             }
-        };
-        records(link, &found).await.map(Some)
+        }
     }
 }
 
@@ -173,22 +229,26 @@ fn page(value: Value) -> Result<(u64, Vec<String>), StoreError> {
     <(u64, Vec<String>)>::from_redis_value(value).map_err(unreadable)
 }
 
-/// The records with these names; missing and unreadable ones are omitted.
-pub async fn records(link: &RedisLink, names: &[String]) -> Result<Vec<KeyRecord>, StoreError> {
-    if names.is_empty() {
+/// The records of these keys; missing and unreadable ones are omitted.
+pub async fn records(
+    link: &RedisLink,
+    names: &Names,
+    ids: &[KeyId],
+) -> Result<Vec<KeyRecord>, StoreError> {
+    if ids.is_empty() {
         return Ok(Vec::new());
     }
     let mut pipeline = Pipeline::new();
-    for name in names {
-        pipeline.cmd("HGET").arg(name).arg("rec");
+    for id in ids {
+        pipeline.cmd("HGET").arg(names.record(*id)).arg("rec");
     }
     let value = link.ask(&pipeline).await?;
     let packed = Vec::<Option<String>>::from_redis_value(value).map_err(unreadable)?;
     let mut records = Vec::new();
-    for (name, packed) in names.iter().zip(packed) {
+    for (id, packed) in ids.iter().zip(packed) {
         match packed.as_deref().map(unpacked) {
             Some(Ok(record)) => records.push(record),
-            Some(Err(error)) => tracing::error!(name, %error, "a key's record is skipped"),
+            Some(Err(error)) => tracing::error!(key = %id, %error, "a key's record is skipped"),
             None => {}
         }
     }

@@ -6,7 +6,7 @@
 //! without a record (a command that died between the steps) expires by itself. A record that is missing from the feed is
 //! found by the charge script at once and by every gateway's next full scan.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -22,11 +22,10 @@ use super::codec::{
     unpacked, unreadable,
 };
 use super::import;
-use super::index::{self, RecordPages};
+use super::index::{self, KeyPages};
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
-use crate::store::key_table::Customers;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::info::Info;
 use crate::store::redis::wire::link::{Master, RedisLink};
@@ -35,6 +34,8 @@ use crate::store::redis::wire::script::RECORD;
 use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
 
+/// Records read in one round trip.
+const READ_BATCH: usize = 1_000;
 /// Records written back in one round trip.
 const WRITE_BACK_BATCH: usize = 128;
 
@@ -131,35 +132,55 @@ impl RecordTable {
         })
     }
 
-    /// All records in the order of their creation.
-    pub async fn all(&self) -> Result<Vec<KeyRecord>, StoreError> {
-        let mut records = BTreeMap::new();
+    /// Reads all records, each once. `take` gets each page.
+    pub async fn walk(
+        &self,
+        take: &mut (dyn FnMut(Vec<KeyRecord>) + Send),
+    ) -> Result<(), StoreError> {
+        let mut seen = HashSet::new();
         let state = index::state(&self.link, &self.names).await?;
-        let mut pages = RecordPages::of(&state);
-        while let Some(page) = pages.next(&self.link, &self.names).await? {
-            records.extend(page.into_iter().map(|record| (record.id, record)));
+        let mut pages = KeyPages::of(&state);
+        while let Some(mut page) = pages.next(&self.link, &self.names).await? {
+            page.retain(|record| seen.insert(record.id));
+            take(page);
         }
-        let mut records: Vec<KeyRecord> = records.into_values().collect();
-        records.sort_by_key(|record| (record.created, record.id));
-        Ok(records)
+        Ok(())
     }
 
-    /// All keys in the order of their ids, each with its customer.
-    pub async fn holders(&self) -> Result<Vec<(KeyId, Arc<str>)>, StoreError> {
-        let (mut holders, mut customers) = (BTreeMap::new(), Customers::default());
+    /// The ids of all keys, in their order.
+    pub async fn ids(&self) -> Result<Vec<KeyId>, StoreError> {
+        let mut ids = BTreeSet::new();
         let state = index::state(&self.link, &self.names).await?;
-        let mut pages = RecordPages::of(&state);
-        while let Some(page) = pages.next(&self.link, &self.names).await? {
-            let page = page.into_iter();
-            holders.extend(page.map(|record| (record.id, customers.shared(record.customer))));
+        let mut pages = KeyPages::of(&state);
+        while let Some(page) = pages.next_ids(&self.link, &self.names).await? {
+            ids.extend(page);
         }
-        Ok(holders.into_iter().collect())
+        Ok(ids.into_iter().collect())
+    }
+
+    /// The records with a text in their search text, ignoring case.
+    pub async fn search(&self, text: &str) -> Result<Vec<KeyRecord>, StoreError> {
+        let text = text.to_lowercase();
+        let mut found = Vec::new();
+        let mut take = |page: Vec<KeyRecord>| {
+            let page = page.into_iter();
+            found.extend(page.filter(|record| record.search_text().contains(&text)));
+        };
+        let state = index::state(&self.link, &self.names).await?;
+        if !state.is_complete {
+            self.walk(&mut take).await?;
+            return Ok(found);
+        }
+        let ids = index::with_text(&self.link, &self.names, &text).await?;
+        for ids in Vec::from_iter(ids).chunks(READ_BATCH) {
+            take(self.of(ids).await?);
+        }
+        Ok(found)
     }
 
     /// The records of some keys; a key without one is omitted.
     pub async fn of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
-        let names: Vec<String> = ids.iter().map(|id| self.names.record(*id)).collect();
-        index::records(&self.link, &names).await
+        index::records(&self.link, &self.names, ids).await
     }
 
     /// Adds a record.
@@ -210,7 +231,11 @@ impl RecordTable {
     pub async fn audit_trail(&self, wanted: &Wanted) -> Result<Vec<Entry>, StoreError> {
         let records = match wanted.key {
             Some(id) => self.get(id).await?.into_iter().collect(),
-            None => self.all().await?,
+            None => {
+                let mut all = Vec::new();
+                self.walk(&mut |page| all.extend(page)).await?;
+                all
+            }
         };
         audit::read(&self.link, &self.names, &records, wanted).await
     }
@@ -234,8 +259,8 @@ impl RecordTable {
                 return Err(ChangeError::Exists(id));
             }
         }
-        if old.is_none() {
-            let entered = index::enter(&self.link, &self.names, &[id]).await;
+        if old.is_none_or(|old| old.search_text() != record.search_text()) {
+            let entered = index::enter(&self.link, &self.names, [&record]).await;
             entered.map_err(StoreError::from)?;
         }
         let entry = KeyEntry::new(record);
@@ -331,8 +356,7 @@ pub async fn write_back(
     entries: &[Arc<KeyEntry>],
 ) -> Result<(), LinkError> {
     for batch in entries.chunks(WRITE_BACK_BATCH) {
-        let ids: Vec<KeyId> = batch.iter().map(|entry| entry.record.id).collect();
-        index::enter(link, names, &ids).await?;
+        index::enter(link, names, batch.iter().map(|entry| &entry.record)).await?;
         let mut pipeline = Pipeline::new();
         for entry in batch {
             pipeline.add_command(put(names, entry, -1));
@@ -350,8 +374,7 @@ pub async fn restore_lookups(
     records: &[KeyRecord],
 ) -> Result<(), LinkError> {
     for batch in records.chunks(WRITE_BACK_BATCH) {
-        let ids: Vec<KeyId> = batch.iter().map(|record| record.id).collect();
-        index::enter(link, names, &ids).await?;
+        index::enter(link, names, batch).await?;
         let mut pipeline = Pipeline::new();
         for record in batch {
             hold_digests(&mut pipeline, names, record);

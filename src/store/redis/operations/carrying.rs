@@ -22,7 +22,7 @@ use crate::store::export::{
 use crate::store::redis::counts::ledger;
 use crate::store::redis::keys::audit;
 use crate::store::redis::keys::codec::{digests, feed_entry, put, read_time, unpacked, unreadable};
-use crate::store::redis::keys::index::{self, RecordPages};
+use crate::store::redis::keys::index::{self, KeyPages};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::{KeyEntry, StoreError};
@@ -74,7 +74,7 @@ async fn export_keys(
     export: &mpsc::Sender<Exported>,
 ) -> Result<Option<Vec<KeyId>>, StoreError> {
     let state = index::state(link, names).await?;
-    let (mut pages, mut seen) = (RecordPages::of(&state), HashSet::new());
+    let (mut pages, mut seen) = (KeyPages::of(&state), HashSet::new());
     while let Some(mut page) = pages.next(link, names).await? {
         page.retain(|record| seen.insert(record.id));
         for batch in page.chunks(READ_BATCH) {
@@ -365,8 +365,7 @@ async fn write(
     if newer.is_empty() {
         return Ok(());
     }
-    let ids: Vec<KeyId> = newer.iter().map(|(record, _)| record.id).collect();
-    index::enter(link, names, &ids).await?;
+    index::enter(link, names, newer.iter().map(|(record, _)| *record)).await?;
     let (mut records, mut feed) = (Pipeline::new(), Pipeline::new());
     for (record, stored) in newer {
         let entry = KeyEntry::new((*record).clone());
