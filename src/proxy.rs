@@ -11,13 +11,14 @@
 //! | [`exchange`] | one request from its header to its line in the access log |
 //! | [`well_formed`] | step 1 on the head of a request |
 //! | [`forward`] | the request as the upstream receives it, the answer's header as the client receives it |
-//! | [`failure`] | the outcome of a failed forwarding |
+//! | [`failure`] | why a forwarding ended without a complete answer |
 //! | [`origin`] | the origin of a request, by its connection and trusted proxies |
 //! | [`rates`] | how fast a key may send requests, and how many are in flight |
 //! | [`record`] | a request's line in the access log, its metrics and its spans |
 //! | [`relay`] | sends a permitted request to a server, and the answer to the client |
 //! | [`respond`] | writing the gateway's own answers |
 //! | [`serve`] | a request from its head to its line in the access log |
+//! | `settlement` | the outcome of a failed forwarding |
 //! | [`trace`] | the spans of a recorded request |
 //! | [`usage`] | the body of `/api/v1/usage` |
 //! | [`upstreams`] | servers to forward to |
@@ -39,6 +40,7 @@ pub mod record;
 pub mod relay;
 pub mod respond;
 pub mod serve;
+mod settlement;
 pub mod threshold_events;
 pub mod trace;
 pub mod upstreams;

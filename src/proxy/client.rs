@@ -1,6 +1,7 @@
 //! The client's side of a request, over HTTP/1 or HTTP/2: the head, the body as it arrives, and the answer as it is written.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use super::connection::Connection;
 use super::connection::allowance::Turn;
 use super::connection::http1::Http1Side;
 use super::connection::http2::Http2Side;
-use super::failure::Failure;
+use super::failure::{Failure, look_at};
 use crate::policy::http1::Version;
 use crate::policy::http1::fields::FieldList;
 use crate::policy::http1::request::RequestHead;
@@ -125,6 +126,18 @@ impl<'c> Client<'c> {
         }
     }
 
+    /// The client's failure, if the client has ended the request. Over HTTP/1 only requests without a body to come are checked,
+    /// because the check would read from the body.
+    pub async fn gone_already(&mut self) -> Option<Failure> {
+        if !self.is_http2() && !self.is_body_done() {
+            return None;
+        }
+        match look_at(self.gone()).await {
+            Poll::Ready(gone) => Some(gone),
+            Poll::Pending => None,
+        }
+    }
+
     /// Reads and discards the rest of the body, for at most `timeout`.
     pub async fn drain(&mut self, timeout: Duration) {
         let drained = async { while let Ok(Some(_)) = self.read().await {} };
@@ -192,6 +205,11 @@ impl<'c> Client<'c> {
     /// The status of the final answer, once its head is written.
     pub fn status(&self) -> Option<StatusCode> {
         self.status
+    }
+
+    /// Whether the head of the final answer is written.
+    pub fn header_passed(&self) -> bool {
+        self.status.is_some()
     }
 
     /// Bytes of the answer's body that were written.

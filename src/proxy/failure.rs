@@ -1,16 +1,9 @@
-//! Why a forwarding ended without a complete answer: whose fault it was, whether another attempt may succeed, what the client
-//! gets, and whether the units are refunded.
+//! Why a forwarding ended without a complete answer: whose fault it was, and whether another attempt may succeed.
 
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
-use std::time::Instant;
-
-use super::client::Client;
-use super::exchange::{Ending, Forwarding, RefundReason};
-use super::gate::Gate;
-use crate::policy::rejection::{Malformed, Rejection};
 
 /// The end of an attempt, or of the whole forwarding, before the client had its answer.
 #[derive(Debug)]
@@ -129,17 +122,6 @@ impl Failure {
         self
     }
 
-    /// Whether the server is to blame: it was not reached, broke off, was too late or reported that it is unavailable. A server
-    /// that answered is not, whatever the answer was, nor one that waits for a request's body, because it waits for the client.
-    pub fn is_servers(&self, client: &Client<'_>) -> bool {
-        match self.fault {
-            Fault::Server(ServerFault::Status | ServerFault::OverTime) => false,
-            Fault::Server(ServerFault::Silent) => client.is_body_done(),
-            Fault::Server(_) => true,
-            Fault::Client(_) | Fault::Gateway => false,
-        }
-    }
-
     /// The fate of the request on a connection that was `reused` or new.
     pub fn fate(&self, reused: bool) -> Fate {
         match self.fault {
@@ -198,110 +180,8 @@ pub enum Fate {
     Unknown,
 }
 
-/// Decides how a failed forwarding ends: the client's answer, and whether the units are refunded.
-pub(super) async fn settle(
-    gate: &Gate,
-    client: &Client<'_>,
-    failure: &Failure,
-    forwarding: &mut Forwarding,
-) {
-    let hits = &gate.metrics.limit_hits;
-    match failure.fault {
-        Fault::Client(ClientFault::Slow) => hits.with_label_values(&["response_rate"]).inc(),
-        Fault::Client(ClientFault::Late) => hits.with_label_values(&["request_read"]).inc(),
-        _ => {}
-    }
-    let header_passed = header_passed(client);
-    let (ending, reason) = match (refusal(failure, client, forwarding), failure.fault) {
-        (Some(rejection), _) if !header_passed => {
-            (Ending::Rejected(rejection), Some(RefundReason::Body))
-        }
-        (_, Fault::Client(fault)) => (Ending::ClientClosed, hung_up(fault, forwarding)),
-        _ if header_passed => {
-            let now = Instant::now();
-            forwarding.client_waits.note(client.blocked(), now);
-            let waited_for_client = waited_for_client(failure, forwarding, now);
-            if !waited_for_client && failure.is_servers(client) {
-                forwarding.note_failed(gate);
-            }
-            let reason = (!waited_for_client).then_some(RefundReason::Cut);
-            (Ending::Cut, reason)
-        }
-        _ => (
-            Ending::Rejected(Rejection::Internal),
-            Some(RefundReason::Failed),
-        ),
-    };
-    forwarding.ending = Some(ending);
-    forwarding.leave();
-    if let Some(reason) = reason {
-        forwarding.refund(reason).await;
-    }
-}
-
-/// The refusal of a request because of its body, if that is why it failed.
-fn refusal(failure: &Failure, client: &Client<'_>, forwarding: &Forwarding) -> Option<Rejection> {
-    match failure.fault {
-        Fault::Client(ClientFault::TooLarge) => Some(Rejection::PayloadTooLarge),
-        Fault::Client(ClientFault::Late) => Some(Rejection::BadRequest(Malformed::Late)),
-        // HTTP/2 frames after a complete request are not part of it.
-        Fault::Client(ClientFault::Malformed)
-            if !(client.is_http2() && forwarding.was_sent() && forwarding.request_whole) =>
-        {
-            Some(Rejection::BadRequest(Malformed::Framing))
-        }
-        // An upstream that sends nothing before it has the whole body waits for the client.
-        Fault::Server(ServerFault::Silent) if !client.is_body_done() => {
-            Some(Rejection::BadRequest(Malformed::Late))
-        }
-        Fault::Client(_) | Fault::Server(_) | Fault::Gateway => None,
-    }
-}
-
-/// The reason to refund a request whose client disconnected, if there is one.
-fn hung_up(fault: ClientFault, forwarding: &Forwarding) -> Option<RefundReason> {
-    let slow = || {
-        let waited = forwarding.since.elapsed();
-        let unanswered = forwarding.header_after.is_none() && fault != ClientFault::Slow;
-        unanswered && waited > forwarding.upstream.timeouts.slow
-    };
-    match forwarding.was_sent() {
-        false => Some(RefundReason::Unsent),
-        true => slow().then_some(RefundReason::Slow),
-    }
-}
-
-/// Whether the answer was cut because of the client: the gateway was waiting for the client when the upstream broke off, or the
-/// answer would have been in time without such waits.
-fn waited_for_client(failure: &Failure, forwarding: &Forwarding, now: Instant) -> bool {
-    if failure.fault == Fault::Server(ServerFault::OverTime) {
-        let by_client = forwarding.client_waits.in_all();
-        let by_upstream = forwarding.since.elapsed().saturating_sub(by_client);
-        by_upstream <= forwarding.upstream.timeouts.total
-    } else {
-        forwarding.client_waits.was_waiting(now)
-    }
-}
-
-/// The client's failure, if the client ended the request before it is written to an upstream. Over HTTP/1 only requests without a
-/// body to come are checked, because the check would read from the body.
-pub(super) async fn gone_before(client: &mut Client<'_>) -> Option<Failure> {
-    if !client.is_http2() && !client.is_body_done() {
-        return None;
-    }
-    match look_at(client.gone()).await {
-        Poll::Ready(gone) => Some(gone),
-        Poll::Pending => None,
-    }
-}
-
 /// Polls once.
 pub(super) async fn look_at<F: Future>(future: F) -> Poll<F::Output> {
     let mut future = pin!(future);
     poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
-}
-
-/// Whether the head of an answer has been sent to the client.
-pub(super) fn header_passed(client: &Client<'_>) -> bool {
-    client.status().is_some()
 }

@@ -29,9 +29,10 @@ use super::client::{Client, Piece};
 use super::connection::allowance::Reads;
 use super::connection::timer::Timer;
 use super::exchange::{Exchange, Forwarding};
-use super::failure::{Failure, Fate, Fault, ServerFault, gone_before, header_passed, look_at};
+use super::failure::{Failure, Fate, Fault, ServerFault, look_at};
 use super::forward::{ForwardedIdentity, Outgoing};
 use super::gate::Gate;
+use super::settlement::is_servers_fault;
 use crate::policy::http1::framing::Framing;
 
 mod answer;
@@ -116,8 +117,8 @@ impl Relay<'_, '_> {
             failure = failure.with("the first request on a connection: does it support HTTP/2?");
         }
         let fate = failure.fate(reused);
-        let blamed = fate == Fate::Unknown && failure.is_servers(self.client);
-        let passed_on = header_passed(self.client);
+        let blamed = fate == Fate::Unknown && is_servers_fault(&failure, self.client);
+        let passed_on = self.client.header_passed();
         let forwarding = &mut *self.forwarding;
         if let (Fault::Server(ServerFault::WantsHttp1 | ServerFault::InvalidHttp2), Some(server)) =
             (failure.fault, forwarding.server())
@@ -201,7 +202,7 @@ impl Relay<'_, '_> {
         if self.client.turn().is_some_and(|turn| turn.is_given_up()) {
             return Err(Failure::given_up());
         }
-        if let Some(gone) = gone_before(self.client).await {
+        if let Some(gone) = self.client.gone_already().await {
             return Err(gone);
         }
         let mut link = self.begin(taken, peer.is_tls())?;
@@ -385,7 +386,7 @@ impl Relay<'_, '_> {
             let bytes = || pieces.iter().map(Piece::held_bytes).sum();
             let _held = self.client.turn().map(|turn| turn.hold(bytes()));
             self.client.write(pieces).await?;
-            if header_passed(self.client) {
+            if self.client.header_passed() {
                 upload.forget();
             }
         }

@@ -6,13 +6,14 @@ use std::time::Duration;
 use super::admission::{self, Admitted, Permit, Refusal};
 use super::client::Client;
 use super::exchange::{Ending, Exchange, Forwarding, Served, Stage};
-use super::failure::{self, Failure};
+use super::failure::Failure;
 use super::forward::{TRACEPARENT, X_REQUEST_ID};
 use super::gate::Gate;
 use super::origin::Origin;
 use super::record;
 use super::relay::Relay;
 use super::respond::{self, Answer};
+use super::settlement;
 use super::trace::Recording;
 use super::well_formed::{self, HeadLimits};
 use crate::policy::forwarded;
@@ -138,7 +139,7 @@ async fn forward(
         forwarding.ending = None;
         return Ok(());
     };
-    failure::settle(gate, client, &failure, forwarding).await;
+    settlement::settle(gate, client, &failure, forwarding).await;
     if let Some(Ending::Rejected(rejection)) = &forwarding.ending {
         let (method, now) = (client.head.method(), gate.store.now());
         let (quota_status, endpoint) = (Some(forwarding.quota_status), Some(&*forwarding.endpoint));

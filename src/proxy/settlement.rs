@@ -1,0 +1,105 @@
+//! The outcome of a failed forwarding: what the client gets, whether the units are refunded, and whether the server is blamed.
+
+use std::time::Instant;
+
+use super::client::Client;
+use super::exchange::{Ending, Forwarding, RefundReason};
+use super::failure::{ClientFault, Failure, Fault, ServerFault};
+use super::gate::Gate;
+use crate::policy::rejection::{Malformed, Rejection};
+
+/// Decides how a failed forwarding ends: the client's answer, and whether the units are refunded.
+pub(super) async fn settle(
+    gate: &Gate,
+    client: &Client<'_>,
+    failure: &Failure,
+    forwarding: &mut Forwarding,
+) {
+    let hits = &gate.metrics.limit_hits;
+    match failure.fault {
+        Fault::Client(ClientFault::Slow) => hits.with_label_values(&["response_rate"]).inc(),
+        Fault::Client(ClientFault::Late) => hits.with_label_values(&["request_read"]).inc(),
+        _ => {}
+    }
+    let header_passed = client.header_passed();
+    let (ending, reason) = match (refusal(failure, client, forwarding), failure.fault) {
+        (Some(rejection), _) if !header_passed => {
+            (Ending::Rejected(rejection), Some(RefundReason::Body))
+        }
+        (_, Fault::Client(fault)) => (Ending::ClientClosed, hung_up(fault, forwarding)),
+        _ if header_passed => {
+            let now = Instant::now();
+            forwarding.client_waits.note(client.blocked(), now);
+            let waited_for_client = waited_for_client(failure, forwarding, now);
+            if !waited_for_client && is_servers_fault(failure, client) {
+                forwarding.note_failed(gate);
+            }
+            let reason = (!waited_for_client).then_some(RefundReason::Cut);
+            (Ending::Cut, reason)
+        }
+        _ => (
+            Ending::Rejected(Rejection::Internal),
+            Some(RefundReason::Failed),
+        ),
+    };
+    forwarding.ending = Some(ending);
+    forwarding.leave();
+    if let Some(reason) = reason {
+        forwarding.refund(reason).await;
+    }
+}
+
+/// Whether the server is to blame: it was not reached, broke off, was too late or reported that it is unavailable. A server
+/// that answered is not, whatever the answer was, nor one that waits for a request's body, because it waits for the client.
+pub(super) fn is_servers_fault(failure: &Failure, client: &Client<'_>) -> bool {
+    match failure.fault {
+        Fault::Server(ServerFault::Status | ServerFault::OverTime) => false,
+        Fault::Server(ServerFault::Silent) => client.is_body_done(),
+        Fault::Server(_) => true,
+        Fault::Client(_) | Fault::Gateway => false,
+    }
+}
+
+/// The refusal of a request because of its body, if that is why it failed.
+fn refusal(failure: &Failure, client: &Client<'_>, forwarding: &Forwarding) -> Option<Rejection> {
+    match failure.fault {
+        Fault::Client(ClientFault::TooLarge) => Some(Rejection::PayloadTooLarge),
+        Fault::Client(ClientFault::Late) => Some(Rejection::BadRequest(Malformed::Late)),
+        // HTTP/2 frames after a complete request are not part of it.
+        Fault::Client(ClientFault::Malformed)
+            if !(client.is_http2() && forwarding.was_sent() && forwarding.request_whole) =>
+        {
+            Some(Rejection::BadRequest(Malformed::Framing))
+        }
+        // An upstream that sends nothing before it has the whole body waits for the client.
+        Fault::Server(ServerFault::Silent) if !client.is_body_done() => {
+            Some(Rejection::BadRequest(Malformed::Late))
+        }
+        Fault::Client(_) | Fault::Server(_) | Fault::Gateway => None,
+    }
+}
+
+/// The reason to refund a request whose client disconnected, if there is one.
+fn hung_up(fault: ClientFault, forwarding: &Forwarding) -> Option<RefundReason> {
+    let slow = || {
+        let waited = forwarding.since.elapsed();
+        let unanswered = forwarding.header_after.is_none() && fault != ClientFault::Slow;
+        unanswered && waited > forwarding.upstream.timeouts.slow
+    };
+    match forwarding.was_sent() {
+        false => Some(RefundReason::Unsent),
+        true => slow().then_some(RefundReason::Slow),
+    }
+}
+
+/// Whether the answer was cut because of the client: the gateway was waiting for the client when the upstream broke off, or the
+/// answer would have been in time without such waits.
+fn waited_for_client(failure: &Failure, forwarding: &Forwarding, now: Instant) -> bool {
+    if failure.fault == Fault::Server(ServerFault::OverTime) {
+        let by_client = forwarding.client_waits.in_all();
+        let by_upstream = forwarding.since.elapsed().saturating_sub(by_client);
+        by_upstream <= forwarding.upstream.timeouts.total
+    } else {
+        forwarding.client_waits.was_waiting(now)
+    }
+}
