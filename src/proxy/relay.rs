@@ -3,7 +3,7 @@
 //! | Room | Job |
 //! |---|---|
 //! | [`connections`] | connections to servers, new and kept ones |
-//! | `link` | one exchange with a server, over HTTP/1 or HTTP/2 (`http1`, `http2`) |
+//! | `link` | one exchange with a server, over HTTP/1 or HTTP/2 (`http1`, `http2`), whose events are of `event` |
 //! | `answer` | the upstream's answer as the client receives it; `compressing` |
 //! | `upload` | the request's body, and the part kept for another attempt |
 //!
@@ -38,13 +38,15 @@ use crate::policy::http1::framing::Framing;
 mod answer;
 mod compressing;
 pub mod connections;
+mod event;
 mod http1;
 mod http2;
 mod link;
 mod upload;
 
 use connections::TakenConnection;
-use link::{Link, LinkEvent};
+use event::LinkEvent;
+use link::Link;
 use upload::Upload;
 
 /// A placeholder, which is not the host of any server.

@@ -5,7 +5,7 @@ use http::StatusCode;
 use std::time::Instant;
 
 use super::compressing;
-use super::link::LinkEvent;
+use super::event::LinkEvent;
 use crate::proxy::client::{Client, Head, Piece};
 use crate::proxy::exchange::{Exchange, Forwarding};
 use crate::proxy::failure::{Failure, ServerFault};

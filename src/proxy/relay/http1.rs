@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use pingora::protocols::Stream;
 use tokio::io::{AsyncReadExt, AsyncWrite};
 
-use super::link::LinkEvent;
+use super::event::LinkEvent;
 use crate::policy::http1::answer::{AnswerBounds, AnswerHead, AnswerReader, LastHead, Reusable};
 use crate::policy::http1::body::{BodyReader, ChunkLimits};
 use crate::policy::http1::fields::FieldBounds;

@@ -14,7 +14,7 @@ use pingora::Error;
 use pingora::http::RequestHeader;
 
 use super::connections::Lease;
-use super::link::LinkEvent;
+use super::event::LinkEvent;
 use crate::policy::http1;
 use crate::policy::http1::framing::Framing;
 use crate::proxy::client::Head;

@@ -4,9 +4,9 @@ use bytes::Bytes;
 use pingora::upstreams::peer::HttpPeer;
 
 use super::connections::{Connections, TakenConnection};
+use super::event::LinkEvent;
 use super::http1::Http1;
 use super::http2::Http2;
-use crate::proxy::client::Head;
 use crate::proxy::failure::Failure;
 use crate::proxy::forward::Outgoing;
 
@@ -16,19 +16,6 @@ pub enum Link {
     Http1(Box<Http1>),
     /// On a stream.
     Http2(Box<Http2>),
-}
-
-/// The next event of an exchange.
-#[derive(Debug)]
-pub enum LinkEvent {
-    /// All pushed bytes are written, and more are expected.
-    Written,
-    /// The head of an interim answer.
-    Interim(Box<Head>),
-    /// The head of the answer, and whether the answer ends with it.
-    Head(Box<Head>, bool),
-    /// A part of the answer's body, and whether it is the last one.
-    Part(Bytes, bool),
 }
 
 impl Link {
