@@ -9,12 +9,16 @@ use http::StatusCode;
 
 use super::connection::Connection;
 use super::connection::allowance::Turn;
-use super::connection::http1::Http1Side;
-use super::connection::http2::Http2Side;
 use super::failure::{Failure, look_at};
 use crate::policy::http1::Version;
 use crate::policy::http1::fields::FieldList;
 use crate::policy::http1::request::RequestHead;
+
+pub mod http1;
+pub mod http2;
+
+use http1::Http1Side;
+use http2::Http2Side;
 
 /// The size of the buffer that a part of an answer was read into.
 const BUFFER_BYTES: u64 = 16 * 1024;

@@ -4,14 +4,15 @@
 //! |---|---|
 //! | [`limiter`] | the number of connections, in all and of each client address |
 //! | [`opening`] | the protocol of a connection |
-//! | [`http1`] | a connection over HTTP/1, and a request on it |
-//! | [`streams`], [`http2`] | a connection over HTTP/2, and a request on one of its streams |
+//! | [`http1`] | a connection over HTTP/1: its requests one after the other |
+//! | [`streams`] | a connection over HTTP/2: its requests on their streams |
 //! | [`guard`] | the stream below the HTTP/2 library, watched for floods |
 //! | [`allowance`] | the memory of an HTTP/2 connection's requests while its client does not read |
 //! | [`redirect`] | a connection without TLS that is redirected to HTTPS |
 //! | [`refusal`] | the answer to a head that cannot be read, its line in the access log and its metrics |
 //! | [`timer`] | successive deadlines on one timer |
 //! | [`transport`] | TCP, with TLS or without |
+//! | [`wire`] | the bytes of a connection over HTTP/1, in both directions |
 //! | [`writes`] | gathered writes, and clients that do not read them |
 //!
 //! Invariants: every request whose end could be read in two ways is refused here; an idle connection holds no buffer of its own;
@@ -29,7 +30,6 @@ use super::forward;
 pub mod allowance;
 pub mod guard;
 pub mod http1;
-pub mod http2;
 pub mod limiter;
 mod limits;
 pub mod opening;
@@ -38,6 +38,7 @@ pub mod refusal;
 pub mod streams;
 pub mod timer;
 pub mod transport;
+pub mod wire;
 pub mod writes;
 
 /// The state shared by a connection and its requests.

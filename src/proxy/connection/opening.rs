@@ -10,9 +10,10 @@ use tokio::time::Instant;
 
 use super::Connection;
 use super::guard::Guard;
-use super::http1::{Http1Connection, READ_BYTES};
+use super::http1::Http1Connection;
 use super::streams::{self, StreamTerms};
 use super::transport::{Agreed, Transport};
+use super::wire::READ_BYTES;
 use crate::config::Limits;
 use crate::policy::http2::PREFACE;
 use crate::proxy::gate::Gate;

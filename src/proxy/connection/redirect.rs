@@ -10,9 +10,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::http1::{LINGER, LINGER_BYTES, READ_BYTES};
 use super::limits::bounds_of;
 use super::refusal;
+use super::wire::{LINGER, LINGER_BYTES, READ_BYTES};
 use crate::config::Limits;
 use crate::policy::forwarded::RequestSender;
 use crate::policy::http1::refused;

@@ -13,10 +13,10 @@ use http::header::{CONTENT_LENGTH, DATE};
 use pingora::protocols::http::date::get_cached_date;
 use tokio::time::Instant;
 
-use super::allowance::Turn;
+use super::Head;
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
-use crate::proxy::client::Head;
+use crate::proxy::connection::allowance::Turn;
 use crate::proxy::failure::{ClientFault, Failure, look_at};
 
 /// The most parts of a body read to find the error after them. A stream's window holds 16 KiB.
@@ -64,20 +64,20 @@ impl Http2Side {
     }
 
     /// The request's turn among those of its connection.
-    pub(in crate::proxy) fn turn(&self) -> &Arc<Turn> {
+    pub(super) fn turn(&self) -> &Arc<Turn> {
         &self.turn
     }
 
-    pub(in crate::proxy) fn is_body_done(&self) -> bool {
+    pub(super) fn is_body_done(&self) -> bool {
         self.is_ended || self.is_body_empty() || self.body.is_end_stream()
     }
 
-    pub(in crate::proxy) fn is_body_empty(&self) -> bool {
+    pub(super) fn is_body_empty(&self) -> bool {
         let ends = || self.is_ended || self.body.is_end_stream() || self.announces_none;
         !self.has_read && ends()
     }
 
-    pub(in crate::proxy) async fn read(&mut self) -> Result<Option<Bytes>, Failure> {
+    pub(super) async fn read(&mut self) -> Result<Option<Bytes>, Failure> {
         let Ok(part) = tokio::time::timeout_at(self.deadline, self.body.data()).await else {
             let cause = "the request's body did not arrive within limits.request_read";
             return Err(Failure::client(ClientFault::Late, cause));
@@ -94,7 +94,7 @@ impl Http2Side {
     }
 
     /// Waits until the stream is reset, by the client or because of what it sent.
-    pub(in crate::proxy) async fn gone(&mut self) -> Failure {
+    pub(super) async fn gone(&mut self) -> Failure {
         let (answer, respond) = (&mut self.answer, &mut self.respond);
         let reset = poll_fn(|context| match answer {
             Some(answer) => answer.poll_reset(context),
@@ -116,7 +116,7 @@ impl Http2Side {
         Failure::client(ClientFault::Gone, cause)
     }
 
-    pub(in crate::proxy) fn write_head(&mut self, head: Head, ends: bool) -> Result<(), Failure> {
+    pub(super) fn write_head(&mut self, head: Head, ends: bool) -> Result<(), Failure> {
         // The library sends only one head.
         if self.answer.is_some() || head.status.is_informational() {
             return Ok(());
@@ -135,11 +135,7 @@ impl Http2Side {
         Ok(())
     }
 
-    pub(in crate::proxy) async fn write_part(
-        &mut self,
-        mut part: Bytes,
-        ends: bool,
-    ) -> Result<(), Failure> {
+    pub(super) async fn write_part(&mut self, mut part: Bytes, ends: bool) -> Result<(), Failure> {
         let Some(answer) = &mut self.answer else {
             return Err(Failure::gateway("a body before its head"));
         };

@@ -1,0 +1,243 @@
+//! One request over HTTP/1, on its connection.
+
+use std::future::poll_fn;
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::DATE;
+use http::{Method, StatusCode};
+use pingora::protocols::http::date::get_cached_date;
+use tokio::time::Instant;
+
+use super::Head;
+use crate::policy::http1::Version;
+use crate::policy::http1::body::{BodyReader, ChunkLimits};
+use crate::policy::http1::framing::AnswerFraming;
+use crate::policy::http1::request::RequestHead;
+use crate::policy::http1::writer::{self, BodyWriter, HeadWriter, WrongLength};
+use crate::proxy::connection::wire::Http1Wire;
+use crate::proxy::failure::{ClientFault, Failure, ServerFault};
+
+/// Bytes that a client may send ahead while a request is answered; more waits in the system's buffers.
+const AHEAD_BYTES_MAX: usize = 8 * 1024;
+/// How long the discarded rest of a body may take.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The use of a connection after a request.
+pub enum After {
+    /// Another request.
+    Request,
+    /// To be closed, once the client has the answer.
+    Close,
+    /// None: its answer is incomplete.
+    Nothing,
+}
+
+/// The client's connection has ended.
+fn broke(error: io::Error) -> Failure {
+    Failure::client(ClientFault::Gone, error)
+}
+
+/// One request on its connection.
+pub struct Http1Side<'c> {
+    wire: &'c mut Http1Wire,
+    body: BodyReader,
+    is_body_empty: bool,
+    deadline: Instant,
+    answer: Option<BodyWriter>,
+    answers_head: bool,
+    version: Version,
+    keeps_open: bool,
+    /// Whether the last piece of the answer is written.
+    is_whole: bool,
+    is_broken_off: bool,
+}
+
+impl<'c> Http1Side<'c> {
+    /// A request with this head, whose body must arrive within `read_timeout`.
+    pub fn new(
+        wire: &'c mut Http1Wire,
+        head: &RequestHead,
+        read_timeout: Duration,
+    ) -> Http1Side<'c> {
+        Http1Side {
+            wire,
+            body: head.body(&ChunkLimits::STANDARD),
+            is_body_empty: head.framing().is_empty(),
+            deadline: Instant::now() + read_timeout,
+            answer: None,
+            answers_head: *head.method() == Method::HEAD,
+            version: head.version(),
+            // The keep-alive of HTTP/1.0 was never standardised.
+            keeps_open: head.version() == Version::Http11 && head.keeps_open(),
+            is_whole: false,
+            is_broken_off: false,
+        }
+    }
+
+    pub(super) fn is_body_done(&self) -> bool {
+        self.body.is_done()
+    }
+
+    pub(super) fn is_body_empty(&self) -> bool {
+        self.is_body_empty
+    }
+
+    pub(super) fn close_after(&mut self) {
+        self.keeps_open = false;
+    }
+
+    pub(super) fn break_off(&mut self) {
+        self.is_broken_off = true;
+        // An HTTP/1.0 client takes a normal close as the answer's end, so the connection is reset.
+        if self.version == Version::Http10 {
+            self.wire.connection.break_off();
+        }
+    }
+
+    pub(super) fn blocked(&self) -> Duration {
+        self.wire.blocked()
+    }
+
+    pub(super) async fn read(&mut self) -> Result<Option<Bytes>, Failure> {
+        loop {
+            if self.body.is_done() {
+                return Ok(None);
+            }
+            let taken = self.body.read(&self.wire.unread);
+            let taken = taken.map_err(|error| Failure::client(ClientFault::Malformed, error))?;
+            let mut read = self.wire.unread.split_to(taken.bytes);
+            if !taken.data.is_empty() {
+                read.truncate(taken.data.end);
+                return Ok(Some(read.freeze().slice(taken.data.start..)));
+            }
+            if self.body.is_done() {
+                return Ok(None);
+            }
+            match self.wire.read_more(self.deadline).await {
+                Ok(Some(1..)) => {}
+                Ok(Some(0)) => {
+                    let cause = "closed the connection before the end of its request";
+                    return Err(Failure::client(ClientFault::Gone, cause));
+                }
+                Ok(None) => {
+                    let cause = "the request's body did not arrive within limits.request_read";
+                    return Err(Failure::client(ClientFault::Late, cause));
+                }
+                Err(error) => return Err(broke(error)),
+            }
+        }
+    }
+
+    /// Waits until the client has closed its side. Bytes received meanwhile belong to the next request.
+    pub(super) async fn gone(&mut self) -> Failure {
+        loop {
+            if self.wire.unread.len() >= AHEAD_BYTES_MAX {
+                std::future::pending::<()>().await;
+            }
+            match poll_fn(|context| self.wire.poll_more(context)).await {
+                Ok(1..) => {}
+                Ok(0) => {
+                    let cause = "closed the connection before the end of its answer";
+                    return Failure::client(ClientFault::Gone, cause);
+                }
+                Err(error) => return broke(error),
+            }
+        }
+    }
+
+    pub(super) async fn ask_for_body(&mut self) -> Result<(), Failure> {
+        self.write(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
+        self.flush().await
+    }
+
+    pub(super) async fn write_head(&mut self, head: &Head, ends: bool) -> Result<(), Failure> {
+        if self.answer.is_some() {
+            return Ok(());
+        }
+        let is_interim = head.status.is_informational();
+        if is_interim && self.version == Version::Http10 {
+            // HTTP/1.0 has no interim answers (RFC 9110 section 15.2).
+            return Ok(());
+        }
+        let mut bytes = Vec::with_capacity(1024);
+        let mut out = HeadWriter::answer(&mut bytes, head.status);
+        for field in head.fields.end_to_end() {
+            out.pass(field);
+        }
+        if is_interim {
+            // An interim answer has no body, so its writer has nothing to write.
+            out.end_answer(
+                AnswerFraming::Bodiless(None),
+                writer::ConnectionFate::Implied,
+            );
+        } else {
+            out.add(&DATE, &get_cached_date());
+            let framing = self.framing(head, ends);
+            if framing == AnswerFraming::ByClose || self.wire.connection.is_retired() {
+                self.keeps_open = false;
+            }
+            let connection = match self.keeps_open {
+                true => writer::ConnectionFate::KeepAlive,
+                false => writer::ConnectionFate::Close,
+            };
+            self.answer = Some(out.end_answer(framing, connection));
+            self.is_whole = ends;
+        }
+        self.write(&bytes).await
+    }
+
+    /// How the answer's body is framed for this client.
+    fn framing(&self, head: &Head, ends: bool) -> AnswerFraming {
+        let has_none = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&head.status);
+        match head.length {
+            length if has_none || self.answers_head => AnswerFraming::Bodiless(length),
+            Some(length) => AnswerFraming::Length(length),
+            None if ends => AnswerFraming::Length(0),
+            None => AnswerFraming::Chunked.towards(self.version),
+        }
+    }
+
+    pub(super) async fn write_part(&mut self, part: &[u8], ends: bool) -> Result<(), Failure> {
+        let Some(mut answer) = self.answer.take() else {
+            return Err(Failure::gateway("a body before its head"));
+        };
+        let wrong = |error: WrongLength| Failure::server(ServerFault::Malformed, error);
+        let wrapping = answer.part(part.len()).map_err(wrong)?;
+        self.write(wrapping.before()).await?;
+        self.write(part).await?;
+        self.write(wrapping.after).await?;
+        if ends {
+            let mut end = Vec::new();
+            answer.end([], &mut end).map_err(wrong)?;
+            self.write(&end).await?;
+            self.is_whole = true;
+        }
+        self.answer = Some(answer);
+        Ok(())
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.wire.write_all(bytes).await.map_err(broke)
+    }
+
+    pub(super) async fn flush(&mut self) -> Result<(), Failure> {
+        self.wire.flush().await.map_err(broke)
+    }
+
+    /// Ends the request; returns the further use of the connection.
+    pub(in crate::proxy) async fn finish(mut self) -> After {
+        if self.is_broken_off || !self.is_whole {
+            return After::Nothing;
+        }
+        if !self.body.is_done() && self.keeps_open {
+            let rest = async { while let Ok(Some(_)) = self.read().await {} };
+            let _ = tokio::time::timeout(DRAIN_TIMEOUT, rest).await;
+        }
+        match self.keeps_open && self.body.is_done() {
+            true => After::Request,
+            false => After::Close,
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The bytes of a connection over HTTP/1, in both directions.
+//!
+//! Invariant: a request begins at the byte after the one before.
+
+use std::future::poll_fn;
+use std::io;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use prometheus::IntCounterVec;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
+
+use super::Connection;
+use super::timer::Timer;
+use super::transport::Transport;
+use super::writes::Writes;
+
+/// The bytes read from the socket at a time.
+pub(super) const READ_BYTES: usize = 8 * 1024;
+/// After the last answer, the client's further bytes are read and discarded, so that the answer reaches it: a connection closed
+/// with unread bytes is reset (RFC 9112 section 9.6). At most this many bytes, for this long.
+pub(super) const LINGER_BYTES: usize = 256 * 1024;
+pub(super) const LINGER: Duration = Duration::from_secs(1);
+
+/// The bytes received and not read yet, and those to be written.
+pub struct Http1Wire {
+    pub(in crate::proxy) connection: Arc<Connection>,
+    transport: Transport,
+    pub(in crate::proxy) unread: BytesMut,
+    pub(super) writes: Writes,
+    timer: Timer,
+    limit_hits: IntCounterVec,
+}
+
+impl Http1Wire {
+    pub(super) fn new(
+        connection: Arc<Connection>,
+        transport: Transport,
+        unread: BytesMut,
+        writes: Writes,
+        limit_hits: IntCounterVec,
+    ) -> Http1Wire {
+        Http1Wire {
+            connection,
+            transport,
+            unread,
+            writes,
+            timer: Timer::default(),
+            limit_hits,
+        }
+    }
+
+    /// How long the connection has refused bytes so far.
+    pub(in crate::proxy) fn blocked(&self) -> Duration {
+        self.writes.blocked()
+    }
+
+    pub(super) fn note_limit(&self, limit: &str) {
+        self.limit_hits.with_label_values(&[limit]).inc();
+    }
+
+    /// Reads available bytes after the unread ones: returns their number, 0 at the end; `None` if none arrived before `deadline`.
+    pub(in crate::proxy) async fn read_more(
+        &mut self,
+        deadline: Instant,
+    ) -> io::Result<Option<usize>> {
+        poll_fn(|context| match self.poll_more(context) {
+            Poll::Ready(read) => Poll::Ready(read.map(Some)),
+            Poll::Pending => {
+                ready!(self.timer.poll_until(deadline, context));
+                Poll::Ready(Ok(None))
+            }
+        })
+        .await
+    }
+
+    pub(in crate::proxy) fn poll_more(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        let mut space = [MaybeUninit::<u8>::uninit(); READ_BYTES];
+        let mut space = ReadBuf::uninit(&mut space);
+        ready!(Pin::new(&mut self.transport).poll_read(context, &mut space))?;
+        self.unread.extend_from_slice(space.filled());
+        Poll::Ready(Ok(space.filled().len()))
+    }
+
+    pub(in crate::proxy) async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let written =
+                poll_fn(|context| self.writes.poll_write(&mut self.transport, context, bytes));
+            let written = written.await.inspect_err(|error| self.note_slow(error))?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            bytes = bytes.get(written..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    pub(in crate::proxy) async fn flush(&mut self) -> io::Result<()> {
+        let flushed = poll_fn(|context| self.writes.poll_flush(&mut self.transport, context));
+        flushed.await.inspect_err(|error| self.note_slow(error))
+    }
+
+    /// Counts a client that did not read its answers.
+    fn note_slow(&self, error: &io::Error) {
+        if error.kind() == io::ErrorKind::TimedOut {
+            self.note_limit("response_rate");
+        }
+    }
+
+    /// Closes the connection after the written bytes; the client's further bytes are read first, as the answer might be lost
+    /// otherwise.
+    pub(super) async fn close(mut self) {
+        if self.flush().await.is_err() {
+            return;
+        }
+        let transport = &mut self.transport;
+        let ended = poll_fn(|context| Pin::new(&mut *transport).poll_shutdown(context));
+        if !matches!(tokio::time::timeout(LINGER, ended).await, Ok(Ok(()))) {
+            return;
+        }
+        let (until, mut bytes) = (Instant::now() + LINGER, 0);
+        while bytes < LINGER_BYTES {
+            self.unread.clear();
+            match self.read_more(until).await {
+                Ok(Some(more @ 1..)) => bytes += more,
+                Ok(Some(0) | None) | Err(_) => return,
+            }
+        }
+    }
+}
+
+impl Drop for Http1Wire {
+    /// The written part of an interrupted answer is still sent, as far as the socket accepts it at once, so that the client sees
+    /// the head and the cut.
+    fn drop(&mut self) {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let _ = self.writes.poll_flush(&mut self.transport, &mut context);
+        if self.connection.is_broken_off() {
+            self.transport.break_off();
+        }
+    }
+}
