@@ -4,8 +4,8 @@
 //! doubled or out of order. It owns no connection: stores feed it.
 
 use std::borrow::Borrow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use ahash::RandomState;
 use jiff::Timestamp;
@@ -14,20 +14,11 @@ use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::{KeyRecord, Unusable};
 
 /// A record in the form for the request path.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct KeyEntry {
     /// The record.
     pub record: KeyRecord,
-    packed: OnceLock<Box<str>>,
 }
-
-impl PartialEq for KeyEntry {
-    fn eq(&self, other: &KeyEntry) -> bool {
-        self.record == other.record
-    }
-}
-
-impl Eq for KeyEntry {}
 
 impl Borrow<KeyRecord> for Arc<KeyEntry> {
     fn borrow(&self) -> &KeyRecord {
@@ -38,16 +29,12 @@ impl Borrow<KeyRecord> for Arc<KeyEntry> {
 impl KeyEntry {
     /// An entry for `record`.
     pub fn new(record: KeyRecord) -> Arc<KeyEntry> {
-        let packed = OnceLock::new();
-        Arc::new(KeyEntry { record, packed })
+        Arc::new(KeyEntry { record })
     }
 
-    /// The record's JSON form, as stores keep it; made when it is asked for first, and kept.
-    pub fn packed(&self) -> &str {
-        self.packed.get_or_init(|| {
-            let packed = serde_json::to_string(&self.record);
-            packed.unwrap_or_default().into_boxed_str()
-        })
+    /// The record's JSON form, as stores keep it. Not kept here: it is as large as the record, and is needed about once a day.
+    pub fn packed(&self) -> String {
+        serde_json::to_string(&self.record).unwrap_or_default()
     }
 }
 

@@ -440,6 +440,13 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.waiting.is_empty() && self.awaited.is_none() && self.late.is_none() && !self.is_due()
     }
 
+    /// Returns the memory of past waiters: some 400 bytes.
+    pub fn shrink(&mut self) {
+        if self.waiting.is_empty() {
+            self.waiting = VecDeque::new();
+        }
+    }
+
     /// Units used on the day, if a reply since `since` contained them.
     pub fn used_since(&self, since: Instant) -> Option<u64> {
         self.known

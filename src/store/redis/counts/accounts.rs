@@ -305,19 +305,17 @@ impl Accounts {
             .await;
     }
 
-    /// Drops idle accounts of past days, and of the current day if there are too many.
+    /// Drops idle accounts of past days, and of the current day if there are too many. The others return the memory of past waiters.
     pub async fn sweep(&self) {
         let now = self.clock.now().as_second();
         let total: usize = self.slots.parts().map(|slots| slots.lock().len()).sum();
         let crowded = total > ACCOUNTS_MAX;
         let keep = |slot: &Arc<AccountSlot>| {
             let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;
-            let idle = || {
-                let state = slot.state.lock();
-                let listed = state.listed || state.queued || state.offline.listed;
-                !listed && state.account.is_idle()
-            };
-            !((over || crowded) && idle())
+            let mut state = slot.state.lock();
+            state.account.shrink();
+            let listed = state.listed || state.queued || state.offline.listed;
+            listed || !(over || crowded) || !state.account.is_idle()
         };
         self.slots
             .walk(|slots| slots.retain(|_, slot| keep(slot)))

@@ -46,11 +46,11 @@ pub fn put_keys(names: &Names, id: KeyId) -> (String, String) {
 }
 
 /// The arguments of `record.lua`.
-pub fn put_arguments<'e>(
-    entry: &'e KeyEntry,
+pub fn put_arguments(
+    entry: &KeyEntry,
     expected: i64,
     old: Option<&KeyRecord>,
-) -> ScriptArguments<'e> {
+) -> ScriptArguments<'static> {
     let packed_entry =
         |record: &KeyRecord| serde_json::to_string(&Entry::of(record)).unwrap_or_default();
     ScriptArguments::new()

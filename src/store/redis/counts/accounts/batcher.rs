@@ -132,6 +132,7 @@ impl Accounts {
                 .as_ref()
                 .map_or(call.terms.version, |entry| entry.record.version);
             let held = slot.held_below.load(Ordering::Relaxed) > version;
+            let record = entry.filter(|_| !held).map(|entry| entry.packed());
             argument.push(&AccountCall {
                 producer: &slot.producer,
                 ack: call.ack,
@@ -139,10 +140,7 @@ impl Accounts {
                 want: call.want,
                 limit: call.terms.limit,
                 version,
-                record: entry
-                    .as_deref()
-                    .filter(|_| !held)
-                    .map_or("", KeyEntry::packed),
+                record: record.as_deref().unwrap_or_default(),
                 day: call.terms.context.day,
             });
         }

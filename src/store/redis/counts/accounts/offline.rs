@@ -249,6 +249,7 @@ impl Accounts {
     pub async fn merge(&self, row: &CountRow) -> Result<(), LinkError> {
         let entry = self.keys.get(row.key);
         let mut argument = self.argument(1);
+        let record = entry.as_deref().map(KeyEntry::packed);
         argument.push(&AccountCall {
             producer: &row.producer,
             ack: row.ack,
@@ -258,7 +259,7 @@ impl Accounts {
             version: entry
                 .as_ref()
                 .map_or(COUNT_MAX, |entry| entry.record.version),
-            record: entry.as_deref().map_or("", KeyEntry::packed),
+            record: record.as_deref().unwrap_or_default(),
             day: row.day,
         });
         let record = self.names.record(row.key);
