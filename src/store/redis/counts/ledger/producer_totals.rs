@@ -1,6 +1,6 @@
 //! The totals in memory, and those that Redis or the journal does not have yet.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use jiff::civil::Date;
@@ -16,6 +16,9 @@ use crate::store::redis::journal::TotalsRow;
 /// How long after its day a stored set of totals is kept in memory.
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
 
+/// Most keys call no more endpoints on a day; up to so many, no memory is reserved for further ones.
+const FEW_ENDPOINTS: usize = 8;
+
 /// The key, date and tier of totals.
 pub type TotalsKey = (KeyId, Date, TierName);
 /// A key's day, with totals for each tier that the key had.
@@ -27,13 +30,25 @@ struct TierTotals {
     producer: String,
     day: Day,
     ceiling: Ceiling,
-    totals: HashMap<Arc<str>, Totals>,
-    /// Endpoints whose totals are not in Redis.
-    changed: HashSet<Arc<str>>,
-    /// Endpoints whose totals are being written to Redis.
-    writing: HashSet<Arc<str>>,
-    /// Endpoints whose totals are not in the journal.
-    to_note: HashSet<Arc<str>>,
+    /// In the order of their endpoints.
+    endpoints: Vec<EndpointTotals>,
+    /// Whether they are in the list of those with totals that are not in Redis.
+    is_listed: bool,
+    /// Whether they are in the list of those with totals that are not in the journal.
+    is_to_note: bool,
+}
+
+/// The totals of one endpoint.
+#[derive(Debug)]
+struct EndpointTotals {
+    endpoint: Arc<str>,
+    totals: Totals,
+    /// Not in Redis.
+    changed: bool,
+    /// Being written to Redis.
+    writing: bool,
+    /// Not in the journal.
+    to_note: bool,
 }
 
 /// The totals of some keys. Those that are to be written are listed, so that no task has to search all of them.
@@ -46,20 +61,12 @@ pub struct ProducerTotals {
     to_note: HashMap<KeyAndDate, Vec<TierName>>,
 }
 
-/// Adds endpoints to a set. Returns whether the set was empty, hence its totals are in no list yet.
-fn add(noted: &mut HashSet<Arc<str>>, endpoints: impl IntoIterator<Item = Arc<str>>) -> bool {
-    let is_listed = !noted.is_empty();
-    noted.extend(endpoints);
-    !is_listed && !noted.is_empty()
-}
-
 fn list_changed(
     changed: &mut VecDeque<TotalsKey>,
     place: &TotalsKey,
     tier_totals: &mut TierTotals,
-    endpoints: impl IntoIterator<Item = Arc<str>>,
 ) {
-    if add(&mut tier_totals.changed, endpoints) {
+    if !std::mem::replace(&mut tier_totals.is_listed, true) {
         changed.push_back(place.clone());
     }
 }
@@ -68,9 +75,8 @@ fn list_to_note(
     to_note: &mut HashMap<KeyAndDate, Vec<TierName>>,
     (key, date, tier): &TotalsKey,
     tier_totals: &mut TierTotals,
-    endpoints: impl IntoIterator<Item = Arc<str>>,
 ) {
-    if add(&mut tier_totals.to_note, endpoints) {
+    if !std::mem::replace(&mut tier_totals.is_to_note, true) {
         to_note.entry((*key, *date)).or_default().push(tier.clone());
     }
 }
@@ -90,37 +96,38 @@ impl ProducerTotals {
             producer: producer(),
             day,
             ceiling: Ceiling::default(),
-            totals: HashMap::new(),
-            changed: HashSet::new(),
-            writing: HashSet::new(),
-            to_note: HashSet::new(),
+            endpoints: Vec::new(),
+            is_listed: false,
+            is_to_note: false,
         });
-        let totals = tier_totals.totals.entry(endpoint.clone()).or_default();
-        count(totals, &mut tier_totals.ceiling);
-        let endpoints = || [endpoint.clone()];
-        list_changed(&mut self.changed, &place, tier_totals, endpoints());
-        list_to_note(&mut self.to_note, &place, tier_totals, endpoints());
-        tier_totals.row(&place, endpoint)
+        let mut ceiling = tier_totals.ceiling;
+        let counted = tier_totals.of(endpoint);
+        count(&mut counted.totals, &mut ceiling);
+        (counted.changed, counted.to_note) = (true, true);
+        let (totals, settled) = (counted.totals, false);
+        tier_totals.ceiling = ceiling;
+        list_changed(&mut self.changed, &place, tier_totals);
+        list_to_note(&mut self.to_note, &place, tier_totals);
+        tier_totals.row(&place, endpoint, totals, settled)
     }
 
     /// Marks everything to be written again: the store may have lost it.
     pub fn repeat_all(&mut self) {
         for (place, tier_totals) in &mut self.by_key {
-            let all: Vec<_> = tier_totals.totals.keys().cloned().collect();
-            list_changed(&mut self.changed, place, tier_totals, all);
+            for counted in &mut tier_totals.endpoints {
+                counted.changed = true;
+            }
+            list_changed(&mut self.changed, place, tier_totals);
         }
     }
 
     /// Drops stored totals of days that are over.
     pub fn sweep(&mut self, now_second: i64) {
         self.by_key.retain(|_, tier_totals| {
-            let unsaved = [
-                &tier_totals.changed,
-                &tier_totals.writing,
-                &tier_totals.to_note,
-            ];
-            let is_saved = unsaved.iter().all(|endpoints| endpoints.is_empty());
-            !is_saved || tier_totals.day.end + KEPT_AFTER_DAY_SECONDS >= now_second
+            let mut endpoints = tier_totals.endpoints.iter();
+            let is_unsaved =
+                |counted: &EndpointTotals| counted.changed || counted.writing || counted.to_note;
+            tier_totals.day.end + KEPT_AFTER_DAY_SECONDS >= now_second || endpoints.any(is_unsaved)
         });
     }
 
@@ -129,8 +136,10 @@ impl ProducerTotals {
         for tier in tiers {
             let place = (key, date, tier.clone());
             if let Some(tier_totals) = self.by_key.get_mut(&place) {
-                let all: Vec<_> = tier_totals.totals.keys().cloned().collect();
-                list_to_note(&mut self.to_note, &place, tier_totals, all);
+                for counted in &mut tier_totals.endpoints {
+                    counted.to_note = true;
+                }
+                list_to_note(&mut self.to_note, &place, tier_totals);
             }
         }
     }
@@ -152,17 +161,16 @@ impl ProducerTotals {
             let Some(tier_totals) = self.by_key.get_mut(&place) else {
                 continue;
             };
-            let fields = std::mem::take(&mut tier_totals.changed)
-                .into_iter()
-                .map(|endpoint| {
-                    let totals = tier_totals
-                        .totals
-                        .get(&endpoint)
-                        .copied()
-                        .unwrap_or_default();
-                    let field = format!("{}|{endpoint}", tier_totals.producer);
-                    let value = cells::written(&totals, tier_totals.ceiling, Some(&place.2));
-                    tier_totals.writing.insert(endpoint.clone());
+            tier_totals.is_listed = false;
+            let (producer, ceiling) = (&tier_totals.producer, tier_totals.ceiling);
+            let changed = tier_totals.endpoints.iter_mut();
+            let fields = changed
+                .filter(|counted| counted.changed)
+                .map(|counted| {
+                    (counted.changed, counted.writing) = (false, true);
+                    let endpoint = counted.endpoint.clone();
+                    let field = format!("{producer}|{endpoint}");
+                    let value = cells::written(&counted.totals, ceiling, Some(&place.2));
                     (endpoint, field, value)
                 })
                 .collect();
@@ -181,8 +189,15 @@ impl ProducerTotals {
         for tier in &tiers {
             let place = (key, date, tier.clone());
             if let Some(tier_totals) = self.by_key.get_mut(&place) {
-                for endpoint in std::mem::take(&mut tier_totals.to_note) {
-                    rows.push(tier_totals.row(&place, &endpoint));
+                tier_totals.is_to_note = false;
+                let lacking = tier_totals.endpoints.iter();
+                let lacking = lacking.filter(|counted| counted.to_note);
+                rows.extend(lacking.map(|counted| {
+                    let settled = !counted.changed && !counted.writing;
+                    tier_totals.row(&place, &counted.endpoint, counted.totals, settled)
+                }));
+                for counted in &mut tier_totals.endpoints {
+                    counted.to_note = false;
                 }
             }
         }
@@ -195,19 +210,51 @@ impl ProducerTotals {
         let Some(tier_totals) = self.by_key.get_mut(place) else {
             return;
         };
-        let endpoints = || page.fields.iter().map(|(endpoint, ..)| endpoint.clone());
-        for endpoint in endpoints() {
-            tier_totals.writing.remove(&endpoint);
+        for (endpoint, ..) in &page.fields {
+            let counted = tier_totals.of(endpoint);
+            (counted.writing, counted.to_note) = (false, true);
+            counted.changed |= !written;
         }
         if !written {
-            list_changed(&mut self.changed, place, tier_totals, endpoints());
+            list_changed(&mut self.changed, place, tier_totals);
         }
-        list_to_note(&mut self.to_note, place, tier_totals, endpoints());
+        list_to_note(&mut self.to_note, place, tier_totals);
     }
 }
 
 impl TierTotals {
-    fn row(&self, (key, _, tier): &TotalsKey, endpoint: &Arc<str>) -> TotalsRow {
+    /// The totals of an endpoint, added if it has none.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the index was found or inserted just before"
+    )]
+    fn of(&mut self, endpoint: &Arc<str>) -> &mut EndpointTotals {
+        let place = |counted: &EndpointTotals| counted.endpoint.cmp(endpoint);
+        let index = self.endpoints.binary_search_by(place);
+        let index = index.unwrap_or_else(|index| {
+            if self.endpoints.len() < FEW_ENDPOINTS {
+                self.endpoints.reserve_exact(1);
+            }
+            let new = EndpointTotals {
+                endpoint: endpoint.clone(),
+                totals: Totals::default(),
+                changed: false,
+                writing: false,
+                to_note: false,
+            };
+            self.endpoints.insert(index, new);
+            index
+        });
+        &mut self.endpoints[index]
+    }
+
+    fn row(
+        &self,
+        (key, _, tier): &TotalsKey,
+        endpoint: &Arc<str>,
+        totals: Totals,
+        settled: bool,
+    ) -> TotalsRow {
         TotalsRow {
             key: *key,
             day: self.day,
@@ -215,8 +262,8 @@ impl TierTotals {
             ceiling: self.ceiling,
             producer: self.producer.clone(),
             endpoint: endpoint.clone(),
-            totals: self.totals.get(endpoint).copied().unwrap_or_default(),
-            settled: !self.changed.contains(endpoint) && !self.writing.contains(endpoint),
+            totals,
+            settled,
         }
     }
 }
@@ -233,6 +280,8 @@ pub struct LedgerPage {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     const DAY: Day = Day {
