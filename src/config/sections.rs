@@ -179,7 +179,7 @@ const ANSWER_HEADERS_DENIED: [&str; 5] = [
 ];
 
 /// A checked configuration. If it was read for another purpose than serving, values that were not read are defaults: in sections
-/// that only a gateway uses ([`Purpose::Commands`]), or anywhere ([`Purpose::Offline`]).
+/// that only a gateway uses ([`Commands`](super::Purpose::Commands)), or anywhere ([`Offline`](super::Purpose::Offline)).
 #[derive(Debug)]
 pub struct Config {
     /// The first 12 hexadecimal characters of the SHA-256 of the text: the name of the configuration that a node runs.
