@@ -60,9 +60,9 @@ impl Clock {
 /// periods divide each other wake an idle process together: a wake-up costs some 60 µs of CPU, whatever is done in it.
 pub async fn next_tick(period: Duration) {
     static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
-    let passed = ORIGIN.elapsed().as_micros() / period.as_micros().max(1);
-    let ticks = u32::try_from(passed).unwrap_or(u32::MAX).saturating_add(1);
-    tokio::time::sleep_until((*ORIGIN + period * ticks).into()).await;
+    let period = period.as_nanos().max(1);
+    let left = period - ORIGIN.elapsed().as_nanos() % period;
+    tokio::time::sleep(Duration::from_nanos_u128(left)).await;
 }
 
 /// `CLOCK_BOOTTIME`: cannot be set, and continues while the machine sleeps. Read from the kernel directly, not through the C library.
