@@ -62,7 +62,7 @@ const CASES: [Case; 10] = [
 const BASE: usize = 1;
 
 /// A case with its gateways running and its keys loaded.
-struct QuotaStatus {
+struct Deployment {
     gateways: Vec<Gateway>,
     pids: Vec<u32>,
     calls: Vec<Arc<Calls>>,
@@ -78,27 +78,27 @@ struct Found {
 /// All cases, slice by slice; the report is printed and stored as that of the peers is.
 pub async fn measure(plan: Plan) {
     let stage = Stage::set().await;
-    let mut quota_status = Vec::new();
+    let mut deployments = Vec::new();
     for case in &CASES {
         eprintln!("starting: {}", case.name);
-        quota_status.push(stand(case, &stage).await);
+        deployments.push(stand(case, &stage).await);
     }
     let places: Vec<usize> = (0..CASES.len()).collect();
     let mut found: Vec<Found> = CASES.iter().map(|_| Found::default()).collect();
     for round in 1..=plan.rounds {
         eprintln!("round {round} of {}", plan.rounds);
         for place in there_and_back(&places, round) {
-            let QuotaStatus { pids, calls, .. } = &quota_status[place];
+            let Deployment { pids, calls, .. } = &deployments[place];
             let mut connections = Connections::open(calls, CONNECTIONS).await;
             let slice = connections.measure(pids, stage.redis_pid, plan.slice).await;
             found[place].slices.insert(round, slice);
             if round % SELDOM == 1 {
-                let latency = open::hold(calls, LATENCY_SLICE, round);
+                let latency = open::hold(calls, pids, LATENCY_SLICE, round);
                 found[place].latencies.push((round, latency));
             }
         }
     }
-    for (found, QuotaStatus { gateways, pids, .. }) in found.iter_mut().zip(&quota_status) {
+    for (found, Deployment { gateways, pids, .. }) in found.iter_mut().zip(&deployments) {
         let resident: f64 = pids.iter().map(|pid| machine::resident_mib(*pid)).sum();
         found.resident_mib = resident / gateways.len() as f64;
     }
@@ -112,7 +112,7 @@ pub async fn measure(plan: Plan) {
     report::keep("growth", &markdown, &files);
 }
 
-async fn stand(case: &Case, stage: &Stage) -> QuotaStatus {
+async fn stand(case: &Case, stage: &Stage) -> Deployment {
     let name = case.name.replace([' ', ','], "-");
     let mut spec = stage.spec(stage.redis_store(&name));
     with_endpoints(&mut spec, case.endpoints);
@@ -148,7 +148,7 @@ async fn stand(case: &Case, stage: &Stage) -> QuotaStatus {
     let calls = gateways
         .iter()
         .map(|gateway| Arc::new(Calls::new(gateway.http, 200, keys, &paths)));
-    QuotaStatus {
+    Deployment {
         calls: calls.collect(),
         pids: gateways
             .iter_mut()

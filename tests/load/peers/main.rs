@@ -12,7 +12,7 @@
 //! - **Latency** at 2,000 requests a second: arrivals are drawn beforehand (Poisson) and a latency counts from when its request was
 //!   due, not from when a busy generator sent it. Each slice is paired with one of the upstream itself, with the same
 //!   arrivals; the latency that a contender adds is the difference of the two. The time in which the generator and the upstream
-//!   wake up is in both.
+//!   wake up is in both. The CPU of a request is reported for this rate too.
 //! - **Memory** of the process after all this: with 1,000 connections that each have a request in flight again and again, and with
 //!   10,000 (or as many as open files allow) that wait for their next request.
 //! - **Start** to the first answer with 10,000 keys, on both cores, compared with bare pingora.
@@ -161,7 +161,8 @@ async fn saturate(contender: &Contender, stage: &Stage, time: Duration) -> Slice
 
 /// The number of the round draws the arrivals: they are the same for all that it compares.
 fn hold(contender: &Contender, round: u64) -> Latency {
-    open::hold(std::slice::from_ref(&contender.calls), LATENCY_SLICE, round)
+    let calls = std::slice::from_ref(&contender.calls);
+    open::hold(calls, &[contender.pid], LATENCY_SLICE, round)
 }
 
 fn over_tls(contender: &Contender, stage: &Stage) -> Slice {

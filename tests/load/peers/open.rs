@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::calls::{ANSWER_BYTES, Calls};
 use super::figures::percentile;
-use super::machine::sleep_precisely;
+use super::machine::{Cpu, sleep_precisely};
 
 /// Requests a second, over all connections.
 pub const RATE: u32 = 2_000;
@@ -19,7 +19,7 @@ const CONNECTIONS: usize = 64;
 /// The time before the first arrival: threads started, connections open and used once.
 const LEAD: Duration = Duration::from_millis(20);
 
-/// Latencies of a slice, in milliseconds.
+/// Latencies of a slice, in milliseconds, and what its requests cost.
 #[derive(Debug, Clone, Copy)]
 pub struct Latency {
     /// The median.
@@ -28,13 +28,16 @@ pub struct Latency {
     pub p99_ms: f64,
     /// The 99.9th percentile.
     pub p999_ms: f64,
+    /// CPU time of the contender a request, in microseconds.
+    pub cpu_us: f64,
 }
 
-/// A slice of this duration, spread over the contenders (several gateways, say); the same seed gives the same arrivals.
+/// A slice of this duration, spread over the contenders (several gateways, say), whose processes are `measured`; the same seed gives
+/// the same arrivals.
 ///
 /// # Panics
 /// If an answer is not the expected one of this contender.
-pub fn hold(calls: &[Arc<Calls>], time: Duration, seed: u64) -> Latency {
+pub fn hold(calls: &[Arc<Calls>], measured: &[u32], time: Duration, seed: u64) -> Latency {
     let arrivals = arrivals(time, seed);
     let next = AtomicUsize::new(0);
     let connections: Vec<_> = calls
@@ -43,6 +46,8 @@ pub fn hold(calls: &[Arc<Calls>], time: Duration, seed: u64) -> Latency {
         .take(CONNECTIONS)
         .map(connect)
         .collect();
+    let used = || measured.iter().map(|pid| Cpu::of(*pid)).collect::<Vec<_>>();
+    let before = used();
     let start = Instant::now() + LEAD;
     let mut latencies: Vec<Duration> = std::thread::scope(|scope| {
         let running: Vec<_> = connections
@@ -52,7 +57,9 @@ pub fn hold(calls: &[Arc<Calls>], time: Duration, seed: u64) -> Latency {
         let found = running.into_iter().map(|one| one.join().unwrap());
         found.flatten().collect()
     });
+    let cpu: Duration = used().iter().zip(&before).map(|(a, b)| a.since(b)).sum();
     Latency {
+        cpu_us: cpu.as_secs_f64() * 1e6 / latencies.len() as f64,
         p50_ms: percentile(&mut latencies, 0.5),
         p99_ms: percentile(&mut latencies, 0.99),
         p999_ms: percentile(&mut latencies, 0.999),

@@ -77,6 +77,19 @@ impl Report {
         Spread::of(pairs.map(|(_, direct, one)| value(one) - value(direct)))
     }
 
+    /// The CPU of one contender at the fixed rate as a multiple of another's, within each round.
+    pub fn timed_ratio(&self, one: Kind, other: Kind) -> Spread {
+        let others: BTreeMap<u64, f64> = self.timed[&other]
+            .iter()
+            .map(|(round, _, found)| (*round, found.cpu_us))
+            .collect();
+        let pairs = self.timed[&one].iter().filter_map(|(round, _, found)| {
+            let other = others.get(round)?;
+            Some(found.cpu_us / other)
+        });
+        Spread::of(pairs)
+    }
+
     fn latency(&self, kind: Kind, value: fn(&Latency) -> f64) -> Spread {
         match kind {
             Kind::Direct => {
@@ -143,7 +156,7 @@ impl Report {
 
     fn latency_table(&self, text: &mut String) {
         text.push_str(
-            "| At 2,000 requests/s | p50 ms | p99 ms | p99.9 ms | added p50 ms | added p99 ms |\n|---|---:|---:|---:|---:|---:|\n",
+            "| At 2,000 requests/s | p50 ms | p99 ms | p99.9 ms | added p50 ms | added p99 ms | CPU µs/request |\n|---|---:|---:|---:|---:|---:|---:|\n",
         );
         for kind in std::iter::once(&Kind::Direct).chain(self.timed.keys()) {
             let added = match kind {
@@ -156,11 +169,12 @@ impl Report {
             };
             let _ = writeln!(
                 text,
-                "| {} | {:.2} | {:.2} | {:.2} | {added} |",
+                "| {} | {:.2} | {:.2} | {:.2} | {added} | {:.0} |",
                 kind.name(),
                 self.latency(*kind, |found| found.p50_ms).median,
                 self.latency(*kind, |found| found.p99_ms),
                 self.latency(*kind, |found| found.p999_ms).median,
+                self.latency(*kind, |found| found.cpu_us),
             );
         }
     }
@@ -213,7 +227,7 @@ impl Report {
 
     fn latency_csv(&self) -> String {
         let mut rows =
-            "contender,round,direct_p50_ms,direct_p99_ms,direct_p999_ms,p50_ms,p99_ms,p999_ms\n"
+            "contender,round,direct_p50_ms,direct_p99_ms,direct_p999_ms,direct_cpu_us,p50_ms,p99_ms,p999_ms,cpu_us\n"
                 .to_owned();
         for (kind, slices) in &self.timed {
             for (round, direct, one) in slices {
@@ -223,8 +237,9 @@ impl Report {
                         p50_ms,
                         p99_ms,
                         p999_ms,
+                        cpu_us,
                     } = found;
-                    let _ = write!(rows, ",{p50_ms:.3},{p99_ms:.3},{p999_ms:.3}");
+                    let _ = write!(rows, ",{p50_ms:.3},{p99_ms:.3},{p999_ms:.3},{cpu_us:.3}");
                 }
                 rows.push('\n');
             }
