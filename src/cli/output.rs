@@ -17,6 +17,8 @@ use terminal_size::{Width, terminal_size_of};
 
 pub(super) mod long_table;
 
+/// Spaces between two columns of a table.
+const PADDING: u16 = 2;
 /// The longest customer or label, which fits into a row of a table.
 const NAME_CHARS_MAX: usize = 200;
 
@@ -171,6 +173,11 @@ pub(super) fn table_lines(header: &[&str], numbers: &[&str], rows: &[Vec<String>
     lines(&table(header, numbers, rows))
 }
 
+/// Whether cells of this column are never broken: a key is copied.
+fn is_whole(name: &str) -> bool {
+    matches!(name, "id" | "key")
+}
+
 fn table(header: &[&str], numbers: &[&str], rows: &[Vec<String>]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
@@ -184,9 +191,8 @@ fn table(header: &[&str], numbers: &[&str], rows: &[Vec<String>]) -> Table {
     }
     fit(&mut table, COLUMNS.get().copied());
     for (name, column) in header.iter().zip(table.column_iter_mut()) {
-        column.set_padding((0, 2));
-        if matches!(*name, "id" | "key") {
-            // A key is never broken, so that it can be copied.
+        column.set_padding((0, PADDING));
+        if is_whole(name) {
             column.set_constraint(ColumnConstraint::ContentWidth);
         }
         if numbers.contains(name) {
@@ -208,7 +214,7 @@ pub(super) fn write_record(out: &mut dyn Write, fields: &[(&str, String)]) -> an
         fit(&mut table, COLUMNS.get().copied());
     }
     for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
+        column.set_padding((0, PADDING));
     }
     write_lines(out, lines(&table))
 }

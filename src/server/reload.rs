@@ -30,8 +30,10 @@ use crate::telemetry::access_log::Sink;
 use crate::telemetry::diagnostics;
 use crate::telemetry::metrics::Metrics;
 
-/// The pause between two looks at the files; a change is applied when two looks in a row saw the same.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// The pause between two looks at the files, and while a change was seen once: it is applied when two looks in a row saw the same,
+/// within two seconds (docs/configuration.md).
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const LOOK_WHILE_SETTLING: Duration = Duration::from_millis(500);
 /// The pause between two attempts with a refused file.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -139,9 +141,13 @@ impl Reloader {
         let mut settling = Settling::new(FileContents::default());
         let mut attempted = Instant::now();
         loop {
+            let pause = match settling.is_settling() {
+                true => LOOK_WHILE_SETTLING,
+                false => LOOK_INTERVAL,
+            };
             let signalled = tokio::select! {
                 signal = hangup.recv() => signal.is_some(),
-                () = next_tick(LOOK_INTERVAL) => false,
+                () = next_tick(pause) => false,
             };
             self.observe_the_files_of_the_moment();
             let (watched, now) = look(self.watched).await;

@@ -17,7 +17,7 @@ use pingora::http::RequestHeader;
 use pingora::upstreams::peer::HttpPeer;
 use tokio::task::JoinSet;
 
-use crate::clock::next_tick;
+use crate::clock::{Periodic, next_tick};
 use crate::config::HealthCheck;
 use crate::policy::address;
 use crate::policy::server_health::HealthCheckResult;
@@ -26,7 +26,7 @@ use crate::proxy::upstreams::{Server, Upstream};
 use crate::telemetry::metrics::Metrics;
 
 /// The longest pause between two looks for due chores: a changed configuration waits this long for its first checks.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// The pause while a chore runs.
 const LOOK_WHILE_DOING: Duration = Duration::from_millis(100);
 /// The pause between two checks of idle upstream connections: a server that closes one waits at most this long.
@@ -78,11 +78,10 @@ impl Upkeep {
 
     /// Maintains them until it is dropped.
     pub async fn run(mut self) {
-        let mut closed = Instant::now();
+        let mut close = Periodic::new(CLOSE_INTERVAL);
         loop {
             self.look().await;
-            if closed.elapsed() >= CLOSE_INTERVAL {
-                closed = Instant::now();
+            if close.is_due() {
                 self.gate.connections.close_ended();
             }
             tokio::select! {

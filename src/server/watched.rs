@@ -117,6 +117,11 @@ impl Settling {
         Settling { taken, seen: None }
     }
 
+    /// Whether the latest look saw contents for the first time.
+    pub fn is_settling(&self) -> bool {
+        self.seen.is_some()
+    }
+
     /// Takes the result of the latest look. Returns whether it is new and the same as at the look before.
     pub fn note(&mut self, now: FileContents) -> bool {
         if now == self.taken {

@@ -4,8 +4,10 @@ use std::io::Write;
 
 use comfy_table::{ColumnConstraint, Width};
 
-use super::{COLUMNS, lines, table};
+use super::{COLUMNS, PADDING, fit, is_whole, lines, table};
 
+/// The narrowest that a column becomes, with its padding: four characters.
+const NARROWEST: u16 = 6;
 /// The rows of a batch.
 pub(in crate::cli) const BATCH_ROWS: usize = 1_000;
 
@@ -34,6 +36,8 @@ pub(in crate::cli) struct LongTable<'n> {
     numbers: &'n [&'n str],
     /// The width of each column, as far as measured, with its padding.
     widths: Vec<u16>,
+    /// The width that lines must fit into, if any.
+    columns: Option<u16>,
 }
 
 impl<'n> LongTable<'n> {
@@ -43,6 +47,7 @@ impl<'n> LongTable<'n> {
             header,
             numbers,
             widths: vec![0; header.len()],
+            columns: COLUMNS.get().copied(),
         }
     }
 
@@ -61,16 +66,48 @@ impl<'n> LongTable<'n> {
         }
     }
 
-    /// The header and rows in their final widths, broken if the terminal is too narrow; then each batch is arranged by itself.
+    /// The header and rows in the widths of all measured rows; if the terminal is too narrow, cells are broken.
     fn arranged(&self, rows: &[Vec<String>]) -> Vec<String> {
         let mut table = table(self.header, self.numbers, rows);
-        let columns = COLUMNS.get().copied().map(usize::from);
-        if columns.is_none_or(|columns| self.width() <= columns) {
-            for (column, width) in table.column_iter_mut().zip(&self.widths) {
-                column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(*width)));
-            }
+        fit(&mut table, self.columns);
+        let columns = self.columns.map(usize::from);
+        let narrowed = columns
+            .filter(|columns| self.width() > *columns)
+            .map(|columns| self.widths_in(columns));
+        let widths = narrowed.as_ref().unwrap_or(&self.widths).iter();
+        let widths = widths.copied().map(Width::Fixed);
+        for (column, width) in table.column_iter_mut().zip(widths) {
+            column.set_constraint(match &narrowed {
+                Some(_) => ColumnConstraint::Absolute(width),
+                None => ColumnConstraint::LowerBoundary(width),
+            });
         }
         lines(&table)
+    }
+
+    /// Widths with which the lines fit into `columns`, as far as possible: the widest columns give way first. Names are broken last,
+    /// and a column of keys never.
+    fn widths_in(&self, columns: usize) -> Vec<u16> {
+        let narrowed = |(widest, keeps_names): (u16, bool)| -> Vec<u16> {
+            let named = self.header.iter().zip(&self.widths);
+            let widths = named.map(|(name, width)| match is_whole(name) {
+                true => *width,
+                false if keeps_names => *width.min(&widest.max(padded(name))),
+                false => *width.min(&widest),
+            });
+            widths.collect()
+        };
+        let widest = self.widths.iter().copied().max().unwrap_or(0);
+        let steps = [true, false]
+            .into_iter()
+            .flat_map(|keeps_names| (NARROWEST..widest).rev().map(move |one| (one, keeps_names)));
+        let total = |widths: &Vec<u16>| widths.iter().copied().map(usize::from).sum::<usize>();
+        let mut fitting = steps
+            .map(narrowed)
+            .filter(|widths| total(widths) <= columns);
+        fitting
+            .next()
+            .unwrap_or_else(|| narrowed((NARROWEST, false)))
     }
 
     /// Writes the header.
@@ -81,9 +118,8 @@ impl<'n> LongTable<'n> {
 
     /// The lines of rows, without the header. A cell wider than measured moves the rest of its batch to the right.
     pub(in crate::cli) fn lines(&self, rows: &[Vec<String>]) -> Vec<String> {
-        let mut lines = self.arranged(rows);
-        lines.drain(..1);
-        lines
+        let header = self.arranged(&[]).len();
+        self.arranged(rows).split_off(header)
     }
 
     /// Writes the [lines](LongTable::lines) of rows.
@@ -95,6 +131,13 @@ impl<'n> LongTable<'n> {
         let lines = self.lines(rows);
         lines.iter().try_for_each(|line| writeln!(out, "{line}"))
     }
+}
+
+/// The width of a column's name.
+fn padded(name: &str) -> u16 {
+    u16::try_from(name.len())
+        .unwrap_or(u16::MAX)
+        .saturating_add(PADDING)
 }
 
 #[cfg(test)]
@@ -124,6 +167,39 @@ mod tests {
             let text = String::from_utf8(out).unwrap();
             assert_eq!(text.lines().collect::<Vec<_>>(), whole, "{size}");
         }
+    }
+
+    #[test]
+    fn on_a_narrow_terminal_every_batch_has_the_columns_of_the_header() {
+        let header = ["id", "customer", "label", "unattributed"];
+        let row = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
+        let rows = [
+            row(["abcdefghij", "a customer with a long name", "x", "1"]),
+            row(["bcdefghijk", "c", "a label that is as long", "22"]),
+        ];
+        let mut table = LongTable::new(&header, &["unattributed"]);
+        table.columns = Some(48);
+        rows.iter()
+            .for_each(|row| table.measure(std::slice::from_ref(row)));
+        let mut out = Vec::new();
+        table.write_header(&mut out).unwrap();
+        for row in &rows {
+            table.write(&mut out, std::slice::from_ref(row)).unwrap();
+        }
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(
+            text,
+            "\
+ID          CUSTOMER   LABEL      UNATTRIBUTED
+abcdefghij  a          x                     1
+            customer
+            with a
+            long name
+bcdefghijk  c          a label              22
+                       that is
+                       as long
+"
+        );
     }
 
     #[test]

@@ -21,6 +21,8 @@ use crate::store::NodeName;
 
 /// The pause between two readings of the pending events.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// The same while no webhook is configured.
+const LOOK_WITHOUT_WEBHOOK: Duration = Duration::from_secs(1);
 /// How long the lease lasts beyond a reading and its attempts.
 const LEASE_SLACK: Duration = Duration::from_secs(10);
 /// The most concurrent attempts.
@@ -60,7 +62,11 @@ impl Courier {
     /// Delivers until it is dropped.
     pub async fn run(mut self) {
         loop {
-            next_tick(LOOK_INTERVAL).await;
+            let pause = match self.gate.snapshot().config.events.webhook {
+                Some(_) => LOOK_INTERVAL,
+                None => LOOK_WITHOUT_WEBHOOK,
+            };
+            next_tick(pause).await;
             match &self.gate.snapshot().config.events.webhook {
                 Some(webhook) => match self.caller.client() {
                     Ok(client) => self.look(webhook, &client).await,

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -25,7 +25,7 @@ use super::identity::StoreIdentity;
 use super::journal::{CountRow, DateAndKey, Journal, JournalRows, ServeOutcome};
 use super::names::Names;
 use super::settings::{OutagePolicy, OutageSettings};
-use crate::clock::next_tick;
+use crate::clock::{Periodic, next_tick};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
@@ -90,6 +90,8 @@ pub struct OutageService {
     unsettled_of_others: AtomicU64,
     /// Whether the journaled counts of other processes must be sent to Redis.
     restore_due: AtomicBool,
+    /// Notified when that becomes due.
+    restore_demanded: Notify,
     /// Whether the last counts of killed processes have been read from Redis.
     is_read: AtomicBool,
     /// Held while rows are written, so that older ones never follow newer ones.
@@ -147,6 +149,7 @@ impl OutageService {
             nodes: Mutex::new(nodes),
             unsettled_of_others: AtomicU64::new(unsettled_of_others),
             restore_due: AtomicBool::new(true),
+            restore_demanded: Notify::new(),
             is_read: AtomicBool::new(false),
             noting: tokio::sync::Mutex::default(),
             served: AtomicU64::new(0),
@@ -156,6 +159,7 @@ impl OutageService {
 
     /// Decides a charge that Redis did not decide because of `error`.
     pub async fn serve(&self, charge: Charge, error: StoreError) -> Result<Decision, StoreError> {
+        self.guard.look_soon();
         let bound = match self.settings.policy {
             _ if charge.limit == UNBOUNDED => OutageBound::Open,
             OutagePolicy::Bounded => OutageBound::Share,
@@ -301,7 +305,7 @@ impl OutageService {
                 );
             }
             BreakerChange::Closed(away) => {
-                self.restore_due.store(true, Ordering::Release);
+                self.repeat_all();
                 tracing::warn!(
                     ?policy,
                     away_seconds = away.as_secs_f64(),
@@ -317,23 +321,36 @@ impl OutageService {
     /// Requests that the counts of other processes are sent again: Redis may have lost them.
     pub fn repeat_all(&self) {
         self.restore_due.store(true, Ordering::Release);
+        self.restore_demanded.notify_one();
+    }
+
+    /// How often [`OutageService::keep`] must look.
+    fn tick(&self) -> Duration {
+        let is_busy =
+            self.restore_due.load(Ordering::Acquire) || self.accounts.has_counts_to_read();
+        let longest = match is_busy {
+            true => READ_EVERY,
+            false => LOOK_EVERY,
+        };
+        longest.min(self.settings.journal_interval)
     }
 
     /// Keeps the journal, the known counts and the number of live gateways current. Never returns.
     pub async fn keep(self: Arc<Self>) {
-        let (mut noted, mut counted) = (Instant::now(), None::<Instant>);
-        let mut looked = noted;
+        let mut note = Periodic::new(self.settings.journal_interval);
+        let mut look = Periodic::new(LOOK_EVERY);
+        let mut count_nodes = Periodic::due_now(COUNT_NODES_EVERY);
         let mut logged = String::new();
         let mut answering = None::<Instant>;
-        let tick = READ_EVERY.min(self.settings.journal_interval);
         loop {
-            next_tick(tick).await;
-            if noted.elapsed() >= self.settings.journal_interval {
-                noted = Instant::now();
-                looked = noted;
+            tokio::select! {
+                () = next_tick(self.tick()) => {}
+                () = self.restore_demanded.notified() => {}
+            }
+            let look_is_due = look.is_due();
+            if note.is_due() {
                 self.note_changes().await;
-            } else if looked.elapsed() >= LOOK_EVERY {
-                looked = Instant::now();
+            } else if look_is_due {
                 // The journal itself logs why it could not be written.
                 let _ = self.journal.look().await;
             }
@@ -345,8 +362,7 @@ impl OutageService {
             if let Some(old) = Instant::now().checked_sub(self.settings.count_staleness / 2) {
                 self.accounts.list_to_read(old, READ_MAX);
             }
-            if counted.is_none_or(|at| at.elapsed() >= COUNT_NODES_EVERY) {
-                counted = Some(Instant::now());
+            if count_nodes.is_due() {
                 // On an error the last number remains in use.
                 if let Ok(count) = self.live_nodes().await {
                     self.nodes.lock().see(count, Instant::now());

@@ -12,12 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
 
 use super::gateway_id::GatewayId;
 use super::heartbeat::{BEAT_EVERY, Condition, Heartbeat};
 use super::register::{self, RegisterEntry};
-use crate::clock::next_tick;
+use crate::clock::{Periodic, next_tick};
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
@@ -69,7 +68,7 @@ impl Presence {
 
     /// Sends heartbeats and reads the register. Never returns.
     pub async fn keep(&self, feed: &Feed) {
-        let (mut signed_in, mut looked) = (false, None::<Instant>);
+        let (mut signed_in, mut look) = (false, Periodic::due_now(LOOK_EVERY));
         loop {
             let heartbeat = feed.heartbeat((self.condition)());
             if self.beat(&heartbeat, signed_in).await.is_err() {
@@ -77,8 +76,7 @@ impl Presence {
                 continue;
             }
             signed_in = true;
-            if looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
-                looked = Some(Instant::now());
+            if look.is_due() {
                 // A failure is repeated the next time.
                 let _ = self.look_around().await;
             }

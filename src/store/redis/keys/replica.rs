@@ -78,8 +78,15 @@ pub struct Saved {
 pub struct Replica {
     path: PathBuf,
     connection: Mutex<Connection>,
-    /// The versions in the file, so that only changed records are written.
-    versions: Mutex<HashMap<KeyId, u64>>,
+    /// What is in the file, so that only changed records are written.
+    written: Mutex<Written>,
+}
+
+/// The versions in the file, and the number of the table's changes ([`KeyTable::changes`]) when they were last compared.
+#[derive(Default)]
+struct Written {
+    versions: HashMap<KeyId, u64>,
+    changes: Option<u64>,
 }
 
 impl Replica {
@@ -112,19 +119,27 @@ impl Replica {
         let replica = Replica {
             path: path.to_owned(),
             connection: Mutex::new(connection),
-            versions: Mutex::new(versions),
+            written: Mutex::new(Written {
+                versions,
+                changes: None,
+            }),
         };
         Ok((replica, saved))
     }
 
     /// Writes the changed records and their position in one transaction. Blocks for an fsync.
     pub fn save(&self, keys: &KeyTable, standing: &Standing) -> Result<(), StoreError> {
-        let mut versions = self.versions.lock();
-        let mut changed = keys.entries();
+        let mut written = self.written.lock();
+        // Before the entries are read: a change that arrives meanwhile is found again the next time.
+        let changes = Some(keys.changes());
+        let mut changed = match written.changes == changes {
+            true => Vec::new(),
+            false => keys.entries(),
+        };
         let mut turns = CooperativeYield::of(KEYS_PER_TURN);
         changed.retain(|entry| {
             turns.step();
-            let saved = versions.get(&entry.record.id);
+            let saved = written.versions.get(&entry.record.id);
             saved.is_none_or(|version| *version < entry.record.version)
         });
         let mut connection = self.connection.lock();
@@ -148,8 +163,11 @@ impl Replica {
             transaction.commit()
         };
         write(&mut connection).map_err(|error| unusable(&self.path, &error))?;
+        written.changes = changes;
         for entry in changed {
-            versions.insert(entry.record.id, entry.record.version);
+            written
+                .versions
+                .insert(entry.record.id, entry.record.version);
         }
         Ok(())
     }

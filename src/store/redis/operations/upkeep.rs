@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::clock::next_tick;
+use crate::clock::{Periodic, next_tick};
 use crate::store::StoreError;
 use crate::store::clock_watch;
 use crate::store::redis::keys::codec::read_time;
@@ -18,11 +18,13 @@ use crate::store::redis::wire::link::NewConnection;
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
+/// How often if there was nothing to write for [`QUIET_AFTER`].
+const FLUSH_WHEN_QUIET: Duration = Duration::from_secs(1);
+const QUIET_AFTER: Duration = Duration::from_secs(10);
 /// How often the breaker is checked while it is open: a new connection is probed at once.
 const LOOK_WHILE_OPEN: Duration = Duration::from_millis(20);
-/// How often it is checked while it is closed: requests notice a lost connection and failed calls by themselves, so that only
-/// the log depends on it.
-const LOOK_WHILE_CLOSED: Duration = FLUSH_EVERY;
+/// How often it is checked while it is closed: a request that Redis does not decide has it checked at once.
+const LOOK_WHILE_CLOSED: Duration = Duration::from_secs(1);
 /// How often Redis is asked for its time, which also checks the connection of a gateway without traffic.
 const PROBE_EVERY: Duration = clock_watch::LOOK_EVERY;
 /// How often idle accounts are dropped.
@@ -100,18 +102,22 @@ impl Parts {
                     None => tracing::warn!(?turn, "the circuit breaker of Redis changed its state"),
                 }
             }
-            next_tick(match self.guard.is_closed() {
+            let regular = next_tick(match self.guard.is_closed() {
                 true => LOOK_WHILE_CLOSED,
                 false => LOOK_WHILE_OPEN,
-            })
-            .await;
+            });
+            tokio::select! {
+                () = regular => {}
+                () = self.guard.turning() => {}
+            }
         }
     }
 
     /// Writes refunds and ledger; after a reconnection, everything. Never returns.
     async fn flush_for_ever(&self) {
         let mut connections = self.link.made();
-        let (mut swept, mut probed) = (Instant::now(), Instant::now());
+        let (mut sweep, mut probe) = (Periodic::new(SWEEP_EVERY), Periodic::new(PROBE_EVERY));
+        let mut unwritten_at = Instant::now();
         loop {
             let lost = async {
                 match &self.feed {
@@ -119,8 +125,12 @@ impl Parts {
                     None => std::future::pending().await,
                 }
             };
+            let period = match unwritten_at.elapsed() < QUIET_AFTER {
+                true => FLUSH_EVERY,
+                false => FLUSH_WHEN_QUIET,
+            };
             let store_lost = tokio::select! {
-                () = next_tick(FLUSH_EVERY) => false,
+                () = next_tick(period) => false,
                 () = lost => true,
             };
             let made = self.link.made();
@@ -133,13 +143,14 @@ impl Parts {
                     outage.repeat_all();
                 }
             }
+            if !self.is_written() {
+                unwritten_at = Instant::now();
+            }
             self.flush().await;
-            if probed.elapsed() >= PROBE_EVERY {
-                probed = Instant::now();
+            if probe.is_due() {
                 self.probe().await;
             }
-            if swept.elapsed() >= SWEEP_EVERY {
-                swept = Instant::now();
+            if sweep.is_due() {
                 self.accounts.sweep().await;
                 self.ledger.sweep(self.clock.now().as_second()).await;
             }
@@ -169,6 +180,10 @@ impl Parts {
         if let Err(error) = self.ledger.write().await {
             tracing::warn!(%error, "the ledger is not written; trying again");
         }
+        self.is_written()
+    }
+
+    fn is_written(&self) -> bool {
         self.accounts.is_settled() && self.ledger.is_written()
     }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use super::breaker::{Breaker, CallOutcome, LinkState};
 use super::link::RedisLink;
@@ -38,6 +39,8 @@ pub struct BreakerGuard {
     opened: Mutex<Option<Instant>>,
     /// When it last turned, or was created.
     turned: Mutex<Instant>,
+    /// Notified when the breaker is likely to have turned.
+    turning: Notify,
     /// The last call that failed.
     last_failure: Mutex<Option<(Instant, String)>>,
 }
@@ -52,6 +55,7 @@ impl BreakerGuard {
             closed: AtomicBool::new(true),
             opened: Mutex::new(None),
             turned: Mutex::new(Instant::now()),
+            turning: Notify::new(),
             last_failure: Mutex::new(None),
         }
     }
@@ -116,7 +120,22 @@ impl BreakerGuard {
         }
         let mut breaker = self.breaker.lock();
         breaker.record(outcome(result), Instant::now());
-        self.closed.store(breaker.is_closed(), Ordering::Release);
+        let is_closed = breaker.is_closed();
+        if self.closed.swap(is_closed, Ordering::AcqRel) && !is_closed {
+            self.turning.notify_one();
+        }
+    }
+
+    /// Has the breaker checked now, unless it is known to be open. For a request that Redis did not decide.
+    pub fn look_soon(&self) {
+        if self.opened().is_none() {
+            self.turning.notify_one();
+        }
+    }
+
+    /// Waits until the breaker should be checked before its next regular check. For the task that calls [`BreakerGuard::look`].
+    pub async fn turning(&self) {
+        self.turning.notified().await;
     }
 
     /// Checks the connection, probes if that is due, and returns whether the breaker turned since the last call. Called by one

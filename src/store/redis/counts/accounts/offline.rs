@@ -212,6 +212,11 @@ impl Accounts {
         self.list_to_note(&changed.0);
     }
 
+    /// Whether there are accounts for [`Accounts::list_to_read`].
+    pub fn has_counts_to_read(&self) -> bool {
+        !self.to_read.lock().is_empty()
+    }
+
     /// Lists up to `most` accounts of current days, whose counts were learnt before `since`, to be settled and hence read
     /// again.
     pub fn list_to_read(&self, since: Instant, most: usize) {
