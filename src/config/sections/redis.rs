@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::pairs::certificate_and_key;
-use super::values::{HOUR, MINUTE, MS, SECOND, seconds};
+use super::values::{HOUR, MINUTE, MS, SECOND, is_host_and_port, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::choices::OutagePolicy;
 use crate::config::outline::Path;
@@ -282,21 +282,10 @@ fn redis_url(url: Secret) -> Result<Secret, Wrong> {
 
 /// A `host:port`; an IPv6 address is in brackets.
 fn server(text: &str) -> Result<String, Wrong> {
-    let fits = text.rsplit_once(':').is_some_and(|(host, port)| {
-        let bare = host
-            .strip_prefix('[')
-            .and_then(|host| host.strip_suffix(']'))
-            .map_or_else(
-                || !host.contains([':', '/', '@', '[', ']']),
-                |host| host.parse::<std::net::Ipv6Addr>().is_ok(),
-            );
-        bare && !host.is_empty()
-            && !host.contains(char::is_whitespace)
-            && port.bytes().all(|byte| byte.is_ascii_digit())
-            && port.parse::<u16>().is_ok_and(|port| port > 0)
-    });
     let wrong = || Wrong::not("a server", "write host:port, such as redis-1.example:6379");
-    fits.then(|| text.to_owned()).ok_or_else(wrong)
+    is_host_and_port(text)
+        .then(|| text.to_owned())
+        .ok_or_else(wrong)
 }
 
 fn not_empty(text: &str, hint: &str) -> Result<String, Wrong> {

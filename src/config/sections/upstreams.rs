@@ -10,7 +10,7 @@ use serde_yaml::Value;
 
 use super::pairs::one_of;
 use super::upstream_tls::{UpstreamTls, tls};
-use super::values::{HOUR, MINUTE, MS, SECOND, seconds};
+use super::values::{HOUR, MINUTE, MS, SECOND, is_host_and_port, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::choices::Protocol;
 use crate::config::outline::Path;
@@ -29,6 +29,8 @@ pub(super) const HINT: &str = "write one such as prediction-data: { servers: [12
 const SERVERS_HINT: &str = "write servers: [127.0.0.1:9000]";
 /// The hint for a malformed server.
 const SERVER_HINT: &str = "write host:port, such as 127.0.0.1:9000";
+const URL_HINT: &str =
+    "write host:port without a scheme or a path; for HTTPS, add tls: {} to the upstream";
 const CODINGS_HINT: &str = "write zstd or gzip";
 const ONE: NonZeroU32 = NonZeroU32::MIN;
 /// The largest number of checks in a row.
@@ -278,11 +280,13 @@ fn servers(
 }
 
 fn server(text: &str) -> Result<String, Wrong> {
-    let fits = text.rsplit_once(':').is_some_and(|(host, port)| {
-        !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
-    });
-    let wrong = || Wrong::not("a server", SERVER_HINT);
-    fits.then(|| text.to_owned()).ok_or_else(wrong)
+    let hint = match text.contains("://") {
+        true => URL_HINT,
+        false => SERVER_HINT,
+    };
+    is_host_and_port(text)
+        .then(|| text.to_owned())
+        .ok_or_else(|| Wrong::not("a server", hint))
 }
 
 fn path(text: &str) -> Result<String, Wrong> {

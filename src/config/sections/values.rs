@@ -27,6 +27,20 @@ pub(super) fn network(text: &str) -> Result<Network, Wrong> {
     network.map_err(|error| Wrong::not("a network", error.to_string()))
 }
 
+/// Whether a text is `host:port`: a name, an IPv4 address or an IPv6 address in brackets, and a port above 0.
+pub(super) fn is_host_and_port(text: &str) -> bool {
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return address.port() > 0;
+    }
+    let outside_names = |c: char| c.is_whitespace() || matches!(c, ':' | '/' | '@' | '[' | ']');
+    text.rsplit_once(':').is_some_and(|(host, port)| {
+        !host.is_empty()
+            && !host.contains(outside_names)
+            && port.bytes().all(|byte| byte.is_ascii_digit())
+            && port.parse::<u16>().is_ok_and(|port| port > 0)
+    })
+}
+
 /// A full HTTP URL with a host; it may contain a secret.
 pub(super) fn http_url(secret: Secret, problem: &str, hint: &str) -> Result<Secret, Wrong> {
     let url = reqwest::Url::parse(secret.reveal()).ok();

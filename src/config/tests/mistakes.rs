@@ -493,6 +493,16 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_reported_at_their_places() {
         (
             tiers,
             endpoints,
+            "upstreams: {u: {servers: ['http://127.0.0.1:1', '[::1]:2', 'a/b:3', '[::1%0]:0']}}",
+            vec![
+                "3:27 upstreams.u.servers[0]: \"http://127.0.0.1:1\" is not a server",
+                "3:60 upstreams.u.servers[2]: \"a/b:3\" is not a server",
+                "3:69 upstreams.u.servers[3]: \"[::1%0]:0\" is not a server",
+            ],
+        ),
+        (
+            tiers,
+            endpoints,
             "upstreams: {u: {servers: ['127.0.0.1:1'], timeouts: {conect: 1s, idle: 2h}}}",
             vec![
                 "3:54 upstreams.u.timeouts.conect: there is no such key",
