@@ -377,7 +377,8 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
     /// texts, and the records with the text.
     async fn search_keys(&self, text: &str) -> Result<Vec<KeyRecord>, StoreError>;
 
-    /// The ids of all keys of the key table, and of keys that are only in the ledger from `from` through `to`, in their order.
+    /// The ids of all keys of the key table, in their order; on the embedded store also of keys that are only in the ledger from `from`
+    /// through `to`. (Redis keeps the ledger of a key under its id, and has no list of these.)
     async fn ledger_keys(&self, from: Date, to: Date) -> Result<Vec<KeyId>, StoreError>;
 
     /// The records of some keys, [`keys_at_once`] at most; a key without one is left out.

@@ -71,6 +71,8 @@ impl Claimer {
 
     /// Claims until it is dropped.
     pub async fn run(mut self) {
+        let look = next_tick(LOOK_INTERVAL);
+        tokio::pin!(look);
         loop {
             let gate = self.gate.clone();
             tokio::select! {
@@ -78,7 +80,11 @@ impl Claimer {
                     self.claim(threshold_event, ClaimReason::Seen).await;
                     gate.threshold_events.mark_reported();
                 }
-                () = next_tick(LOOK_INTERVAL) => self.look().await,
+                // Kept from turn to turn, so that many events do not put it off.
+                () = &mut look => {
+                    self.look().await;
+                    look.set(next_tick(LOOK_INTERVAL));
+                }
             }
         }
     }

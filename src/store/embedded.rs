@@ -55,6 +55,7 @@ mod status;
 mod usage;
 mod writer;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -506,13 +507,37 @@ impl Store for EmbeddedStore {
 
     async fn search_keys(&self, text: &str) -> Result<Vec<KeyRecord>, StoreError> {
         let text = text.to_lowercase();
-        self.on_reader(move |connection| keys::search(connection, &text))
-            .await
+        let ids = self
+            .on_reader(move |connection| keys::with_text(connection, &text))
+            .await?;
+        let mut found = Vec::new();
+        for ids in ids.chunks(keys::READ_BATCH) {
+            found.extend(self.records_of(ids).await?);
+        }
+        Ok(found)
     }
 
     async fn ledger_keys(&self, from: Date, to: Date) -> Result<Vec<KeyId>, StoreError> {
-        self.on_reader(move |connection| usage::keys(connection, from, to))
-            .await
+        let read = move |connection: &mut Connection| usage::keys_and_days(connection, from, to);
+        let (mut keys, days) = self.on_reader(read).await?;
+        let mut others = BTreeSet::new();
+        for day in days {
+            let mut reached = String::new();
+            loop {
+                let (day, after) = (day.clone(), reached);
+                let read = move |connection: &mut Connection| {
+                    export::keys_of_day(connection, &day, &after)
+                };
+                let page = self.on_reader(read).await?;
+                let Some(last) = page.last() else { break };
+                reached = last.clone();
+                let ids = page.iter().filter_map(|id| id.parse::<KeyId>().ok());
+                others.extend(ids.filter(|id| keys.binary_search(id).is_err()));
+            }
+        }
+        keys.extend(others);
+        keys.sort_unstable();
+        Ok(keys)
     }
 
     async fn records_of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {

@@ -94,6 +94,7 @@ pub(super) async fn list(
     }
     if let Some(tier) = &wanted.tier
         && found.is_empty()
+        && let Err(unknown) = configured_tier(&session.config, tier.as_str())
     {
         // Perhaps other keys have the tier.
         let mut is_held = false;
@@ -102,7 +103,7 @@ pub(super) async fn list(
         };
         session.store.walk_keys(&mut look).await?;
         if !is_held {
-            configured_tier(&session.config, tier.as_str())?;
+            return Err(unknown.into());
         }
     }
     found.sort_unstable_by_key(|record| (record.created, record.id));

@@ -74,11 +74,11 @@ fn export_keys(
     let mut reached = 0;
     loop {
         let page = keys::page(connection, reached)?;
-        let Some((last, _, _)) = page.last() else {
+        let Some((last, _)) = page.last() else {
             return Ok(Ok(()));
         };
         reached = *last;
-        for (_, _, record) in page {
+        for (_, record) in page {
             let trail = keys::trail_of(connection, record.id)?;
             let key = ExportedKey { record, trail };
             if send(exported, Exported::Key(Box::new(key))).is_err() {
@@ -88,6 +88,18 @@ fn export_keys(
     }
 }
 
+/// A page of the ids in the ledger of a day after an id, in their order.
+pub(super) fn keys_of_day(
+    connection: &Connection,
+    date: &str,
+    after: &str,
+) -> rusqlite::Result<Vec<String>> {
+    connection
+        .prepare_cached(KEYS_OF_DAY)?
+        .query_map((date, after, PAGE_KEYS), |row| row.get(0))?
+        .collect()
+}
+
 fn export_days(
     connection: &Connection,
     own: &str,
@@ -95,7 +107,6 @@ fn export_days(
 ) -> rusqlite::Result<Result<(), ReceiverGone>> {
     let mut days = connection.prepare(DAYS)?;
     let mut days = days.query([])?;
-    let mut keys = connection.prepare(KEYS_OF_DAY)?;
     let mut lacking = appended::lacking(connection, |_, _| true)?.by_day();
     while let Some(row) = days.next()? {
         let date: String = row.get(0)?;
@@ -106,9 +117,7 @@ fn export_days(
         };
         let mut reached = String::new();
         loop {
-            let page: Vec<String> = keys
-                .query_map((&date, &reached, PAGE_KEYS), |row| row.get(0))?
-                .collect::<rusqlite::Result<_>>()?;
+            let page = keys_of_day(connection, &date, &reached)?;
             let Some(last) = page.last() else { break };
             reached.clone_from(last);
             for key in page {

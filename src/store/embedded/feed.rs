@@ -1,7 +1,7 @@
 //! Following the key table, sending heartbeats, and forcing the log to disk: the store's two helper threads.
 //!
-//! Every [`POLL`] or [`POLL_WHEN_QUIET`] the follower looks whether the log was written ([`LogWatch`]), and if so reads the last change on a connection of
-//! its own. For a gateway it sends a heartbeat with the last applied change, at once when that moves on and each [`HEARTBEAT`]
+//! Every [`POLL`] or [`POLL_WHEN_QUIET`] the follower looks whether the log was written ([`LogWatch`]), and if so reads the last change
+//! on a connection of its own. For a gateway it sends a heartbeat with the last applied change, at once when that moves on and each [`HEARTBEAT`]
 //! otherwise, through the writer, so that a heartbeat also proves that the store writes; with each, a few rows are dropped that were
 //! kept long enough, and a few of a day that is to be closed are digested. The checkpointer folds the write-ahead log into the
 //! database, which syncs both, without holding up the writer.

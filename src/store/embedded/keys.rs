@@ -21,8 +21,7 @@ pub(super) const MARK: &str = "SELECT coalesce(max(change), 0) FROM keys";
 const CHANGES: &str = "SELECT record, change FROM keys WHERE change > ?1 ORDER BY change";
 /// All records, in the order of storage, which costs no search for each.
 const ALL: &str = "SELECT record, change FROM keys NOT INDEXED";
-const PAGE: &str =
-    "SELECT record, change, born FROM keys WHERE change > ?1 ORDER BY change LIMIT ?2";
+const PAGE: &str = "SELECT record, change FROM keys WHERE change > ?1 ORDER BY change LIMIT ?2";
 const PAGE_BY_ID: &str = "SELECT record FROM keys WHERE id > ?1 ORDER BY id LIMIT ?2";
 // Reads the index alone, a tenth of the table.
 const SEARCH_TEXTS: &str = "SELECT id, search_text FROM keys INDEXED BY keys_by_search_text";
@@ -36,9 +35,11 @@ const ADD_EARLIER_AUDIT_ENTRY: &str = "INSERT INTO audit (place, key, entry)
     VALUES ((SELECT min(0, coalesce(min(place), 0)) - 1 FROM audit), ?1, ?2)";
 /// Records or entries read at once, so that reading 100,000 of them blocks no other caller.
 const PAGE_RECORDS: i64 = 5_000;
+/// The records of some keys that are read in one call.
+pub(super) const READ_BATCH: usize = 5_000;
 const ONE: &str = "SELECT record FROM keys WHERE id = ?1";
-const PUT: &str = "INSERT INTO keys (id, version, born, change, record, search_text)
-    VALUES (?1, ?2, ?3, ?3, ?4, ?5)
+const PUT: &str = "INSERT INTO keys (id, version, change, record, search_text)
+    VALUES (?1, ?2, ?3, ?4, ?5)
     ON CONFLICT (id) DO UPDATE SET version = ?2, change = ?3, record = ?4, search_text = ?5";
 const ADD_AUDIT_ENTRY: &str = "INSERT INTO audit (place, key, entry) VALUES (?1, ?2, ?3)";
 const HOLDER: &str = "SELECT id FROM digests WHERE digest = ?1";
@@ -292,10 +293,9 @@ pub(super) fn some(connection: &Connection, ids: &[KeyId]) -> rusqlite::Result<V
     records.collect()
 }
 
-/// The records with a text, in lower case, in their search text.
-pub(super) fn search(connection: &Connection, text: &str) -> rusqlite::Result<Vec<KeyRecord>> {
-    let instant = connection.unchecked_transaction()?;
-    let (mut ids, mut texts) = (Vec::new(), instant.prepare_cached(SEARCH_TEXTS)?);
+/// The keys with a text, in lower case, in their search text, in the order of the table.
+pub(super) fn with_text(connection: &Connection, text: &str) -> rusqlite::Result<Vec<KeyId>> {
+    let (mut ids, mut texts) = (Vec::new(), connection.prepare_cached(SEARCH_TEXTS)?);
     let mut rows = texts.query([])?;
     while let Some(row) = rows.next()? {
         // SQLite's own instr() takes three times as long.
@@ -304,19 +304,15 @@ pub(super) fn search(connection: &Connection, text: &str) -> rusqlite::Result<Ve
             ids.push(id.map_err(unreadable)?);
         }
     }
-    some(&instant, &ids)
+    ids.sort_unstable();
+    Ok(ids)
 }
 
-/// A page of records after a change, each with the number of its last change and of its creation.
-pub(super) fn page(
-    connection: &Connection,
-    after: i64,
-) -> rusqlite::Result<Vec<(i64, i64, KeyRecord)>> {
+/// A page of records after a change, each with the number of its last change.
+pub(super) fn page(connection: &Connection, after: i64) -> rusqlite::Result<Vec<(i64, KeyRecord)>> {
     connection
         .prepare(PAGE)?
-        .query_map((after, PAGE_RECORDS), |row| {
-            Ok((row.get(1)?, row.get(2)?, read(row)?))
-        })?
+        .query_map((after, PAGE_RECORDS), |row| Ok((row.get(1)?, read(row)?)))?
         .collect()
 }
 

@@ -36,12 +36,10 @@ const TABLES: &str = "
         name TEXT PRIMARY KEY,
         value TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;
-    -- change: the number of the last change; born: that of the change that created the key; record: its JSON form;
-    -- search_text: KeyRecord::search_text.
+    -- change: the number of the last change; record: the key's JSON form; search_text: KeyRecord::search_text.
     CREATE TABLE keys (
         id TEXT PRIMARY KEY,
         version INTEGER NOT NULL,
-        born INTEGER NOT NULL,
         change INTEGER NOT NULL,
         record TEXT NOT NULL,
         search_text TEXT NOT NULL

@@ -53,8 +53,6 @@ const COPIED_OF_KEYS: &str = range_of!("copied", "date, key");
 const KEYS_BETWEEN: &str =
     "SELECT count(*) FROM (SELECT 1 FROM keys WHERE id BETWEEN ?1 AND ?2 LIMIT ?3)";
 const KEYS: &str = "SELECT id FROM keys INDEXED BY keys_by_change";
-// In the order of the table, so that nothing is sorted.
-const KEYS_OF_DAY: &str = "SELECT DISTINCT key FROM ledger WHERE date = ?1";
 const DAYS: &str = "SELECT date FROM days WHERE date BETWEEN ?1 AND ?2";
 
 type KeyDate = (Date, KeyId);
@@ -70,33 +68,24 @@ struct OneDay {
     is_imported: bool,
 }
 
-/// The ids of all keys, and of those that are only in the ledger of these days, in their order.
-pub(super) fn keys(connection: &Connection, from: Date, to: Date) -> rusqlite::Result<Vec<KeyId>> {
-    fn id(row: &Row<'_>) -> rusqlite::Result<KeyId> {
-        row.get_ref(0)?.as_str()?.parse().map_err(unreadable)
-    }
-    let instant = connection.unchecked_transaction()?;
-    let mut known: Vec<KeyId> = instant
+/// The ids of all keys in their order, and the days of the ledger between these dates.
+pub(super) fn keys_and_days(
+    connection: &Connection,
+    from: Date,
+    to: Date,
+) -> rusqlite::Result<(Vec<KeyId>, Vec<String>)> {
+    let mut keys: Vec<KeyId> = connection
         .prepare_cached(KEYS)?
-        .query_map([], id)?
+        .query_map([], |row| {
+            row.get_ref(0)?.as_str()?.parse().map_err(unreadable)
+        })?
         .collect::<rusqlite::Result<_>>()?;
-    known.sort_unstable();
-    let mut others = BTreeSet::new();
-    let mut days = instant.prepare_cached(DAYS)?;
-    let mut days = days.query((from.to_string(), to.to_string()))?;
-    while let Some(day) = days.next()? {
-        let date: String = day.get(0)?;
-        let mut charged = instant.prepare_cached(KEYS_OF_DAY)?;
-        for key in charged.query_map([date], id)? {
-            let key = key?;
-            if known.binary_search(&key).is_err() {
-                others.insert(key);
-            }
-        }
-    }
-    known.extend(others);
-    known.sort_unstable();
-    Ok(known)
+    keys.sort_unstable();
+    let days = connection
+        .prepare_cached(DAYS)?
+        .query_map((from.to_string(), to.to_string()), |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok((keys, days))
 }
 
 /// The ledger of some keys from `from` through `to`, in the order of date and key.

@@ -9,7 +9,8 @@
 //! | `<prefix>:d:<digest>` | string | the id of the key with this digest: no digest is given twice |
 //! | `<prefix>:ids:{<0-15>}` | set | the ids of all keys, spread by their checksum: so loading does not walk past counts |
 //! | `<prefix>:incarnation` | string | random, set by the first gateway: gone or another when the store was emptied |
-//! | `<prefix>:indexed:{<0-15>}` | string | the incarnation whose ids are all in the set of the same number, and which is lost with it |
+//! | `<prefix>:texts:{<0-15>}` | set | the search texts of the keys of the set of ids with the same number, also outdated ones |
+//! | `<prefix>:complete:{<0-15>}` | string | the incarnation whose ids and texts are all in the sets of the same number, and which is lost with them |
 //! | `<prefix>:feed` | stream | every change of a record |
 //! | `<prefix>:{gateways}:register` | hash | gateway id -> when a gateway was last heard of, its name, its heartbeat, see `register` |
 //! | `<prefix>:{gateways}:trail` | hash | the audit trail of the register: version -> entry |
@@ -149,8 +150,8 @@ impl Names {
         format!("{}:incarnation", self.prefix)
     }
 
-    /// The incarnation whose ids are complete in one of the [`ID_SETS`] sets; in the same slot as that set.
-    pub fn indexed(&self, set: u32) -> String {
+    /// The incarnation whose ids and texts are complete in one of the [`ID_SETS`] sets of each; in the same slot as these.
+    pub fn complete(&self, set: u32) -> String {
         // `indexed` was the mark of 0.1.0, which had no search texts.
         format!("{}:complete:{{{set}}}", self.prefix)
     }

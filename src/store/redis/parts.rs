@@ -53,7 +53,6 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// The given key, or all keys.
     /// Refunds units. Returns the units used afterwards by Redis's count, if it is known.
     pub fn give_back(&self, receipt: &Receipt) -> Option<u64> {
         self.ledger.refunded(receipt);

@@ -1,5 +1,6 @@
 //! `touchline keys import`: checks a whole file of keys, then writes it in batches, between which charges are served.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, IsTerminal, Write};
@@ -175,7 +176,8 @@ struct Writing<'s> {
     added: usize,
     present: usize,
     mark: Option<ChangeMark>,
-    refused: Vec<String>,
+    /// The lines of the file that were not imported, and why.
+    refused: BTreeMap<u64, String>,
 }
 
 impl<'s> Writing<'s> {
@@ -200,7 +202,7 @@ impl<'s> Writing<'s> {
             added: 0,
             present: 0,
             mark: None,
-            refused: Vec::new(),
+            refused: BTreeMap::new(),
         }
     }
 
@@ -217,18 +219,21 @@ impl<'s> Writing<'s> {
         while !again.is_empty() {
             let batch = again.split_off(again.len().saturating_sub(BATCH));
             for key in self.write(batch).await? {
-                self.refused
-                    .push(problem_at(&key, "another command is writing the key"));
+                self.refuse(&key, "another command is writing the key");
             }
         }
         if self.refused.is_empty() {
             return Ok(());
         }
+        let refused = self.refused.iter();
+        let refused: Vec<String> = refused
+            .map(|(line, problem)| format!("line {line}: {problem}"))
+            .collect();
         bail!(
             "{} keys were imported and {} were already stored, but these were not imported:\n{}",
             self.added,
             self.present,
-            self.refused.join("\n")
+            refused.join("\n")
         )
     }
 
@@ -254,11 +259,11 @@ impl<'s> Writing<'s> {
                 Imported::Held(holder) => {
                     let other =
                         format!("another command added the key under the id {holder} meanwhile");
-                    self.refused.push(problem_at(&key, &other));
+                    self.refuse(&key, &other);
                 }
                 Imported::IdTaken => {
                     let other = "another command used the id for another key meanwhile";
-                    self.refused.push(problem_at(&key, other));
+                    self.refuse(&key, other);
                 }
                 Imported::Claimed(holder) if key.id == GivenId::Made => {
                     key.record.id = holder;
@@ -267,14 +272,14 @@ impl<'s> Writing<'s> {
                 Imported::Claimed(_) => {
                     let other = "another command is writing the key under another id, or crashed meanwhile: \
                                  import the file again in half a minute";
-                    self.refused.push(problem_at(&key, other));
+                    self.refuse(&key, other);
                 }
             }
         }
         Ok(again)
     }
-}
 
-fn problem_at(key: &ImportableKey, problem: &str) -> String {
-    format!("line {}: {problem}", key.line)
+    fn refuse(&mut self, key: &ImportableKey, problem: &str) {
+        self.refused.insert(key.line, problem.to_owned());
+    }
 }

@@ -268,7 +268,7 @@ impl World {
     /// Everything that can be read of the file is the model's.
     fn check(&self, connection: &Connection, processes: &[Process]) {
         let dates = self.days.map(|day| day.date);
-        let keys = usage::keys(connection, dates[0], dates[1]).unwrap();
+        let (keys, _) = usage::keys_and_days(connection, dates[0], dates[1]).unwrap();
         let proofs = usage::prove(connection, dates[0], dates[1], &keys).unwrap();
         assert!(
             proofs.iter().all(|proof| proof.faults.is_empty()),

@@ -206,14 +206,23 @@ impl Feed {
     }
 
     /// Reads all records, then sets the position to `place`, which was read before.
-    async fn load(&self, place: u128, run_ids: &BTreeSet<String>) -> Result<(), StoreError> {
+    async fn load(
+        &self,
+        place: u128,
+        run_ids: &BTreeSet<String>,
+        lookups: Lookups,
+    ) -> Result<(), StoreError> {
         let (link, names) = (&self.setting.link, &self.setting.names);
         let before = index::state(link, names).await?;
         let incarnation = match &before.incarnation {
             Some(incarnation) => Some(incarnation.clone()),
             None => index::begin_incarnation(link, names).await?,
         };
-        let walked = self.walk(KeyPages::of(&before), &before).await?;
+        let lookups = match before.is_complete {
+            true => lookups,
+            false => Lookups::Lost,
+        };
+        let walked = self.walk(KeyPages::of(&before), lookups).await?;
         self.write_back(&walked).await?;
         if !before.is_complete
             && let Some(incarnation) = &incarnation
@@ -229,16 +238,16 @@ impl Feed {
         Ok(())
     }
 
-    /// Adds all records of a walk to the table and returns their versions. A walk over every name also completes the index.
+    /// Adds all records of a walk to the table and returns their versions. Ids, texts and digests that may be lost are entered again.
     async fn walk(
         &self,
         mut pages: KeyPages,
-        state: &IndexState,
+        lookups: Lookups,
     ) -> Result<HashMap<KeyId, u64>, StoreError> {
         let (link, names) = (&self.setting.link, &self.setting.names);
         let mut walked = HashMap::new();
         while let Some(records) = pages.next(link, names).await? {
-            if !state.is_complete {
+            if lookups == Lookups::Lost {
                 restore_lookups(link, names, &records).await?;
             }
             for record in records {
@@ -287,9 +296,7 @@ impl Feed {
     pub async fn repair_once(&self) -> Result<(), StoreError> {
         self.remember_zone().await?;
         // The walk does not use the index, which is what it checks.
-        let walked = self
-            .walk(KeyPages::everywhere(), &IndexState::default())
-            .await?;
+        let walked = self.walk(KeyPages::everywhere(), Lookups::Lost).await?;
         self.write_back(&walked).await
     }
 
@@ -375,6 +382,15 @@ impl Feed {
     }
 }
 
+/// Whether the sets and names by which records are found are known to be whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lookups {
+    /// No loss was noticed since they were completed.
+    Trusted,
+    /// Some may be missing: a charge that restores a lost record does not enter them.
+    Lost,
+}
+
 impl FeedConnection<'_> {
     /// Ensures that no change before the next read is missed.
     async fn catch_up(&mut self) -> Result<(), StoreError> {
@@ -382,7 +398,7 @@ impl FeedConnection<'_> {
         let state = self.stream_state().await?;
         let applied = *feed.applied.borrow();
         let Some(place) = applied else {
-            return feed.load(state.last, &self.run_ids).await;
+            return feed.load(state.last, &self.run_ids, Lookups::Trusted).await;
         };
         match self.lost(&state, place).await? {
             None if state.last == place => feed.is_current_now(),
@@ -394,7 +410,7 @@ impl FeedConnection<'_> {
                 );
                 feed.store_lost.notify_one();
                 feed.remember_zone().await?;
-                feed.load(state.last, &self.run_ids).await?;
+                feed.load(state.last, &self.run_ids, Lookups::Lost).await?;
             }
         }
         Ok(())

@@ -172,15 +172,17 @@ impl RecordTable {
             return Ok(found);
         }
         let ids = index::with_text(&self.link, &self.names, &text).await?;
-        for ids in Vec::from_iter(ids).chunks(READ_BATCH) {
-            take(self.of(ids).await?);
-        }
+        take(self.of(&Vec::from_iter(ids)).await?);
         Ok(found)
     }
 
     /// The records of some keys; a key without one is omitted.
     pub async fn of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
-        index::records(&self.link, &self.names, ids).await
+        let mut records = Vec::with_capacity(ids.len());
+        for ids in ids.chunks(READ_BATCH) {
+            records.extend(index::records(&self.link, &self.names, ids).await?);
+        }
+        Ok(records)
     }
 
     /// Adds a record.

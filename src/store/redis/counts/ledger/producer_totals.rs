@@ -16,7 +16,7 @@ use crate::store::redis::journal::TotalsRow;
 /// How long after its day a stored set of totals is kept in memory.
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
 
-/// Most keys call no more endpoints on a day; up to so many, no memory is reserved for further ones.
+/// Most keys call no more endpoints on a day. Memory for further ones is reserved only when a key calls more.
 const FEW_ENDPOINTS: usize = 8;
 
 /// The key, date and tier of totals.
