@@ -6,8 +6,8 @@ use comfy_table::{ColumnConstraint, Width};
 
 use super::{COLUMNS, PADDING, fit, is_whole, lines, table};
 
-/// The narrowest that a column becomes, with its padding: four characters.
-const NARROWEST: u16 = 6;
+/// The narrowest that a column becomes: one character with its padding.
+const NARROWEST: u16 = 1 + PADDING;
 /// The rows of a batch.
 pub(in crate::cli) const BATCH_ROWS: usize = 1_000;
 
