@@ -1,6 +1,6 @@
 //! The results of the rounds, as Markdown, CSV and plots; and where these are stored.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -69,6 +69,27 @@ impl Report {
             Some(part(slice) / other.cpu_us)
         });
         Spread::of(pairs)
+    }
+
+    /// The rounds in which the quartiles of the upstream's own p99 lay within `most_ms`, and the number of all rounds with latencies.
+    pub fn calm_rounds(&self, most_ms: f64) -> (BTreeSet<u64>, usize) {
+        let mut own: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+        for (round, direct, _) in self.timed.values().flatten() {
+            own.entry(*round).or_default().push(direct.p99_ms);
+        }
+        let all = own.len();
+        let calm = own.into_iter().filter_map(|(round, own)| {
+            let own = Spread::of(own);
+            (own.high - own.low <= most_ms).then_some(round)
+        });
+        (calm.collect(), all)
+    }
+
+    /// The p99 that a contender adds to the upstream's own in some rounds.
+    pub fn added_p99_in(&self, kind: Kind, rounds: &BTreeSet<u64>) -> Spread {
+        let pairs = self.timed[&kind].iter();
+        let pairs = pairs.filter(|(round, _, _)| rounds.contains(round));
+        Spread::of(pairs.map(|(_, direct, one)| one.p99_ms - direct.p99_ms))
     }
 
     /// The latency that a contender adds to the upstream's own, slice by slice.
