@@ -55,7 +55,7 @@ rows! {
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Tier {
         /// Units a quota day; a request takes its endpoint's cost.
-        daily: NonZeroU64 = required("write daily: and the requests a day", number(1, 1..=DAILY_MAX));
+        daily: NonZeroU64 = required("write daily: and the units a day", number(1, 1..=DAILY_MAX));
         /// US dollars a month, as 99 or 99.50, for invoices; without it, no amount.
         price_cents as "price": Option<u64> = between(Price(0)..=PRICE_MAX).map(|price| price.map(|Price(cents)| cents));
         /// With false, requests of this tier are counted and get the rate-limit headers, but none is refused by tier, rates or quota.
