@@ -60,13 +60,13 @@ struct Arguments {
 enum Command {
     /// Run the gateway.
     #[command(
-        after_help = "Example:\n  touchline serve --config gateway.yaml\n  touchline serve --config gateway.yaml --upgrade    # replace the running gateway\n\n\
+        after_help = "Examples:\n  touchline serve --config gateway.yaml\n  touchline serve --config gateway.yaml --upgrade    # replace the running gateway\n\n\
         The gateway also starts if the name of an upstream or of Redis does not resolve: that server gets no requests until it does."
     )]
     Serve(serve::ServeArguments),
     /// Check the configuration and list all its problems, each as FILE:LINE:COLUMN.
     #[command(
-        after_help = "Example:\n  touchline check --config gateway.yaml\n  touchline check --config next.yaml --against-running\n  \
+        after_help = "Examples:\n  touchline check --config gateway.yaml\n  touchline check --config next.yaml --against-running\n  \
                       touchline check --config gateway.yaml --offline    # in CI\n\n\
                       docs/configuration.md describes every key.\n\n\
                       A file that cannot be read and a variable that is not set are mistakes. A name that does not resolve is only a warning on \
@@ -81,7 +81,7 @@ enum Command {
     Keys(keys::KeysCommand),
     /// Show the units used, verify the ledger, invoice a month.
     #[command(
-        after_help = "Example:\n  touchline usage --month 2026-11 --by key --output csv\n  touchline usage --from 2026-11-16 --to 2026-11-22 --by day"
+        after_help = "Examples:\n  touchline usage --month 2026-11 --by key --output csv\n  touchline usage --from 2026-11-16 --to 2026-11-22 --by day"
     )]
     Usage(usage::UsageArguments),
     /// Print the OpenAPI document that a gateway with this configuration serves at /openapi.json.
@@ -92,7 +92,7 @@ enum Command {
     Schema(schema::SchemaArguments),
     /// List the changes of keys: who changed which key, when, how and why.
     #[command(
-        after_help = "Example:\n  touchline audit --key 4fZk09QwXy2B\n  touchline audit --from 2026-11-01 --to 2026-11-30 --what grant --output csv"
+        after_help = "Examples:\n  touchline audit --key 4fZk09QwXy2B\n  touchline audit --from 2026-11-01 --to 2026-11-30 --what grant --output csv"
     )]
     Audit(audit::AuditArguments),
     /// Show how a gateway would decide a request with a key, step by step, and which settings decide it. Charges nothing.
@@ -106,13 +106,13 @@ enum Command {
     Store(store::StoreCommand),
     /// Print a shell's completion script for commands, options and their values.
     #[command(
-        after_help = "Example:\n  touchline completions bash > ~/.local/share/bash-completion/completions/touchline\n  \
+        after_help = "Examples:\n  touchline completions bash > ~/.local/share/bash-completion/completions/touchline\n  \
                       touchline completions fish > ~/.config/fish/completions/touchline.fish"
     )]
     Completions(manual::CompletionsArguments),
     /// Print the manual page, or write the pages of all commands.
     #[command(
-        after_help = "Example:\n  touchline man | man -l -\n  touchline man /usr/local/share/man/man1"
+        after_help = "Examples:\n  touchline man | man -l -\n  touchline man /usr/local/share/man/man1"
     )]
     Man(manual::ManArguments),
 }
@@ -238,7 +238,9 @@ mod tests {
                 .map(ToString::to_string)
                 .unwrap_or_default();
             assert!(
-                help.contains("Example:\n  touchline "),
+                ["Example:\n  touchline ", "Examples:\n  touchline "]
+                    .iter()
+                    .any(|start| help.starts_with(start)),
                 "{}",
                 command.get_name()
             );

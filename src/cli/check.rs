@@ -43,7 +43,7 @@ pub(super) fn run(
         let (name, hash) = (file.display(), config.hash);
         writeln!(
             out,
-            "{name}: ok, without variables, files and names\n  hash       {hash}"
+            "{name}: ok (not checked: variables, files and names)\n  hash       {hash}"
         )?;
         return Ok(out.flush()?);
     }
@@ -107,8 +107,10 @@ fn store(store: &StoreConfig) -> String {
     match store {
         StoreConfig::Embedded(embedded) => {
             let durability = match embedded.durability {
-                DurabilitySetting::Commit => "safe at commit".to_owned(),
-                DurabilitySetting::Interval(interval) => format!("safe within {interval:?}"),
+                DurabilitySetting::Commit => "a power failure loses no count".to_owned(),
+                DurabilitySetting::Interval(interval) => {
+                    format!("a power failure loses the counts of {interval:?} at most")
+                }
             };
             format!("embedded {} ({durability})", embedded.path.display())
         }
@@ -130,7 +132,7 @@ mod tests {
             [
                 "gateway.yaml: ok",
                 "  listeners  http 127.0.0.1:8080, https 127.0.0.1:8443 (self-signed), admin 127.0.0.1:9090",
-                "  store      embedded var/touchline.db (safe within 1s)",
+                "  store      embedded var/touchline.db (a power failure loses the counts of 1s at most)",
                 "  quota day  UTC",
                 "  tiers      starter 1000 a day, pro 3000 a day, enterprise 10000 a day",
                 "  endpoints  6, served by prediction-data",

@@ -26,7 +26,7 @@ use crate::proxy::well_formed::{self, HeadLimits};
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArguments {
-    /// The id of the key, as shown by `keys list` (characters 5 to 16 of `fpd_…`), or the key itself.
+    /// The id of the key (the 12 characters between its two underscores), or the key itself.
     #[arg(long, value_parser = KeyParser, value_name = "ID")]
     key_id: KeyArgument,
     /// The method.

@@ -30,12 +30,12 @@ mod view;
 pub(super) enum KeysCommand {
     /// Issue a key. The key is shown only this once.
     #[command(
-        after_help = "Example:\n  touchline keys issue --tier pro --customer \"Acme\" --label backend --expires 2027-01-31 --output json"
+        after_help = "Example:\n  touchline keys issue --tier pro --customer \"Acme\" --expires 2027-01-31 -o json"
     )]
     Issue(issue::IssueArguments),
     /// List keys in the order of their issue: all, or those that match every given filter.
     #[command(
-        after_help = "Example:\n  touchline keys list --customer \"Acme\" --state active\n  touchline keys list --output csv > keys.csv"
+        after_help = "Examples:\n  touchline keys list --customer \"Acme\" --state active\n  touchline keys list --output csv > keys.csv"
     )]
     List(find::ListArguments),
     /// Show a key and the units it used today.
@@ -53,7 +53,7 @@ pub(super) enum KeysCommand {
     /// The new key is shown only this once. Asks for confirmation if a valid secret would end at once: with `--overlap 0s`, and during
     /// the overlap of an earlier rotation, whose old secret then ends.
     #[command(
-        after_help = "Example:\n  touchline keys rotate 4fZk09QwXy2B --overlap 24h\n  touchline keys rotate 4fZk09QwXy2B --overlap 0s --yes    # the secret leaked"
+        after_help = "Examples:\n  touchline keys rotate 4fZk09QwXy2B --overlap 24h\n  touchline keys rotate 4fZk09QwXy2B --overlap 0s --yes    # the secret leaked"
     )]
     Rotate(arguments::RotateArguments),
     /// Refuse all requests with a key until it is resumed, from the next request on every gateway that can reach the store.
@@ -80,12 +80,12 @@ pub(super) enum KeysCommand {
     ///
     /// Asks for confirmation if that day is over, which ends the subscription at once.
     #[command(
-        after_help = "Example:\n  touchline keys set-expiry 4fZk09QwXy2B 2027-01-31\n  touchline keys set-expiry 4fZk09QwXy2B never"
+        after_help = "Examples:\n  touchline keys set-expiry 4fZk09QwXy2B 2027-01-31\n  touchline keys set-expiry 4fZk09QwXy2B never"
     )]
     SetExpiry(arguments::SetExpiryArguments),
     /// Set or remove the label of a key, the customer's name for it.
     #[command(
-        after_help = "Example:\n  touchline keys set-label 4fZk09QwXy2B \"live site\"\n  touchline keys set-label 4fZk09QwXy2B --none"
+        after_help = "Examples:\n  touchline keys set-label 4fZk09QwXy2B \"live site\"\n  touchline keys set-label 4fZk09QwXy2B --none"
     )]
     SetLabel(arguments::SetLabelArguments),
     /// Set the customer who pays for a key.
@@ -95,7 +95,7 @@ pub(super) enum KeysCommand {
     ///
     /// The reason is kept in the audit trail and shown by `touchline keys show`.
     #[command(
-        after_help = "Example:\n  touchline keys grant 4fZk09QwXy2B --extra 500 --reason \"Cup final, ticket 4711\"\n  touchline keys grant 4fZk09QwXy2B --extra 500 --day 2026-11-28 --reason \"Load test\""
+        after_help = "Examples:\n  touchline keys grant 4fZk09QwXy2B --extra 500 --reason \"Cup final, ticket 4711\"\n  touchline keys grant 4fZk09QwXy2B --extra 500 --day 2026-11-28 --reason \"Load test\""
     )]
     Grant(arguments::GrantArguments),
     /// Import keys that were made elsewhere, of any format, by value or by SHA-256 digest.
@@ -105,12 +105,12 @@ pub(super) enum KeysCommand {
     /// first: if it has mistakes, all are listed with their lines and nothing is imported. It is then written in batches, so charges do
     /// not wait long. A second import skips existing keys, so an interrupted import can be completed.
     #[command(
-        after_help = "Example:\n  touchline keys import keys.csv --dry-run\n  touchline keys import keys.jsonl --reason \"moved from the old gateway\"\n  touchline keys import - --format csv"
+        after_help = "Examples:\n  touchline keys import keys.csv --dry-run\n  touchline keys import keys.jsonl --reason \"moved from the old gateway\"\n  touchline keys import - --format csv"
     )]
     Import(transfer::ImportArguments),
     /// Export all keys as rows. Their values are not stored and not exported.
     #[command(
-        after_help = "Example:\n  touchline keys export > keys.csv\n  touchline keys export keys.jsonl --with-digests"
+        after_help = "Examples:\n  touchline keys export > keys.csv\n  touchline keys export keys.jsonl --with-digests"
     )]
     Export(transfer::ExportArguments),
 }

@@ -40,8 +40,8 @@ const GATEWAY_NUMBERS: [&str; 6] = ["heartbeat", "lag", "keys", "keys_age", "clo
 
 #[derive(Debug, Subcommand)]
 pub(super) enum StoreCommand {
-    /// Show the store, its gateways and its feed, and silent gateways, which neither report nor signed off; warn about settings that
-    /// can lose data. If the store is unusable, fail with the reason and show the content of this machine's journal.
+    /// Show the state of the store and of its gateways, also of silent ones, which stopped reporting without signing off; warn about
+    /// settings that can lose data. If the store is unusable, fail with the reason and show the content of this machine's journal.
     #[command(after_help = "Example:\n  touchline store status --output json")]
     Status {
         /// The format of the result.
@@ -54,13 +54,13 @@ pub(super) enum StoreCommand {
     Backup(transfer::BackupArguments),
     /// Restore a backup into the store, from either kind of store. Nothing is written unless the file is complete.
     #[command(
-        after_help = "Example:\n  touchline store restore backup.jsonl --dry-run\n  touchline store restore backup.jsonl"
+        after_help = "Examples:\n  touchline store restore backup.jsonl --dry-run\n  touchline store restore backup.jsonl"
     )]
     Restore(transfer::RestoreArguments),
     /// Copy the whole content of a store into another one, of either kind. Gateways may run on both. To transfer what was counted
     /// since, copy again with --merge: nothing is counted twice.
     #[command(
-        after_help = "Example:\n  touchline store copy --to redis://127.0.0.1:6379/0 --dry-run\n  touchline store copy --from gateway.yaml --to on-redis.yaml\n  touchline store copy --from gateway.yaml --to on-redis.yaml --merge    # changes since"
+        after_help = "Examples:\n  touchline store copy --to redis://127.0.0.1:6379/0 --dry-run\n  touchline store copy --from gateway.yaml --to on-redis.yaml\n  touchline store copy --from gateway.yaml --to on-redis.yaml --merge    # changes since"
     )]
     Copy(transfer::CopyArguments),
     /// Remove a silent gateway from the register because its machine or disk is gone for good. Commands then no longer name it.

@@ -95,7 +95,7 @@ pub struct Metrics {
     keys_loaded: IntGauge,
     /// `touchline_keys_age_seconds`: since the key table was known to be current; no series before it was.
     keys_age: GaugeVec,
-    /// `touchline_gateways_silent`: silent gateways, which neither report nor signed off, as last read by this one.
+    /// `touchline_gateways_silent`: silent gateways, which stopped reporting without signing off, as last read by this one.
     pub gateways_silent: IntGauge,
     /// `touchline_certificate_end_seconds{certificate}`: the Unix time at which a certificate shown to clients, or another of
     /// its chain, ends; the label is its file.
@@ -346,7 +346,7 @@ impl Metrics {
             keys_age,
             gateways_silent: gauge(
                 "touchline_gateways_silent",
-                "Silent gateways, which neither report nor signed off",
+                "Silent gateways, which stopped reporting without signing off",
             )?,
             clock_leap,
             certificate_end,

@@ -95,7 +95,7 @@ pub(in crate::cli) struct RotateArguments {
     /// How long the old secret stays valid, such as 24h, at most 90d; with 0s it ends at once.
     #[arg(long, value_parser = parse_overlap, value_name = "DURATION")]
     pub(super) overlap: Duration,
-    /// Do not ask for confirmation if a valid secret ends at once; then required without a terminal.
+    /// Do not ask for confirmation. Required if a valid secret ends at once and there is no terminal to ask on.
     #[arg(long)]
     pub(super) yes: bool,
     #[command(flatten)]
@@ -112,7 +112,7 @@ pub(in crate::cli) struct SetTierArguments {
     pub(super) id: KeyArgument,
     /// A tier of the configuration.
     pub(super) tier: String,
-    /// Do not ask for confirmation if the key loses units or endpoints; then required without a terminal.
+    /// Do not ask for confirmation. Required if the key loses units or endpoints and there is no terminal to ask on.
     #[arg(long)]
     pub(super) yes: bool,
     #[command(flatten)]
@@ -130,7 +130,7 @@ pub(in crate::cli) struct SetExpiryArguments {
     /// The last day of the subscription, in the quota's time zone, or `never`.
     #[arg(value_parser = parse_last_day, value_name = "DATE|never")]
     pub(super) last_day: LastDay,
-    /// Do not ask for confirmation if the subscription ends at once; then required without a terminal.
+    /// Do not ask for confirmation. Required if the subscription ends at once and there is no terminal to ask on.
     #[arg(long)]
     pub(super) yes: bool,
     #[command(flatten)]

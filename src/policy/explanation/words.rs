@@ -243,7 +243,7 @@ fn usable_until(record: &KeyRecord, now: Timestamp) -> String {
     );
     match record.expires {
         Some(expires) => text.push_str(&format!(", valid before {expires}")),
-        None => text.push_str(", without end"),
+        None => text.push_str("; it never expires"),
     }
     if let Some(previous) = &record.previous {
         let until = previous.until;
