@@ -712,7 +712,7 @@ impl Ledgers {
         let (Some(_), Some(cost)) = (self.owner(entry), self.cost(entry)) else {
             return Units::default();
         };
-        let reached = self.upstream.iter().any(|one| one.id == entry.id);
+        let reached = || self.upstream.iter().any(|one| one.id == entry.id);
         match entry.ending {
             Ending::Whole if !entry.is_problem => Units::exactly(cost),
             // Refunds of a killed gateway may be lost.
@@ -724,7 +724,7 @@ impl Ledgers {
             Ending::Cut if allowed.charged_cuts.contains(&entry.id) => Units::exactly(cost),
             Ending::Cut => Units::default(),
             Ending::HungUp if allowed.refunded_hang_ups.contains(&entry.id) => Units::default(),
-            Ending::HungUp if reached => Units::exactly(cost),
+            Ending::HungUp if reached() => Units::exactly(cost),
             Ending::HungUp | Ending::Failed => Units::up_to(cost),
         }
     }
