@@ -103,7 +103,7 @@ pub(super) async fn list(
         };
         session.store.walk_keys(&mut look).await?;
         if !is_held {
-            return Err(unknown.into());
+            return Err(unknown);
         }
     }
     found.sort_unstable_by_key(|record| (record.created, record.id));
