@@ -59,8 +59,8 @@ impl Clock {
 /// The beginning of all periods of background tasks: periods that divide each other end together.
 static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Waits for the next multiple of `period` after [`ORIGIN`]. So background tasks whose periods divide each other wake an idle process
-/// together: a wake-up costs some 80 µs of CPU, whatever is done in it.
+/// Waits for the next multiple of `period` since the first call in this process. So background tasks whose periods divide each other
+/// wake an idle process together: a wake-up costs some 80 µs of CPU, whatever is done in it.
 pub async fn next_tick(period: Duration) {
     let period = period.as_nanos().max(1);
     let left = period - ORIGIN.elapsed().as_nanos() % period;
