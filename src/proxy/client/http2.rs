@@ -8,19 +8,26 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::Response;
 use http::header::{CONTENT_LENGTH, DATE};
+use http::{HeaderName, Response};
 use pingora::protocols::http::date::get_cached_date;
 use tokio::time::Instant;
 
 use super::Head;
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
+use crate::policy::rate_limit::{RATE_LIMIT, X_RATE_LIMIT_REMAINING};
 use crate::proxy::connection::allowance::Turn;
 use crate::proxy::failure::{ClientFault, Failure, look_at};
+use crate::proxy::forward::X_REQUEST_ID;
 
 /// The most parts of a body read to find the error after them. A stream's window holds 16 KiB.
 const PARTS_MAX: usize = 1_024;
+
+/// Fields whose values hardly any two answers share. The library compresses fields with a table of earlier ones (RFC 7541 section
+/// 2.3.2), which it searches value by value. The first answer of a connection enters their names; later ones only refer to them,
+/// being marked as sensitive (section 6.2.3).
+const UNREPEATED: [HeaderName; 3] = [X_REQUEST_ID, X_RATE_LIMIT_REMAINING, RATE_LIMIT];
 
 /// A request's body and its answer.
 pub struct Http2Side {
@@ -126,6 +133,12 @@ impl Http2Side {
         let fields = answer.headers_mut();
         *fields = head.fields.into_map();
         fields.insert(DATE, get_cached_date());
+        let is_first = self.respond.stream_id().as_u32() == 1;
+        for name in &UNREPEATED {
+            if let Some(value) = fields.get_mut(name) {
+                value.set_sensitive(!is_first);
+            }
+        }
         if let Some(bytes) = head.length {
             fields.insert(CONTENT_LENGTH, bytes.into());
         }

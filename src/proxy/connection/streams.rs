@@ -1,12 +1,15 @@
 //! A client's connection over HTTP/2: its streams, each a request with its own task.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use h2::server::{Builder, SendResponse};
 use h2::{Reason, RecvStream};
 use http::Request;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -91,32 +94,28 @@ pub(super) async fn serve(
         Ok(connection) => connection,
         Err(error) => return tracing::debug!(%error, "an HTTP/2 handshake failed"),
     };
-    let (under_way, mut quiet) = watch::channel(0_usize);
-    let under_way = Arc::new(under_way);
+    let in_flight = Arc::new(InFlight::default());
+    let mut asked = pin!(async { ending.wait_for(|ending| *ending).await.is_ok() });
+    let mut idle = pin!(in_flight.idle(terms.idle));
     let mut stopped: Option<Instant> = None;
     loop {
-        let patience = if stopped.is_some() {
-            CLOSING
-        } else {
-            terms.idle
-        };
         let accepted = tokio::select! {
             biased;
-            _ = ending.wait_for(|ending| *ending), if stopped.is_none() => {
-                connection.graceful_shutdown();
-                stopped = Some(Instant::now());
-                continue;
-            }
-            accepted = connection.accept() => accepted,
-            () = idle(&mut quiet, patience) => {
+            _ = &mut asked, if stopped.is_none() => None,
+            accepted = connection.accept() => Some(accepted),
+            () = &mut idle => {
                 if stopped.is_some() {
                     return;
                 }
-                // The GOAWAY excludes requests that are still in transit, and the client learns this from it.
-                connection.graceful_shutdown();
-                stopped = Some(Instant::now());
-                continue;
+                None
             }
+        };
+        let Some(accepted) = accepted else {
+            // The GOAWAY excludes requests that are still in transit, and the client learns this from it.
+            connection.graceful_shutdown();
+            stopped = Some(Instant::now());
+            idle.set(in_flight.idle(CLOSING));
+            continue;
         };
         // However the connection ended, the library ends its requests.
         let Some(Ok((request, mut respond))) = accepted else {
@@ -127,7 +126,7 @@ pub(super) async fn serve(
             respond.send_reset(Reason::REFUSED_STREAM);
             continue;
         }
-        let under_way = StreamInFlight::begin(&under_way);
+        let under_way = StreamInFlight::begin(&in_flight);
         let terms = terms.clone();
         tokio::spawn(async move {
             let _under_way = under_way;
@@ -155,25 +154,45 @@ async fn serve_stream(
     Box::pin(serve_request(&terms.gate, &mut client)).await;
 }
 
-/// Returns once no request has been in flight for `patience`.
-async fn idle(under_way: &mut watch::Receiver<usize>, patience: Duration) {
-    // Fails only once the connection has ended.
-    let _ = under_way.wait_for(|count| *count == 0).await;
-    tokio::time::sleep(patience).await;
+/// The requests in flight on a connection. Their ends wake nobody: the connection's task looks when its patience may be over.
+#[derive(Debug, Default)]
+struct InFlight {
+    count: AtomicUsize,
+    /// When the last request ended.
+    last_end: Mutex<Option<Instant>>,
+}
+
+impl InFlight {
+    /// Returns once no request has been in flight for `patience` from now.
+    async fn idle(&self, patience: Duration) {
+        let mut quiet_since = Instant::now();
+        loop {
+            tokio::time::sleep_until(quiet_since + patience).await;
+            let last_end = match self.count.load(Ordering::Acquire) {
+                0 => *self.last_end.lock(),
+                _ => Some(Instant::now()),
+            };
+            match last_end {
+                Some(end) if end > quiet_since => quiet_since = end,
+                Some(_) | None => return,
+            }
+        }
+    }
 }
 
 /// A request in flight on a connection that counts them.
-struct StreamInFlight(Arc<watch::Sender<usize>>);
+struct StreamInFlight(Arc<InFlight>);
 
 impl StreamInFlight {
-    fn begin(count: &Arc<watch::Sender<usize>>) -> StreamInFlight {
-        count.send_modify(|count| *count += 1);
-        StreamInFlight(count.clone())
+    fn begin(in_flight: &Arc<InFlight>) -> StreamInFlight {
+        in_flight.count.fetch_add(1, Ordering::Relaxed);
+        StreamInFlight(in_flight.clone())
     }
 }
 
 impl Drop for StreamInFlight {
     fn drop(&mut self) {
-        self.0.send_modify(|count| *count -= 1);
+        *self.0.last_end.lock() = Some(Instant::now());
+        self.0.count.fetch_sub(1, Ordering::Release);
     }
 }
