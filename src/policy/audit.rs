@@ -279,10 +279,10 @@ mod tests {
     #[test]
     fn the_entry_of_a_new_key_has_all_facts_and_no_digest() {
         let (key, mut record) = key_of("pro");
-        record.previous = Some(PreviousDigest {
+        record.previous = Some(Box::new(PreviousDigest {
             digest: KeyDigest::of(b"old"),
             until: "2027-01-01T00:00:00Z".parse().unwrap(),
-        });
+        }));
         let entry = Entry::of(&record);
         assert_eq!(entry.before, PublicFacts::new());
         assert_eq!(

@@ -235,7 +235,7 @@ pub struct KeyRecord {
     pub digest: KeyDigest,
     /// The secret before the last rotation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub previous: Option<PreviousDigest>,
+    pub previous: Option<Box<PreviousDigest>>,
     /// Extra units by quota day.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub grants: BTreeMap<Date, u64>,
@@ -395,10 +395,10 @@ pub(crate) mod tests {
         let (old, mut record) = key_of("pro");
         let new = ApiKey::for_id(&KeyPrefix::default(), old.id(), &mut os_entropy);
         let until: Timestamp = "2026-11-22T00:00:00Z".parse().unwrap();
-        record.previous = Some(PreviousDigest {
+        record.previous = Some(Box::new(PreviousDigest {
             digest: old.digest(),
             until,
-        });
+        }));
         record.digest = new.digest();
         assert_eq!(record.usable(&old.digest(), until - 1.nanosecond()), Ok(()));
         assert_eq!(

@@ -108,9 +108,11 @@ impl KeyChange {
                 let until = now
                     .checked_add(*overlap)
                     .map_err(|_| ChangeRefused::OverlapTooLong)?;
-                after.previous = (until > now).then_some(PreviousDigest {
-                    digest: before.digest,
-                    until,
+                after.previous = (until > now).then(|| {
+                    Box::new(PreviousDigest {
+                        digest: before.digest,
+                        until,
+                    })
                 });
                 after.digest = *digest;
             }

@@ -14,11 +14,22 @@ use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::{KeyRecord, Unusable};
 
 /// A record in the form for the request path.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct KeyEntry {
     /// The record.
     pub record: KeyRecord,
+    /// The number of the change that added it to its table ([`KeyTable::changes`]); 0 outside one.
+    pub change: u64,
 }
+
+/// Compares the records.
+impl PartialEq for KeyEntry {
+    fn eq(&self, other: &KeyEntry) -> bool {
+        self.record == other.record
+    }
+}
+
+impl Eq for KeyEntry {}
 
 impl Borrow<KeyRecord> for Arc<KeyEntry> {
     fn borrow(&self) -> &KeyRecord {
@@ -27,9 +38,9 @@ impl Borrow<KeyRecord> for Arc<KeyEntry> {
 }
 
 impl KeyEntry {
-    /// An entry for `record`.
+    /// An entry for `record` outside a table.
     pub fn new(record: KeyRecord) -> Arc<KeyEntry> {
-        Arc::new(KeyEntry { record })
+        Arc::new(KeyEntry { record, change: 0 })
     }
 
     /// The record's JSON form, as stores keep it. Not kept here: it is as large as the record, and is needed about once a day.
@@ -133,7 +144,8 @@ impl KeyTable {
         }
         let id = record.id;
         let kept: Vec<KeyDigest> = digests(&record).collect();
-        by_id.insert(id, KeyEntry::new(record));
+        let change = self.changes.load(Ordering::Relaxed) + 1;
+        by_id.insert(id, Arc::new(KeyEntry { record, change }));
         for digest in &kept {
             by_digest.insert(*digest, id);
         }
@@ -142,11 +154,12 @@ impl KeyTable {
                 by_digest.remove(&digest);
             }
         }
-        self.changes.fetch_add(1, Ordering::Release);
+        self.changes.store(change, Ordering::Release);
         true
     }
 
-    /// The number of records added so far: a new number means that there are changes to save.
+    /// The number of records added so far, all of which [`KeyTable::entries`] has then: those numbered higher than at the last save
+    /// are not saved.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -177,6 +190,12 @@ mod tests {
     use crate::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
     use crate::policy::key_record::tests::key_of;
     use crate::policy::key_record::{KeyState, PreviousDigest};
+
+    #[test]
+    fn an_entry_stays_small() {
+        let bytes = size_of::<KeyEntry>();
+        assert!(bytes <= 224, "{bytes} bytes");
+    }
 
     #[test]
     fn a_secret_opens_its_own_key_while_that_may_be_used() {
@@ -227,7 +246,7 @@ mod tests {
         };
         let rotated = KeyRecord {
             digest: next.digest(),
-            previous: Some(previous),
+            previous: Some(Box::new(previous)),
             version: 2,
             ..record.clone()
         };

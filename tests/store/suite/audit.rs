@@ -181,10 +181,10 @@ pub async fn an_entry_holds_no_digest(fixture: &dyn Fixture) {
     let key = issue(&store).await.record.clone();
     let next = new_record("pro").digest;
     let rotated = change(&store, &key, Action::Rotate, "ann", |record| {
-        record.previous = Some(touchline::policy::key_record::PreviousDigest {
+        record.previous = Some(Box::new(touchline::policy::key_record::PreviousDigest {
             digest: key.digest,
             until: Timestamp::MAX,
-        });
+        }));
         record.digest = next;
     })
     .await

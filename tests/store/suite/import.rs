@@ -41,10 +41,10 @@ pub async fn imported_keys_are_as_they_were_brought_and_have_their_entries(fixtu
     let before = store.server_time().await.unwrap();
     let mut records: Vec<KeyRecord> = (0..300).map(|n| brought(&n.to_string())).collect();
     records[7].state = KeyState::Revoked;
-    records[8].previous = Some(PreviousDigest {
+    records[8].previous = Some(Box::new(PreviousDigest {
         digest: new_record("pro").digest,
         until: Timestamp::MAX,
-    });
+    }));
     records[9].grants.insert(today().date, 5);
     assert_eq!(import(&store, &records).await, [Imported::Added; 300]);
     let stored = store.all_keys().await.unwrap();

@@ -57,10 +57,10 @@ pub async fn a_changed_key_keeps_its_count(fixture: &dyn Fixture) {
     granted(store.charge(charge(&old, day, 10, 7)).await);
     let next = ApiKey::for_id(&KeyPrefix::default(), old.record.id, &mut os_entropy);
     let mut record = old.record.clone();
-    record.previous = Some(PreviousDigest {
+    record.previous = Some(Box::new(PreviousDigest {
         digest: old.record.digest,
         until: Timestamp::MAX,
-    });
+    }));
     record.digest = next.digest();
     let (record, _) = store.update_key(record).await.unwrap();
     let new = KeyEntry::new(record);
@@ -98,10 +98,10 @@ pub async fn an_id_or_digest_in_use_is_refused(fixture: &dyn Fixture) {
     let mut same_digest = new_record("pro");
     same_digest.digest = taken.record.digest;
     let mut same_previous = new_record("pro");
-    same_previous.previous = Some(PreviousDigest {
+    same_previous.previous = Some(Box::new(PreviousDigest {
         digest: taken.record.digest,
         until: Timestamp::MAX,
-    });
+    }));
     for record in [same_id, same_digest, same_previous] {
         let refused = store.create_key(record).await;
         assert!(

@@ -378,7 +378,7 @@ impl<'f> RowReading<'f> {
     }
 
     /// The secret before a rotation.
-    fn previous(&mut self) -> Option<PreviousDigest> {
+    fn previous(&mut self) -> Option<Box<PreviousDigest>> {
         let digest = self.optional("previous_digest", |text| {
             text.parse()
                 .map_err(|_| "write the 64 hexadecimal characters of a SHA-256".into())
@@ -389,10 +389,10 @@ impl<'f> RowReading<'f> {
             let problem = "previous_digest and previous_until: write both or neither";
             self.problems.push(problem.to_owned());
         }
-        Some(PreviousDigest {
+        Some(Box::new(PreviousDigest {
             digest: digest?,
             until: until?,
-        })
+        }))
     }
 }
 
@@ -606,10 +606,10 @@ mod tests {
     fn a_key_that_the_store_has_keeps_its_id_and_another_with_its_id_is_reported() {
         let (_, mut stored) = key_of("pro");
         let previous = KeyDigest::of(b"previous");
-        stored.previous = Some(PreviousDigest {
+        stored.previous = Some(Box::new(PreviousDigest {
             digest: previous,
             until: now(),
-        });
+        }));
         let stored = [stored];
         let [one] = &stored;
         for digest in [one.digest, previous] {

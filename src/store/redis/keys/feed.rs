@@ -117,6 +117,9 @@ impl Feed {
         for record in records {
             self.setting.keys.apply(record);
         }
+        if let Some(replica) = &self.replica {
+            replica.note_saved(&self.setting.keys);
+        }
         let age = self.setting.clock.now().duration_since(at.current_at);
         // A saved instant in the future gives no age: the clock was set back.
         let age = if age < -CLOCK_BACK_MAX {

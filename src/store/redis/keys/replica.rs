@@ -5,7 +5,7 @@
 //! both are written in one transaction, and a record is replaced only by a newer version, so that two processes (an upgrade)
 //! may share the file.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fs::{DirBuilder, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
 use super::codec::{parse_place, stream_id, unpacked};
-use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::redis::identity::{StoreIdentity, joined, meta, split};
 use crate::store::redis::yielding::CooperativeYield;
@@ -78,15 +77,8 @@ pub struct Saved {
 pub struct Replica {
     path: PathBuf,
     connection: Mutex<Connection>,
-    /// What is in the file, so that only changed records are written.
-    written: Mutex<Written>,
-}
-
-/// The versions in the file, and the number of the table's changes ([`KeyTable::changes`]) when they were last compared.
-#[derive(Default)]
-struct Written {
-    versions: HashMap<KeyId, u64>,
-    changes: Option<u64>,
+    /// The number of the table's changes ([`KeyTable::changes`]) that are in the file.
+    written: Mutex<u64>,
 }
 
 impl Replica {
@@ -111,36 +103,32 @@ impl Replica {
         let connection = opened.map_err(|error| unusable(path, &error))?;
         check_owner(&connection, path, identity)?;
         let saved = read(&connection).map_err(|error| unusable(path, &error))?;
-        let versions = saved
-            .iter()
-            .flat_map(|saved| &saved.records)
-            .map(|record| (record.id, record.version))
-            .collect();
         let replica = Replica {
             path: path.to_owned(),
             connection: Mutex::new(connection),
-            written: Mutex::new(Written {
-                versions,
-                changes: None,
-            }),
+            written: Mutex::new(0),
         };
         Ok((replica, saved))
+    }
+
+    /// Notes that the file has all records of the table.
+    pub fn note_saved(&self, keys: &KeyTable) {
+        *self.written.lock() = keys.changes();
     }
 
     /// Writes the changed records and their position in one transaction. Blocks for an fsync.
     pub fn save(&self, keys: &KeyTable, standing: &Standing) -> Result<(), StoreError> {
         let mut written = self.written.lock();
         // Before the entries are read: a change that arrives meanwhile is found again the next time.
-        let changes = Some(keys.changes());
-        let mut changed = match written.changes == changes {
+        let changes = keys.changes();
+        let mut changed = match *written == changes {
             true => Vec::new(),
             false => keys.entries(),
         };
         let mut turns = CooperativeYield::of(KEYS_PER_TURN);
         changed.retain(|entry| {
             turns.step();
-            let saved = written.versions.get(&entry.record.id);
-            saved.is_none_or(|version| *version < entry.record.version)
+            entry.change > *written
         });
         let mut connection = self.connection.lock();
         let write = |connection: &mut Connection| -> rusqlite::Result<()> {
@@ -163,12 +151,7 @@ impl Replica {
             transaction.commit()
         };
         write(&mut connection).map_err(|error| unusable(&self.path, &error))?;
-        written.changes = changes;
-        for entry in changed {
-            written
-                .versions
-                .insert(entry.record.id, entry.record.version);
-        }
+        *written = changes;
         Ok(())
     }
 }
