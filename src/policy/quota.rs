@@ -22,7 +22,7 @@ mod outage_simulation;
 #[cfg(test)]
 mod simulation;
 
-pub use account::{Account, Asked, Call, Denial, StoredCount, WaiterResult, WaiterTerms};
+pub use account::{Account, Asked, Call, StoredCount, WaiterResult, WaiterTerms};
 pub use allowance::NodeShare;
 pub use ledger_model::{ModelCall, ModelDay, StoredRecord};
 

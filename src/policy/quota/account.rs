@@ -102,14 +102,26 @@ pub enum WaiterResult {
     OtherCalendar,
 }
 
-/// The store's count when too few units were left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Denial {
-    /// Units used.
-    pub used: u64,
+/// The last reply, if it reported that too few units were left.
+#[derive(Debug, Clone, Copy)]
+struct Refusal {
+    used: u64,
     limit: u64,
     version: u64,
-    until: Instant,
+    /// Until when it is repeated without another call.
+    repeated_until: Option<Instant>,
+}
+
+impl Refusal {
+    /// Whether it concerns waiters with these terms.
+    fn covers<C>(&self, terms: &WaiterTerms<C>) -> bool {
+        terms.limit <= self.limit && terms.version <= self.version
+    }
+
+    /// Whether a cost does not fit.
+    fn is_exceeded_by<C>(&self, cost: u32, terms: &WaiterTerms<C>) -> bool {
+        u64::from(cost) > terms.limit.saturating_sub(self.used)
+    }
 }
 
 #[derive(Debug)]
@@ -119,14 +131,12 @@ struct Waiter<W, C> {
     terms: WaiterTerms<C>,
 }
 
+/// The last call that began, on the account's present terms.
 #[derive(Debug)]
 struct Awaited<W> {
-    number: u64,
     ack: u64,
     rack: u64,
     offline: u64,
-    limit: u64,
-    version: u64,
     batch: Vec<(W, u32)>,
 }
 
@@ -145,7 +155,7 @@ pub struct StoredCount {
     pub at: Instant,
 }
 
-/// The account.
+/// The account. A gateway has one for each key that was charged on the day: what few of them need is boxed.
 #[derive(Debug)]
 pub struct Account<W, C> {
     ack: u64,
@@ -158,11 +168,9 @@ pub struct Account<W, C> {
     /// Set when the store may have something unknown to the account, or may have lost something.
     unsettled: bool,
     /// Set while an abandoned call may still run.
-    late: Option<LatePeriod>,
+    late: Option<Box<LatePeriod>>,
     known: Option<StoredCount>,
-    denial: Option<Denial>,
-    /// The last reply, if it reported that too few units were left.
-    refusal: Option<Denial>,
+    refusal: Option<Box<Refusal>>,
     /// Units served without the store that no reply has confirmed.
     offline: u64,
     terms: WaiterTerms<C>,
@@ -181,7 +189,6 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             unsettled: false,
             late: None,
             known: None,
-            denial: None,
             refusal: None,
             offline: 0,
             terms,
@@ -190,18 +197,19 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
 
     /// Requests `cost` units; a cost of 0 requests only the number of used ones.
     pub fn ask(&mut self, waiter: W, cost: u32, terms: WaiterTerms<C>, now: Instant) -> Asked<W> {
-        if let Some(denial) = self.denial {
-            let holds = now < denial.until
-                && terms.limit <= denial.limit
-                && terms.version <= denial.version;
-            if !holds {
-                self.denial = None;
-            } else if u64::from(cost) > terms.limit.saturating_sub(denial.used) {
-                return Asked::Denied {
-                    waiter,
-                    used: denial.used,
-                };
+        if let Some(refusal) = &mut self.refusal
+            && let Some(until) = refusal.repeated_until
+        {
+            if now >= until || !refusal.covers(&terms) {
+                refusal.repeated_until = None;
+            } else if refusal.is_exceeded_by(cost, &terms) {
+                let used = refusal.used;
+                return Asked::Denied { waiter, used };
             }
+        }
+        if self.waiting.capacity() == 0 {
+            // Most keys have one request at a time, and a queue grows to four places at once.
+            self.waiting.reserve_exact(1);
         }
         self.waiting.push_back(Waiter {
             token: waiter,
@@ -234,15 +242,15 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             .drain(..together)
             .map(|waiter| (waiter.token, waiter.cost))
             .collect();
+        if self.waiting.is_empty() {
+            self.waiting = VecDeque::new();
+        }
         let want = batch.iter().map(|(_, cost)| u64::from(*cost)).sum();
         self.calls += 1;
         self.awaited = Some(Awaited {
-            number: self.calls,
             ack: self.ack,
             rack: self.rack,
             offline: self.offline,
-            limit: self.terms.limit,
-            version: self.terms.version,
             batch,
         });
         Some(Call {
@@ -278,7 +286,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         reply: &Reply,
         now: Instant,
     ) -> Vec<(W, u32, WaiterResult)> {
-        let Some(awaited) = self.awaited.take_if(|awaited| awaited.number == number) else {
+        let Some(awaited) = self.take_awaited(number) else {
             return Vec::new();
         };
         let granted = awaited.ack + reply.grant;
@@ -313,13 +321,14 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.rack += credit;
         let used = reply.used.saturating_sub(self.rack - awaited.rack);
         self.known = Some(StoredCount { used, at: now });
-        self.denial = (reply.code == Code::Exhausted).then(|| Denial {
-            used,
-            limit: awaited.limit,
-            version: awaited.version,
-            until: now + DENIAL_LASTS,
+        self.refusal = (reply.code == Code::Exhausted).then(|| {
+            Box::new(Refusal {
+                used,
+                limit: self.terms.limit,
+                version: self.terms.version,
+                repeated_until: Some(now + DENIAL_LASTS),
+            })
         });
-        self.refusal = self.denial;
         served
             .into_iter()
             .map(|(waiter, cost, granted)| (waiter, cost, verdict(reply, cost, granted, used)))
@@ -329,14 +338,14 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     /// Abandons call `number`: whether it runs is unknown, its reply will not be used, and the account is settled repeatedly
     /// until it can no longer run. Returns its waiters.
     pub fn abandon(&mut self, number: u64, now: Instant) -> Vec<W> {
-        let Some(awaited) = self.awaited.take_if(|awaited| awaited.number == number) else {
+        let Some(awaited) = self.take_awaited(number) else {
             return Vec::new();
         };
         self.unsettled = true;
-        self.late = Some(LatePeriod {
+        self.late = Some(Box::new(LatePeriod {
             look_at: now + LATE_CALL_LOOK,
             until: now + LATE_CALL_LASTS,
-        });
+        }));
         awaited
             .batch
             .into_iter()
@@ -344,10 +353,14 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             .collect()
     }
 
+    /// Takes the awaited call if it has this number.
+    fn take_awaited(&mut self, number: u64) -> Option<Awaited<W>> {
+        self.awaited.take_if(|_| number == self.calls)
+    }
+
     /// Refunds granted units. Returns the units used afterwards, if known.
     pub fn refund(&mut self, units: u32) -> Option<u64> {
         self.rack += u64::from(units);
-        self.denial = None;
         self.refusal = None;
         let known = self.known.as_mut()?;
         known.used = known.used.saturating_sub(units.into());
@@ -379,13 +392,8 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
 
     /// The count with which the store's last reply refused such a cost, if it did.
     pub fn refused(&self, cost: u32, terms: &WaiterTerms<C>) -> Option<u64> {
-        self.refusal
-            .filter(|refusal| {
-                terms.limit <= refusal.limit
-                    && terms.version <= refusal.version
-                    && u64::from(cost) > terms.limit.saturating_sub(refusal.used)
-            })
-            .map(|refusal| refusal.used)
+        let refusal = self.refusal.as_ref()?;
+        (refusal.covers(terms) && refusal.is_exceeded_by(cost, terms)).then_some(refusal.used)
     }
 
     /// The terms of the last call.
@@ -438,13 +446,6 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     /// the same key and day uses another producer's name.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.awaited.is_none() && self.late.is_none() && !self.is_due()
-    }
-
-    /// Returns the memory of past waiters: some 400 bytes.
-    pub fn shrink(&mut self) {
-        if self.waiting.is_empty() {
-            self.waiting = VecDeque::new();
-        }
     }
 
     /// Units used on the day, if a reply since `since` contained them.

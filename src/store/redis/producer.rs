@@ -33,8 +33,8 @@ impl Producer {
     }
 
     /// A name for a new account.
-    pub fn next_name(&self) -> String {
+    pub fn next_name(&self) -> Box<str> {
         let number = self.accounts.fetch_add(1, Ordering::Relaxed);
-        format!("{}.{number:x}", self.process)
+        format!("{}.{number:x}", self.process).into_boxed_str()
     }
 }

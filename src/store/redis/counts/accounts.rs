@@ -67,9 +67,9 @@ type Slots = HashMap<(KeyId, Date), Arc<AccountSlot>>;
 pub struct AccountSlot {
     key: KeyId,
     day: Day,
-    producer: String,
-    record_name: String,
-    counts_name: String,
+    producer: Box<str>,
+    record_name: Box<str>,
+    counts_name: Box<str>,
     /// The hash slot of both names in a cluster.
     place: u16,
     /// By the last reply, the store has all record versions below this one; 0 before the first reply, or if it had no record.
@@ -214,12 +214,12 @@ impl Accounts {
 
     fn slot(&self, key: KeyId, day: Day) -> Arc<AccountSlot> {
         let make = || {
-            let counts_name = self.names.counts(key, day.date);
+            let counts_name = self.names.counts(key, day.date).into_boxed_str();
             let slot = Arc::new(AccountSlot {
                 key,
                 day,
                 producer: self.producer.next_name(),
-                record_name: self.names.record(key),
+                record_name: self.names.record(key).into_boxed_str(),
                 place: slots::slot(counts_name.as_bytes()),
                 counts_name,
                 held_below: AtomicU64::new(0),
@@ -305,15 +305,14 @@ impl Accounts {
             .await;
     }
 
-    /// Drops idle accounts of past days, and of the current day if there are too many. The others return the memory of past waiters.
+    /// Drops idle accounts of past days, and of the current day if there are too many.
     pub async fn sweep(&self) {
         let now = self.clock.now().as_second();
         let total: usize = self.slots.parts().map(|slots| slots.lock().len()).sum();
         let crowded = total > ACCOUNTS_MAX;
         let keep = |slot: &Arc<AccountSlot>| {
             let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;
-            let mut state = slot.state.lock();
-            state.account.shrink();
+            let state = slot.state.lock();
             let listed = state.listed || state.queued || state.offline.listed;
             listed || !(over || crowded) || !state.account.is_idle()
         };
@@ -336,4 +335,16 @@ pub fn other_calendar(key: KeyId, day: Day) -> StoreError {
         "the day {} of key {key} is stored with other boundaries than {} to {}: another time zone or another version of the zone table was used",
         day.date, day.start, day.end
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There is one for each key that was charged on the day.
+    #[test]
+    fn an_account_stays_small() {
+        let bytes = size_of::<AccountSlot>();
+        assert!(bytes <= 360, "{bytes} bytes");
+    }
 }

@@ -126,7 +126,7 @@ impl Accounts {
         let mut keys = Vec::with_capacity(2 * calls.len());
         let mut argument = self.argument(calls.len());
         for (slot, call) in calls {
-            keys.extend([slot.record_name.as_str(), slot.counts_name.as_str()]);
+            keys.extend([&*slot.record_name, &*slot.counts_name]);
             let entry = self.record_for(slot, call);
             let version = entry
                 .as_ref()

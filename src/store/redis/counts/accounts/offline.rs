@@ -283,7 +283,7 @@ impl AccountSlot {
         CountRow {
             key: self.key,
             day: self.day,
-            producer: self.producer.clone(),
+            producer: self.producer.to_string(),
             ack,
             rack,
             unsettled_units: state.account.offline(),

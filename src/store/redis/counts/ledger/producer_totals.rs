@@ -27,7 +27,7 @@ pub type KeyAndDate = (KeyId, Date);
 /// The totals of a key, day and tier.
 #[derive(Debug)]
 struct TierTotals {
-    producer: String,
+    producer: Box<str>,
     day: Day,
     ceiling: Ceiling,
     /// In the order of their endpoints.
@@ -38,17 +38,46 @@ struct TierTotals {
     is_to_note: bool,
 }
 
-/// The totals of one endpoint.
+/// The totals of one endpoint. A gateway has one for each key and endpoint of the day.
 #[derive(Debug)]
 struct EndpointTotals {
     endpoint: Arc<str>,
-    totals: Totals,
+    /// The first numbers of [`Totals::numbers`]: those of forwarded requests.
+    forwarded: [u64; FORWARDED],
+    /// The others, of refused requests; most keys have none.
+    refused: Option<Box<[u64; REFUSED]>>,
     /// Not in Redis.
     changed: bool,
     /// Being written to Redis.
     writing: bool,
     /// Not in the journal.
     to_note: bool,
+}
+
+/// How many of [`Totals::numbers`] concern forwarded requests, and how many refused ones.
+const FORWARDED: usize = 3;
+const REFUSED: usize = Totals::NUMBERS - FORWARDED;
+
+impl EndpointTotals {
+    fn totals(&self) -> Totals {
+        let mut numbers = [0; Totals::NUMBERS];
+        let (forwarded, refused) = numbers.split_at_mut(FORWARDED);
+        forwarded.copy_from_slice(&self.forwarded);
+        if let Some(counts) = &self.refused {
+            refused.copy_from_slice(&**counts);
+        }
+        Totals::of_numbers(numbers)
+    }
+
+    fn set(&mut self, totals: &Totals) {
+        let numbers = totals.numbers();
+        let (forwarded, refused) = numbers.split_at(FORWARDED);
+        self.forwarded.copy_from_slice(forwarded);
+        if totals.refused() > 0 || self.refused.is_some() {
+            let counts = self.refused.get_or_insert_default();
+            counts.copy_from_slice(refused);
+        }
+    }
 }
 
 /// The totals of some keys. Those that are to be written are listed, so that no task has to search all of them.
@@ -87,7 +116,7 @@ impl ProducerTotals {
         &mut self,
         place: TotalsKey,
         day: Day,
-        producer: impl FnOnce() -> String,
+        producer: impl FnOnce() -> Box<str>,
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
     ) -> TotalsRow {
@@ -102,9 +131,10 @@ impl ProducerTotals {
         });
         let mut ceiling = tier_totals.ceiling;
         let counted = tier_totals.of(endpoint);
-        count(&mut counted.totals, &mut ceiling);
+        let (mut totals, settled) = (counted.totals(), false);
+        count(&mut totals, &mut ceiling);
+        counted.set(&totals);
         (counted.changed, counted.to_note) = (true, true);
-        let (totals, settled) = (counted.totals, false);
         tier_totals.ceiling = ceiling;
         list_changed(&mut self.changed, &place, tier_totals);
         list_to_note(&mut self.to_note, &place, tier_totals);
@@ -170,7 +200,7 @@ impl ProducerTotals {
                     (counted.changed, counted.writing) = (false, true);
                     let endpoint = counted.endpoint.clone();
                     let field = format!("{producer}|{endpoint}");
-                    let value = cells::written(&counted.totals, ceiling, Some(&place.2));
+                    let value = cells::written(&counted.totals(), ceiling, Some(&place.2));
                     (endpoint, field, value)
                 })
                 .collect();
@@ -194,7 +224,7 @@ impl ProducerTotals {
                 let lacking = lacking.filter(|counted| counted.to_note);
                 rows.extend(lacking.map(|counted| {
                     let settled = !counted.changed && !counted.writing;
-                    tier_totals.row(&place, &counted.endpoint, counted.totals, settled)
+                    tier_totals.row(&place, &counted.endpoint, counted.totals(), settled)
                 }));
                 for counted in &mut tier_totals.endpoints {
                     counted.to_note = false;
@@ -237,7 +267,8 @@ impl TierTotals {
             }
             let new = EndpointTotals {
                 endpoint: endpoint.clone(),
-                totals: Totals::default(),
+                forwarded: [0; FORWARDED],
+                refused: None,
                 changed: false,
                 writing: false,
                 to_note: false,
@@ -260,7 +291,7 @@ impl TierTotals {
             day: self.day,
             tier: Some(tier.clone()),
             ceiling: self.ceiling,
-            producer: self.producer.clone(),
+            producer: self.producer.to_string(),
             endpoint: endpoint.clone(),
             totals,
             settled,
@@ -314,6 +345,32 @@ mod tests {
     fn noted(totals: &mut ProducerTotals) -> Vec<(u64, bool)> {
         let rows = rows(totals).into_iter();
         rows.map(|row| (row.totals.requests, row.settled)).collect()
+    }
+
+    #[test]
+    fn the_totals_of_an_endpoint_stay_small() {
+        let bytes = size_of::<EndpointTotals>();
+        assert!(bytes <= 56, "{bytes} bytes");
+    }
+
+    #[test]
+    fn totals_are_kept_as_they_were_counted() {
+        let mut totals = ProducerTotals::default();
+        let place = || {
+            (
+                "0123456789Ab".parse().unwrap(),
+                DAY.date,
+                "pro".parse().unwrap(),
+            )
+        };
+        let mut expected = [0; Totals::NUMBERS];
+        for number in (0..Totals::NUMBERS).chain([0]) {
+            expected[number] += 1 + number as u64;
+            let add = |totals: &mut Totals, _: &mut Ceiling| *totals = Totals::of_numbers(expected);
+            let row = totals.count(place(), DAY, || "producer".into(), &"/a".into(), add);
+            assert_eq!(row.totals.numbers(), expected);
+            assert_eq!(rows(&mut totals)[0].totals.numbers(), expected);
+        }
     }
 
     #[test]
