@@ -39,6 +39,11 @@ impl Calls {
         &self.requests[self.next.fetch_add(1, Ordering::Relaxed) % self.requests.len()]
     }
 
+    /// Whether each request was sent.
+    pub fn are_all_sent(&self) -> bool {
+        self.next.load(Ordering::Relaxed) >= self.requests.len()
+    }
+
     /// Whether these bytes are a whole answer.
     ///
     /// # Panics

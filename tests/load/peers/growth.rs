@@ -1,7 +1,8 @@
 //! How CPU and latency grow: with keys, endpoints, gateways and how calls spread over keys. `make growth`.
 //!
 //! As in the comparison with peers all gateways are up at once on the first core, each case with names of its own in Redis, and
-//! slices take turns; each case is compared with 1,000 keys on one gateway in the same round.
+//! slices take turns; each case is compared with 1,000 keys on one gateway in the same round. At the end each key is called at six
+//! endpoints, and the memory is measured.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -66,6 +67,27 @@ struct Deployment {
     gateways: Vec<Gateway>,
     pids: Vec<u32>,
     calls: Vec<Arc<Calls>>,
+    keys: Vec<String>,
+    /// The endpoints of the shipped file.
+    few: Vec<String>,
+}
+
+impl Deployment {
+    /// Calls each key at each of the few endpoints, as on a day on which all are used.
+    async fn call_everywhere(&self, stage: &Stage, plan: Plan) {
+        for path in &self.few {
+            let calls = |gateway: &Gateway| {
+                let path = std::slice::from_ref(path);
+                Arc::new(Calls::new(gateway.http, 200, &self.keys, path))
+            };
+            let calls: Vec<_> = self.gateways.iter().map(calls).collect();
+            let mut connections = Connections::open(&calls, CONNECTIONS).await;
+            while !calls.iter().all(|calls| calls.are_all_sent()) {
+                let pids = &self.pids;
+                connections.measure(pids, stage.redis_pid, plan.slice).await;
+            }
+        }
+    }
 }
 
 #[derive(Default)]
@@ -98,7 +120,9 @@ pub async fn measure(plan: Plan) {
             }
         }
     }
-    for (found, Deployment { gateways, pids, .. }) in found.iter_mut().zip(&deployments) {
+    for (found, deployment) in found.iter_mut().zip(&deployments) {
+        deployment.call_everywhere(&stage, plan).await;
+        let Deployment { gateways, pids, .. } = deployment;
         let resident: f64 = pids.iter().map(|pid| machine::resident_mib(*pid)).sum();
         found.resident_mib = resident / gateways.len() as f64;
     }
@@ -144,10 +168,13 @@ async fn stand(case: &Case, stage: &Stage) -> Deployment {
         let more = spec.endpoints.iter().skip(FEW_ENDPOINTS).step_by(step);
         paths.extend(more.map(|endpoint| endpoint.path.clone()));
     }
-    let keys = &keys[..case.called_keys];
+    let few = spec.endpoints.iter().take(FEW_ENDPOINTS);
+    let few = few.map(|endpoint| endpoint.path.clone()).collect();
+    let mut keys = keys;
+    keys.truncate(case.called_keys);
     let calls = gateways
         .iter()
-        .map(|gateway| Arc::new(Calls::new(gateway.http, 200, keys, &paths)));
+        .map(|gateway| Arc::new(Calls::new(gateway.http, 200, &keys, &paths)));
     Deployment {
         calls: calls.collect(),
         pids: gateways
@@ -155,6 +182,8 @@ async fn stand(case: &Case, stage: &Stage) -> Deployment {
             .map(|gateway| gateway.process().pid())
             .collect(),
         gateways,
+        keys,
+        few,
     }
 }
 
@@ -177,7 +206,8 @@ impl Found {
 fn output(plan: Plan, found: &[Found]) -> String {
     let mut text = format!(
         "{}\n{} rounds of slices of {} ms, Touchline + Redis, six endpoints and one gateway unless the row names others, {CONNECTIONS} connections, keys in \
-         turn; all gateways share one core; median (first to third quartile).\n\n![CPU a request as things grow]\
+         turn; all gateways share one core; median (first to third quartile). Memory: after each of these keys was called at six \
+         endpoints.\n\n![CPU a request as things grow]\
          (../tests/load/plots/growth.svg)\n\n![Latency as things grow](../tests/load/plots/growth_latency.svg)\n\n\
          | What grows | CPU µs/request | × {} | of Redis, µs | charges/s a Redis core carries | requests/s | p50 ms at 2,000/s | p99 ms | \
          MiB a gateway |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|\n",
