@@ -169,7 +169,7 @@ async fn stand(case: &Case, stage: &Stage) -> Deployment {
         paths.extend(more.map(|endpoint| endpoint.path.clone()));
     }
     let few = spec.endpoints.iter().take(FEW_ENDPOINTS);
-    let few = few.map(|endpoint| endpoint.path.clone()).collect();
+    let few = few.map(|endpoint| called(&endpoint.path)).collect();
     let mut keys = keys;
     keys.truncate(case.called_keys);
     let calls = gateways
@@ -185,6 +185,19 @@ async fn stand(case: &Case, stage: &Stage) -> Deployment {
         keys,
         few,
     }
+}
+
+/// A path that fits the pattern of an endpoint.
+fn called(pattern: &str) -> String {
+    let segment = |segment: &str| match segment.starts_with(['{', '*']) {
+        true => "1".to_owned(),
+        false => segment.to_owned(),
+    };
+    pattern
+        .split('/')
+        .map(segment)
+        .collect::<Vec<_>>()
+        .join("/")
 }
 
 impl Found {
