@@ -94,9 +94,9 @@ pub(super) async fn serve(
         Ok(connection) => connection,
         Err(error) => return tracing::debug!(%error, "an HTTP/2 handshake failed"),
     };
-    let in_flight = Arc::new(InFlight::default());
+    let open = Arc::new(OpenStreams::default());
     let mut asked = pin!(async { ending.wait_for(|ending| *ending).await.is_ok() });
-    let mut idle = pin!(in_flight.idle(terms.idle));
+    let mut idle = pin!(open.idle(terms.idle));
     let mut stopped: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
@@ -114,7 +114,7 @@ pub(super) async fn serve(
             // The GOAWAY excludes requests that are still in transit, and the client learns this from it.
             connection.graceful_shutdown();
             stopped = Some(Instant::now());
-            idle.set(in_flight.idle(CLOSING));
+            idle.set(open.idle(CLOSING));
             continue;
         };
         // However the connection ended, the library ends its requests.
@@ -126,7 +126,7 @@ pub(super) async fn serve(
             respond.send_reset(Reason::REFUSED_STREAM);
             continue;
         }
-        let under_way = StreamInFlight::begin(&in_flight);
+        let under_way = StreamInFlight::begin(&open);
         let terms = terms.clone();
         tokio::spawn(async move {
             let _under_way = under_way;
@@ -156,13 +156,13 @@ async fn serve_stream(
 
 /// The requests in flight on a connection. Their ends wake nobody: the connection's task looks when its patience may be over.
 #[derive(Debug, Default)]
-struct InFlight {
+struct OpenStreams {
     count: AtomicUsize,
     /// When the last request ended.
     last_end: Mutex<Option<Instant>>,
 }
 
-impl InFlight {
+impl OpenStreams {
     /// Returns once no request has been in flight for `patience` from now.
     async fn idle(&self, patience: Duration) {
         let mut quiet_since = Instant::now();
@@ -181,12 +181,12 @@ impl InFlight {
 }
 
 /// A request in flight on a connection that counts them.
-struct StreamInFlight(Arc<InFlight>);
+struct StreamInFlight(Arc<OpenStreams>);
 
 impl StreamInFlight {
-    fn begin(in_flight: &Arc<InFlight>) -> StreamInFlight {
-        in_flight.count.fetch_add(1, Ordering::Relaxed);
-        StreamInFlight(in_flight.clone())
+    fn begin(open: &Arc<OpenStreams>) -> StreamInFlight {
+        open.count.fetch_add(1, Ordering::Relaxed);
+        StreamInFlight(open.clone())
     }
 }
 
