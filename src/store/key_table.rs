@@ -146,13 +146,14 @@ impl KeyTable {
         let kept: Vec<KeyDigest> = digests(&record).collect();
         let change = self.changes.load(Ordering::Relaxed) + 1;
         by_id.insert(id, Arc::new(KeyEntry { record, change }));
-        for digest in &kept {
-            by_digest.insert(*digest, id);
-        }
+        // A new digest is found only once those that it replaces are gone.
         if let Some(old) = old {
             for digest in digests(&old.record).filter(|digest| !kept.contains(digest)) {
                 by_digest.remove(&digest);
             }
+        }
+        for digest in &kept {
+            by_digest.insert(*digest, id);
         }
         self.changes.store(change, Ordering::Release);
         true
