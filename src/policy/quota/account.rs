@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use super::{Code, Reply};
 
-/// How long the store's refusal is repeated without another call: refunds on other nodes take effect after this.
+/// How long the store's denial is repeated without another call: refunds on other nodes take effect after this.
 pub const DENIAL_LASTS: Duration = Duration::from_secs(1);
 
 /// How long an abandoned call may still run in the store, on a connection that the gateway has dropped: until then the account is
@@ -104,7 +104,7 @@ pub enum WaiterResult {
 
 /// The last reply, if it reported that too few units were left.
 #[derive(Debug, Clone, Copy)]
-struct Refusal {
+struct Denial {
     used: u64,
     limit: u64,
     version: u64,
@@ -112,7 +112,7 @@ struct Refusal {
     repeated_until: Option<Instant>,
 }
 
-impl Refusal {
+impl Denial {
     /// Whether it concerns waiters with these terms.
     fn covers<C>(&self, terms: &WaiterTerms<C>) -> bool {
         terms.limit <= self.limit && terms.version <= self.version
@@ -170,7 +170,7 @@ pub struct Account<W, C> {
     /// Set while an abandoned call may still run.
     late: Option<Box<LatePeriod>>,
     known: Option<StoredCount>,
-    refusal: Option<Box<Refusal>>,
+    denial: Option<Box<Denial>>,
     /// Units served without the store that no reply has confirmed.
     offline: u64,
     terms: WaiterTerms<C>,
@@ -189,7 +189,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             unsettled: false,
             late: None,
             known: None,
-            refusal: None,
+            denial: None,
             offline: 0,
             terms,
         }
@@ -197,13 +197,13 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
 
     /// Requests `cost` units; a cost of 0 requests only the number of used ones.
     pub fn ask(&mut self, waiter: W, cost: u32, terms: WaiterTerms<C>, now: Instant) -> Asked<W> {
-        if let Some(refusal) = &mut self.refusal
-            && let Some(until) = refusal.repeated_until
+        if let Some(denial) = &mut self.denial
+            && let Some(until) = denial.repeated_until
         {
-            if now >= until || !refusal.covers(&terms) {
-                refusal.repeated_until = None;
-            } else if refusal.is_exceeded_by(cost, &terms) {
-                let used = refusal.used;
+            if now >= until || !denial.covers(&terms) {
+                denial.repeated_until = None;
+            } else if denial.is_exceeded_by(cost, &terms) {
+                let used = denial.used;
                 return Asked::Denied { waiter, used };
             }
         }
@@ -321,8 +321,8 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.rack += credit;
         let used = reply.used.saturating_sub(self.rack - awaited.rack);
         self.known = Some(StoredCount { used, at: now });
-        self.refusal = (reply.code == Code::Exhausted).then(|| {
-            Box::new(Refusal {
+        self.denial = (reply.code == Code::Exhausted).then(|| {
+            Box::new(Denial {
                 used,
                 limit: self.terms.limit,
                 version: self.terms.version,
@@ -361,7 +361,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     /// Refunds granted units. Returns the units used afterwards, if known.
     pub fn refund(&mut self, units: u32) -> Option<u64> {
         self.rack += u64::from(units);
-        self.refusal = None;
+        self.denial = None;
         let known = self.known.as_mut()?;
         known.used = known.used.saturating_sub(units.into());
         Some(known.used)
@@ -392,8 +392,8 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
 
     /// The count with which the store's last reply refused such a cost, if it did.
     pub fn refused(&self, cost: u32, terms: &WaiterTerms<C>) -> Option<u64> {
-        let refusal = self.refusal.as_ref()?;
-        (refusal.covers(terms) && refusal.is_exceeded_by(cost, terms)).then_some(refusal.used)
+        let denial = self.denial.as_ref()?;
+        (denial.covers(terms) && denial.is_exceeded_by(cost, terms)).then_some(denial.used)
     }
 
     /// The terms of the last call.

@@ -126,7 +126,7 @@ pub(super) async fn serve(
             respond.send_reset(Reason::REFUSED_STREAM);
             continue;
         }
-        let under_way = StreamInFlight::begin(&open);
+        let under_way = OpenStream::begin(&open);
         let terms = terms.clone();
         tokio::spawn(async move {
             let _under_way = under_way;
@@ -154,16 +154,17 @@ async fn serve_stream(
     Box::pin(serve_request(&terms.gate, &mut client)).await;
 }
 
-/// The requests in flight on a connection. Their ends wake nobody: the connection's task looks when its patience may be over.
+/// The open streams of a connection. The end of one does not wake the connection's task, which checks by itself when the connection
+/// may have been idle for long enough.
 #[derive(Debug, Default)]
 struct OpenStreams {
     count: AtomicUsize,
-    /// When the last request ended.
+    /// When a stream last ended.
     last_end: Mutex<Option<Instant>>,
 }
 
 impl OpenStreams {
-    /// Returns once no request has been in flight for `patience` from now.
+    /// Returns once no stream has been open for `patience`, which begins now.
     async fn idle(&self, patience: Duration) {
         let mut quiet_since = Instant::now();
         loop {
@@ -180,17 +181,17 @@ impl OpenStreams {
     }
 }
 
-/// A request in flight on a connection that counts them.
-struct StreamInFlight(Arc<OpenStreams>);
+/// One of them, until it is dropped.
+struct OpenStream(Arc<OpenStreams>);
 
-impl StreamInFlight {
-    fn begin(open: &Arc<OpenStreams>) -> StreamInFlight {
+impl OpenStream {
+    fn begin(open: &Arc<OpenStreams>) -> OpenStream {
         open.count.fetch_add(1, Ordering::Relaxed);
-        StreamInFlight(open.clone())
+        OpenStream(open.clone())
     }
 }
 
-impl Drop for StreamInFlight {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         *self.0.last_end.lock() = Some(Instant::now());
         self.0.count.fetch_sub(1, Ordering::Release);
