@@ -112,6 +112,25 @@ async fn a_slow_second_head_is_refused_too_and_an_idle_connection_closed() {
 }
 
 #[tokio::test]
+async fn an_idle_connection_over_tls_ends_with_close_notify() {
+    let scene = hasty("request_head: 500ms, keepalive_idle: 1s").await;
+    let key = scene.issue("starter").await;
+    let unused = scene.client(Protocol::Http1Tls).tls_stream().await;
+    let mut used = scene.client(Protocol::Http1Tls).tls_stream().await;
+    used.write_all(get(&key).as_bytes()).await.unwrap();
+    used.flush().await.unwrap();
+    for mut socket in [unused, used] {
+        let mut read = Vec::new();
+        let end = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut read)).await;
+        end.unwrap().expect("no end without the alert");
+    }
+    let mut wire = Wire::over(Protocol::Http2Tls, &scene).await;
+    wire.end().await;
+    let end = wire.socket.read(&mut [0; 1]).await;
+    assert_eq!(end.expect("no end without the alert"), 0);
+}
+
+#[tokio::test]
 async fn the_answer_of_a_slow_upstream_is_not_cut_by_the_clients_deadlines() {
     let scene = hasty("request_head: 300ms, request_read: 300ms, keepalive_idle: 1s").await;
     let key = scene.issue("starter").await;

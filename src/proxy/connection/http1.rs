@@ -49,6 +49,9 @@ enum NextInput {
     Request(Box<RequestHead>),
     /// Its last answer is being written.
     Refused,
+    /// No request arrived: the connection is closed without an answer.
+    Absent,
+    /// The client has broken it off.
     Over,
 }
 
@@ -91,6 +94,10 @@ impl Http1Connection {
                     }
                 }
                 NextInput::Refused => break,
+                NextInput::Absent => {
+                    self.wire.end().await;
+                    return;
+                }
                 NextInput::Over => return,
             }
             if self.wire.unread.is_empty() {
@@ -111,7 +118,7 @@ impl Http1Connection {
     ) -> NextInput {
         while self.wire.unread.is_empty() {
             if self.wire.connection.is_retired() || *ending.borrow() {
-                return NextInput::Over;
+                return NextInput::Absent;
             }
             let more = tokio::select! {
                 more = self.wire.read_more(deadline) => more,
@@ -119,10 +126,11 @@ impl Http1Connection {
             };
             match more {
                 Ok(Some(1..)) => {}
-                Ok(Some(0)) | Err(_) => return NextInput::Over,
+                Ok(Some(0)) => return NextInput::Absent,
+                Err(_) => return NextInput::Over,
                 Ok(None) => {
                     self.wire.note_limit(limit);
-                    return NextInput::Over;
+                    return NextInput::Absent;
                 }
             }
         }

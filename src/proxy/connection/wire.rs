@@ -115,15 +115,21 @@ impl Http1Wire {
         }
     }
 
-    /// Closes the connection after the written bytes; the client's further bytes are read first, as the answer might be lost
-    /// otherwise.
-    pub(super) async fn close(mut self) {
+    /// Ends the gateway's direction after the written bytes, over TLS by the alert `close_notify` (RFC 8446 section 6.1); whether
+    /// that was sent.
+    pub(super) async fn end(&mut self) -> bool {
         if self.flush().await.is_err() {
-            return;
+            return false;
         }
         let transport = &mut self.transport;
         let ended = poll_fn(|context| Pin::new(&mut *transport).poll_shutdown(context));
-        if !matches!(tokio::time::timeout(LINGER, ended).await, Ok(Ok(()))) {
+        matches!(tokio::time::timeout(LINGER, ended).await, Ok(Ok(())))
+    }
+
+    /// Closes the connection after the written bytes; the client's further bytes are read first, as the answer might be lost
+    /// otherwise.
+    pub(super) async fn close(mut self) {
+        if !self.end().await {
             return;
         }
         let (until, mut bytes) = (Instant::now() + LINGER, 0);
