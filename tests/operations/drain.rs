@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use harness::{Allowances, Behaviour, Call, PATIENCE, Protocol, Scene, eventually};
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
@@ -90,12 +89,51 @@ async fn idle_connections_are_closed_and_busy_ones_after_their_answer() {
     let mut rest = Vec::new();
     idle.read_to_end(&mut rest).await.unwrap();
     assert!(began.elapsed() < AT_ONCE, "not when its idle time is over");
-    let mut answer = Vec::new();
-    busy.read_to_end(&mut answer).await.unwrap();
-    let answer = String::from_utf8(answer).unwrap().to_lowercase();
+    let answer = last_answer(&mut busy).await;
     assert!(answer.starts_with("http/1.1 200 "), "{answer}");
     assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
     let status = scene.gateways[0].process().wait_for_end(PATIENCE);
+    assert_eq!(status.unwrap().code(), Some(0));
+}
+
+/// A connection's last answer, read to its end.
+async fn last_answer(socket: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut answer = Vec::new();
+    socket.read_to_end(&mut answer).await.unwrap();
+    String::from_utf8(answer).unwrap().to_lowercase()
+}
+
+#[tokio::test]
+async fn a_request_that_arrived_before_its_idle_connection_was_closed_is_answered() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let request = "GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n".as_bytes();
+    let address = scene.gateways[0].http;
+    let mut clear = TcpStream::connect(address).await.unwrap();
+    let mut encrypted = scene.client(Protocol::Http1Tls).tls_stream().await;
+    let mut first = vec![0; 4_096];
+    clear.write_all(request).await.unwrap();
+    assert!(clear.read(&mut first).await.unwrap() > 0);
+    encrypted.write_all(request).await.unwrap();
+    encrypted.flush().await.unwrap();
+    assert!(encrypted.read(&mut first).await.unwrap() > 0);
+    let gateway = scene.gateways[0].process();
+    gateway.ask_to_end();
+    // It closes idle connections after half a second, and finds the requests when that is over.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    gateway.stop();
+    clear.write_all(request).await.unwrap();
+    encrypted.write_all(request).await.unwrap();
+    encrypted.flush().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    gateway.resume();
+    for answer in [
+        last_answer(&mut clear).await,
+        last_answer(&mut encrypted).await,
+    ] {
+        assert!(answer.starts_with("http/1.1 401 "), "{answer}");
+        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    }
+    let status = gateway.wait_for_end(PATIENCE);
     assert_eq!(status.unwrap().code(), Some(0));
 }
 

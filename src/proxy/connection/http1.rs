@@ -23,6 +23,10 @@ use crate::proxy::client::{Client, Side};
 use crate::proxy::gate::Gate;
 use crate::proxy::serve::serve;
 
+/// How long the gateway still reads once it is to end a connection: after a stall of the process, the runtime reports that time has
+/// passed before it reports the bytes that have arrived.
+const LAST_READ: Duration = Duration::from_millis(50);
+
 /// How long a client may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Deadlines {
@@ -109,7 +113,8 @@ impl Http1Connection {
         self.wire.close().await;
     }
 
-    /// Reads the next head, whose first byte must arrive before `deadline`.
+    /// Reads the next head, whose first byte must arrive before `deadline` and before the connection's end is requested; what has
+    /// arrived by then is served.
     async fn next(
         &mut self,
         deadline: Instant,
@@ -117,12 +122,14 @@ impl Http1Connection {
         ending: &mut watch::Receiver<bool>,
     ) -> NextInput {
         while self.wire.unread.is_empty() {
-            if self.wire.connection.is_retired() || *ending.borrow() {
-                return NextInput::Absent;
-            }
+            let ended = async {
+                let _ = ending.wait_for(|ending| *ending).await;
+                tokio::time::sleep(LAST_READ).await;
+            };
             let more = tokio::select! {
+                biased;
                 more = self.wire.read_more(deadline) => more,
-                _ = ending.changed() => continue,
+                () = ended => return NextInput::Absent,
             };
             match more {
                 Ok(Some(1..)) => {}
