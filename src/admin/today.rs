@@ -245,8 +245,8 @@ impl SurveySums {
             let record = &store.keys().get(near.key)?.record;
             Some(NearKey {
                 key_id: near.key,
-                customer: record.customer.clone(),
-                label: record.label.clone(),
+                customer: record.customer.to_string(),
+                label: record.label.as_deref().map(str::to_owned),
                 tier: record.tier.clone(),
                 used: near.used,
                 limit: near.limit,

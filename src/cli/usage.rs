@@ -171,7 +171,7 @@ async fn keys_of(
         });
     };
     let found = session.store.search_keys(customer).await?;
-    let found = found.iter().filter(|record| record.customer == customer);
+    let found = found.iter().filter(|record| *record.customer == *customer);
     let mut ids: Vec<KeyId> = found.map(|record| record.id).collect();
     ids.retain(|id| key.is_none_or(|key| key == *id));
     ids.sort_unstable();

@@ -163,12 +163,13 @@ pub fn signed(
         new.entry(name.clone()).or_insert(None);
     }
     old.retain(|name, value| new.get(name) != Some(value));
-    after.last_change = Box::new(LastChange {
+    let change = LastChange {
         action,
         who: author.who.clone(),
         reason: author.reason.clone(),
         before: old,
-    });
+    };
+    after.last_change = change.into();
     after
 }
 
@@ -177,8 +178,8 @@ fn facts(record: &KeyRecord) -> PublicFacts {
     let instant = |instant: Option<Timestamp>| instant.map(|instant| instant.to_string());
     let previous_until = record.previous.as_ref().map(|previous| previous.until);
     let named = [
-        ("customer", Some(record.customer.clone())),
-        ("label", record.label.clone()),
+        ("customer", Some(record.customer.to_string())),
+        ("label", record.label.as_deref().map(str::to_owned)),
         ("tier", Some(record.tier.to_string())),
         ("state", Some(record.state.as_str().to_owned())),
         ("expires", instant(record.expires)),

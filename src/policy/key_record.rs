@@ -200,17 +200,17 @@ pub struct LastChange {
 
 impl LastChange {
     /// The first change of a key.
-    pub fn first(action: Action, who: impl Into<String>) -> Box<LastChange> {
-        Box::new(LastChange {
+    pub fn first(action: Action, who: impl Into<String>) -> LastChange {
+        LastChange {
             action,
             who: who.into(),
             reason: None,
             before: PublicFacts::new(),
-        })
+        }
     }
 
-    fn unrecorded() -> Box<LastChange> {
-        LastChange::first(Action::Unrecorded, "unknown")
+    fn unrecorded() -> Arc<LastChange> {
+        LastChange::first(Action::Unrecorded, "unknown").into()
     }
 }
 
@@ -220,10 +220,10 @@ pub struct KeyRecord {
     /// The public id, under which counters and ledger are kept.
     pub id: KeyId,
     /// The customer who pays.
-    pub customer: String,
+    pub customer: Box<str>,
     /// The customer's name for this key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub label: Option<String>,
+    pub label: Option<Box<str>>,
     /// The subscription tier.
     pub tier: TierName,
     /// Active, suspended or revoked.
@@ -245,9 +245,9 @@ pub struct KeyRecord {
     pub updated: Timestamp,
     /// Microseconds of the store's time at the last change, at least one more than at the change before.
     pub version: u64,
-    /// The change that produced this record.
+    /// The change that produced this record. Keys that were issued alike share one.
     #[serde(default = "LastChange::unrecorded")]
-    pub last_change: Box<LastChange>,
+    pub last_change: Arc<LastChange>,
 }
 
 /// Why a known key may not be used. Clients never learn which.
@@ -273,10 +273,10 @@ impl KeyRecord {
     /// The record of a new key: active, without label, end or grants. The store assigns its version.
     pub fn new(
         key: &ApiKey,
-        customer: impl Into<String>,
+        customer: impl Into<Box<str>>,
         tier: TierName,
         now: Timestamp,
-        change: Box<LastChange>,
+        change: LastChange,
     ) -> KeyRecord {
         KeyRecord {
             id: key.id(),
@@ -291,7 +291,7 @@ impl KeyRecord {
             created: now,
             updated: now,
             version: 0,
-            last_change: change,
+            last_change: change.into(),
         }
     }
 

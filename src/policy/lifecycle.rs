@@ -92,8 +92,10 @@ impl KeyChange {
         let mut after = before.clone();
         match self {
             KeyChange::Revoke => after.state = KeyState::Revoked,
-            KeyChange::SetLabel(label) => after.label.clone_from(label),
-            KeyChange::SetCustomer(customer) => after.customer.clone_from(customer),
+            KeyChange::SetLabel(label) => {
+                after.label = label.as_deref().map(Into::into);
+            }
+            KeyChange::SetCustomer(customer) => after.customer = customer.as_str().into(),
             KeyChange::Rotate { .. }
             | KeyChange::Suspend
             | KeyChange::Resume

@@ -4,6 +4,7 @@
 //! doubled or out of order. It owns no connection: stores feed it.
 
 use std::borrow::Borrow;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +12,7 @@ use ahash::RandomState;
 use jiff::Timestamp;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
-use crate::policy::key_record::{KeyRecord, Unusable};
+use crate::policy::key_record::{KeyRecord, LastChange, TierName, Unusable};
 
 /// A record in the form for the request path.
 #[derive(Debug)]
@@ -66,12 +67,50 @@ impl Index {
     }
 }
 
+/// Parts of records that many keys have alike, such as those issued by one author: such records share them in memory.
+#[derive(Debug, Default)]
+struct CommonParts {
+    tiers: Recent<TierName>,
+    changes: Recent<Arc<LastChange>>,
+}
+
+impl CommonParts {
+    fn replace_parts(&mut self, record: &mut KeyRecord) {
+        self.tiers.replace(&mut record.tier);
+        self.changes.replace(&mut record.last_change);
+    }
+}
+
+/// The values that were found last, of at most [`RECENT_MAX`].
+#[derive(Debug)]
+struct Recent<T>(VecDeque<T>);
+
+const RECENT_MAX: usize = 16;
+
+impl<T> Default for Recent<T> {
+    fn default() -> Recent<T> {
+        Recent(VecDeque::with_capacity(RECENT_MAX + 1))
+    }
+}
+
+impl<T: Clone + PartialEq> Recent<T> {
+    /// Replaces a value by an equal one found before.
+    fn replace(&mut self, value: &mut T) {
+        let found = self.0.iter().position(|recent| recent == value);
+        let found = found.and_then(|place| self.0.remove(place));
+        let kept = found.unwrap_or_else(|| value.clone());
+        *value = kept.clone();
+        self.0.push_front(kept);
+        self.0.truncate(RECENT_MAX);
+    }
+}
+
 /// All keys.
 #[derive(Debug)]
 pub struct KeyTable {
     keys: Index,
     /// Writers take turns, so that the two maps of the index agree.
-    writing: parking_lot::Mutex<()>,
+    writing: parking_lot::Mutex<CommonParts>,
     changes: AtomicU64,
     /// What is judged in the place of an unknown key: [`KeyRecord::decoy`] and nothing else.
     decoys: Index,
@@ -131,8 +170,8 @@ impl KeyTable {
     }
 
     /// Adds a record unless a newer or equal version is present. Returns whether it was added.
-    pub fn apply(&self, record: KeyRecord) -> bool {
-        let _turn = self.writing.lock();
+    pub fn apply(&self, mut record: KeyRecord) -> bool {
+        let mut common = self.writing.lock();
         let by_id = self.keys.by_id.pin();
         let by_digest = self.keys.by_digest.pin();
         let old = by_id.get(&record.id).cloned();
@@ -142,6 +181,7 @@ impl KeyTable {
         {
             return false;
         }
+        common.replace_parts(&mut record);
         let id = record.id;
         let kept: Vec<KeyDigest> = digests(&record).collect();
         let change = self.changes.load(Ordering::Relaxed) + 1;
@@ -190,12 +230,47 @@ mod tests {
     use super::*;
     use crate::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
     use crate::policy::key_record::tests::key_of;
-    use crate::policy::key_record::{KeyState, PreviousDigest};
+    use crate::policy::key_record::{Action, KeyState, PreviousDigest};
 
     #[test]
     fn an_entry_stays_small() {
         let bytes = size_of::<KeyEntry>();
-        assert!(bytes <= 224, "{bytes} bytes");
+        assert!(bytes <= 208, "{bytes} bytes");
+    }
+
+    #[test]
+    fn records_share_what_they_have_alike() {
+        let table = KeyTable::new();
+        let issue = |tier: &str, who: &str| {
+            let (_, record) = key_of(tier);
+            let id = record.id;
+            table.apply(KeyRecord {
+                last_change: LastChange::first(Action::Issue, who).into(),
+                ..record
+            });
+            table.get(id).unwrap()
+        };
+        let first = issue("pro", "ann");
+        let other = issue("starter", "ben");
+        for who in 0..RECENT_MAX - 2 {
+            issue("pro", &who.to_string());
+        }
+        let again = issue("pro", "ann");
+        assert!(Arc::ptr_eq(
+            &first.record.last_change,
+            &again.record.last_change
+        ));
+        assert!(std::ptr::eq(
+            first.record.tier.as_str(),
+            again.record.tier.as_str()
+        ));
+        assert_ne!(first.record.last_change, other.record.last_change);
+        // Used less recently than the others.
+        issue("pro", "eve");
+        assert!(!Arc::ptr_eq(
+            &other.record.last_change,
+            &issue("starter", "ben").record.last_change
+        ));
     }
 
     #[test]
@@ -281,6 +356,7 @@ mod tests {
             version: 4,
             ..record.clone()
         }));
-        assert_eq!(table.get(record.id).unwrap().record.customer, "Acme");
+        let kept = table.get(record.id).unwrap();
+        assert_eq!(&*kept.record.customer, "Acme");
     }
 }

@@ -68,7 +68,7 @@ impl ListArguments {
     fn holds(&self, record: &KeyRecord, now: Timestamp) -> bool {
         let state = KeyView::of(record, now).shown_state();
         let has_text = |text: &String| record.search_text().contains(&text.to_lowercase());
-        let is_of = |customer: &String| *customer == record.customer;
+        let is_of = |customer: &String| **customer == *record.customer;
         self.customer.as_ref().is_none_or(is_of)
             && self.tier.as_ref().is_none_or(|tier| *tier == record.tier)
             && self.state.is_none_or(|wanted| wanted.as_str() == state)

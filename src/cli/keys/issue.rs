@@ -67,14 +67,14 @@ pub(super) async fn issue(
         .transpose()?;
     let key = ApiKey::generate(&session.config.keys.prefix, &mut os_entropy);
     let author = arguments.signature.author();
-    let issued = Box::new(LastChange {
+    let issued = LastChange {
         reason: author.reason,
-        ..*LastChange::first(Action::Issue, author.who)
-    });
+        ..LastChange::first(Action::Issue, author.who)
+    };
     let record = KeyRecord {
-        label: arguments.label.clone(),
+        label: arguments.label.as_deref().map(Into::into),
         expires,
-        ..KeyRecord::new(&key, &arguments.customer, tier, now, issued)
+        ..KeyRecord::new(&key, arguments.customer.as_str(), tier, now, issued)
     };
     let (record, mark) = session.store.create_key(record).await?;
     let view = KeyView::of(&record, now);

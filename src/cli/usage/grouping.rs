@@ -276,8 +276,11 @@ fn names(by: Grouping, name: String, records: &Records) -> Vec<(&'static str, Op
             let record = id.and_then(|id| records.get(&id));
             vec![
                 ("key", Some(name)),
-                ("customer", record.map(|record| record.customer.clone())),
-                ("label", record.and_then(|record| record.label.clone())),
+                ("customer", record.map(|record| record.customer.to_string())),
+                (
+                    "label",
+                    record.and_then(|record| Some(record.label.as_ref()?.to_string())),
+                ),
                 ("tier", record.map(|record| record.tier.to_string())),
             ]
         }

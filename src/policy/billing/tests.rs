@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::policy::audit::{Author, signed};
 use crate::policy::calendar::Calendar;
+use crate::policy::key_record::LastChange;
 use crate::policy::key_record::tests::key_of;
 use crate::policy::lifecycle::KeyChange;
 
@@ -259,8 +260,7 @@ fn an_incomplete_trail_shows_what_it_can() {
     assert_eq!(held(&revoked, &[]), [some("starter"), None, None]);
     // Imported with its state, long after it was made elsewhere.
     let mut imported = revoked;
-    imported.last_change.action = Action::Import;
-    imported.last_change.before.clear();
+    imported.last_change = LastChange::first(Action::Import, "ann").into();
     assert_eq!(held(&imported, &[]), [None, None, None]);
     imported.state = KeyState::Active;
     assert_eq!(held(&imported, &[]), vec![some("starter"); 3]);

@@ -18,7 +18,7 @@ fn brought(label: &str) -> KeyRecord {
     KeyRecord {
         label: Some(label.into()),
         created: "2020-02-29T12:00:00Z".parse().unwrap(),
-        last_change: LastChange::first(Action::Import, "ann"),
+        last_change: LastChange::first(Action::Import, "ann").into(),
         ..new_record("pro")
     }
 }

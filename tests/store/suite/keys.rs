@@ -195,7 +195,7 @@ pub async fn a_search_finds_the_keys_that_have_a_text_now(fixture: &dyn Fixture)
         ("Birch", Some("acme's old one")),
     ] {
         let mut record = new_record("pro");
-        (record.customer, record.label) = (customer.into(), label.map(str::to_owned));
+        (record.customer, record.label) = (customer.into(), label.map(Into::into));
         ids.push(store.create_key(record).await.unwrap().0.id);
     }
     let found = async |text: &str| {
@@ -220,7 +220,7 @@ pub async fn a_search_finds_the_keys_that_have_a_text_now(fixture: &dyn Fixture)
     assert_eq!(found("").await, [0, 1, 2]);
     for label in [Some("Acme again"), Some("acme's old one"), None] {
         let mut record = store.key(ids[2]).await.unwrap().unwrap();
-        record.label = label.map(str::to_owned);
+        record.label = label.map(Into::into);
         store.update_key(record).await.unwrap();
         assert_eq!(
             found("again").await.len(),

@@ -4,6 +4,7 @@
 //! Pure: the store's keys, the configuration and the time are arguments. No problem repeats a key or a digest.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use jiff::civil::Date;
@@ -57,7 +58,7 @@ pub(super) struct Setting<'a> {
     /// The store's time.
     pub(super) now: Timestamp,
     /// The audit entry of every imported record.
-    pub(super) change: LastChange,
+    pub(super) change: Arc<LastChange>,
 }
 
 /// Checks the rows of one file, in their order.
@@ -173,8 +174,8 @@ impl<'a> Checker<'a> {
         let created = created.unwrap_or(self.setting.now);
         let record = KeyRecord {
             id,
-            customer,
-            label,
+            customer: customer.into(),
+            label: label.map(Into::into),
             tier,
             state: state.unwrap_or(KeyState::Active),
             expires,
@@ -184,7 +185,7 @@ impl<'a> Checker<'a> {
             created,
             updated: created,
             version: 0,
-            last_change: Box::new(self.setting.change.clone()),
+            last_change: self.setting.change.clone(),
         };
         Ok((record, given))
     }
@@ -458,7 +459,7 @@ mod tests {
                 .to_vec(),
             prefix: &prefix,
             now: now(),
-            change: *LastChange::first(Action::Import, "ann"),
+            change: LastChange::first(Action::Import, "ann").into(),
         };
         let mut checker = Checker::new(setting, stored);
         rows::read(FileFormat::Csv, csv.as_bytes(), |row| {

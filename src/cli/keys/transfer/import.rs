@@ -107,8 +107,9 @@ async fn check(
         now: session.store.server_time().await?,
         change: LastChange {
             reason: author.reason,
-            ..*LastChange::first(Action::Import, author.who)
-        },
+            ..LastChange::first(Action::Import, author.who)
+        }
+        .into(),
     };
     let stored = session.store.all_keys().await?;
     let mut checker = Checker::new(setting, &stored);

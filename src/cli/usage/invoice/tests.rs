@@ -25,7 +25,7 @@ fn reported_by(rules: billing::Rules, usage: &[DayUsage], record: &KeyRecord) ->
     let now = "2026-11-20T00:00:00Z".parse().unwrap();
     let terms = BillingTerms::of(&config, month("2026-10"), now).unwrap();
     let key = BilledKey {
-        customer: record.customer.as_str().into(),
+        customer: (&*record.customer).into(),
         record,
         life: Life::of(record, &[]),
     };
