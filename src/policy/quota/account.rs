@@ -163,7 +163,7 @@ pub struct Account<W, C> {
     /// The values of `ack` and `rack` that the store is known to have.
     stored: (u64, u64),
     waiting: VecDeque<Waiter<W, C>>,
-    awaited: Option<Awaited<W>>,
+    awaited: Option<Box<Awaited<W>>>,
     calls: u64,
     /// Set when the store may have something unknown to the account, or may have lost something.
     unsettled: bool,
@@ -247,12 +247,12 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         }
         let want = batch.iter().map(|(_, cost)| u64::from(*cost)).sum();
         self.calls += 1;
-        self.awaited = Some(Awaited {
+        self.awaited = Some(Box::new(Awaited {
             ack: self.ack,
             rack: self.rack,
             offline: self.offline,
             batch,
-        });
+        }));
         Some(Call {
             number: self.calls,
             ack: self.ack,
@@ -354,7 +354,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     }
 
     /// Takes the awaited call if it has this number.
-    fn take_awaited(&mut self, number: u64) -> Option<Awaited<W>> {
+    fn take_awaited(&mut self, number: u64) -> Option<Box<Awaited<W>>> {
         self.awaited.take_if(|_| number == self.calls)
     }
 

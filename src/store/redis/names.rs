@@ -24,6 +24,8 @@
 //!
 //! `{<id>}` is a Redis Cluster hash tag: all names of one API key are in one slot.
 
+use std::fmt::Write;
+
 use jiff::civil::Date;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
@@ -64,7 +66,14 @@ impl Names {
 
     /// The record of a key.
     pub fn record(&self, id: KeyId) -> String {
-        format!("{}:k:{{{id}}}", self.prefix)
+        let mut name = String::new();
+        self.write_record(&mut name, id);
+        name
+    }
+
+    /// Appends the name of a key's record.
+    pub fn write_record(&self, text: &mut String, id: KeyId) {
+        text.extend([&self.prefix, ":k:{", id.as_str(), "}"]);
     }
 
     /// The audit trail of a key.
@@ -96,7 +105,16 @@ impl Names {
 
     /// The counts of a key's day.
     pub fn counts(&self, id: KeyId, date: Date) -> String {
-        format!("{}:q:{{{id}}}:{date}", self.prefix)
+        let mut name = String::new();
+        self.write_counts(&mut name, id, date);
+        name
+    }
+
+    /// Appends the name of the counts of a key's day.
+    pub fn write_counts(&self, text: &mut String, id: KeyId, date: Date) {
+        text.extend([&self.prefix, ":q:{", id.as_str(), "}"]);
+        // A String accepts all.
+        let _ = write!(text, ":{date}");
     }
 
     /// The first second of the day and of the next one, if this is the field of a key's counts that holds the units used (`charge.lua`).

@@ -32,9 +32,13 @@ impl Producer {
         &self.process
     }
 
-    /// A name for a new account.
-    pub fn next_name(&self) -> Box<str> {
-        let number = self.accounts.fetch_add(1, Ordering::Relaxed);
-        format!("{}.{number:x}", self.process).into_boxed_str()
+    /// The number of a new account, which has not been given before.
+    pub fn next_number(&self) -> u64 {
+        self.accounts.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The name of the account with this number. Accounts keep the number, which takes less memory.
+    pub fn name(&self, number: u64) -> String {
+        format!("{}.{number:x}", self.process)
     }
 }

@@ -62,15 +62,15 @@ pub enum ChargeResult {
 type ChargeWaiter = oneshot::Sender<ChargeResult>;
 type Slots = HashMap<(KeyId, Date), Arc<AccountSlot>>;
 
-/// The account of one key and day with its names.
+/// The account of one key and day. The names of its record, its counts and its producer are written for each call: kept, they would
+/// take more memory than the account.
 #[derive(Debug)]
 pub struct AccountSlot {
     key: KeyId,
     day: Day,
-    producer: Box<str>,
-    record_name: Box<str>,
-    counts_name: Box<str>,
-    /// The hash slot of both names in a cluster.
+    /// The number of its producer.
+    producer: u64,
+    /// The hash slot of its record and counts in a cluster.
     place: u16,
     /// By the last reply, the store has all record versions below this one; 0 before the first reply, or if it had no record.
     held_below: AtomicU64,
@@ -214,14 +214,11 @@ impl Accounts {
 
     fn slot(&self, key: KeyId, day: Day) -> Arc<AccountSlot> {
         let make = || {
-            let counts_name = self.names.counts(key, day.date).into_boxed_str();
             let slot = Arc::new(AccountSlot {
                 key,
                 day,
-                producer: self.producer.next_name(),
-                record_name: self.names.record(key).into_boxed_str(),
-                place: slots::slot(counts_name.as_bytes()),
-                counts_name,
+                producer: self.producer.next_number(),
+                place: slots::slot(self.names.record(key).as_bytes()),
                 held_below: AtomicU64::new(0),
                 state: Mutex::new(SlotState {
                     account: Account::new(self.terms(key, day)),
@@ -345,6 +342,6 @@ mod tests {
     #[test]
     fn an_account_stays_small() {
         let bytes = size_of::<AccountSlot>();
-        assert!(bytes <= 360, "{bytes} bytes");
+        assert!(bytes <= 280, "{bytes} bytes");
     }
 }

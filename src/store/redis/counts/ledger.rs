@@ -77,9 +77,8 @@ impl ProcessLedger {
         count: impl FnOnce(&mut Totals, &mut Ceiling),
         note: impl FnOnce(TotalsRow) -> R,
     ) -> R {
-        let producer = || self.producer.next_name();
         let mut shard = self.totals.of(place.0);
-        note(shard.count(place, day, producer, endpoint, count))
+        note(shard.count(place, day, &self.producer, endpoint, count))
     }
 
     /// Records a charged request. Returns the result of `note` for the new totals; `note` must not wait, because rows of one
@@ -157,7 +156,7 @@ impl ProcessLedger {
             let mut left = part.lock().changed_count();
             while left > 0 {
                 let count = left.min(WRITE_BATCH - pages.len());
-                part.lock().take_pages(count, &mut pages);
+                part.lock().take_pages(count, &self.producer, &mut pages);
                 left -= count;
                 if pages.len() == WRITE_BATCH {
                     self.write_batch(&pages).await?;
@@ -190,7 +189,7 @@ impl ProcessLedger {
         note: impl FnOnce(Vec<TotalsRow>) -> R,
     ) -> (Vec<TierName>, R) {
         let mut shard = self.totals.of(day.0);
-        let (tiers, rows) = shard.take_rows(day);
+        let (tiers, rows) = shard.take_rows(day, &self.producer);
         (tiers, note(rows))
     }
 

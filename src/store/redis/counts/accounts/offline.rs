@@ -13,6 +13,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{NodeShare, WaiterTerms};
 use crate::store::redis::journal::CountRow;
+use crate::store::redis::producer::Producer;
 use crate::store::redis::wire::request::LinkError;
 use crate::store::{Charge, UNBOUNDED};
 
@@ -103,7 +104,7 @@ impl Accounts {
             return Reservation::Beyond;
         }
         state.account.serve_without_store(cost);
-        let (row, unsettled_units) = (slot.row(&state), state.account.offline());
+        let (row, unsettled_units) = (slot.row(&self.producer, &state), state.account.offline());
         let counted = unsettled_units + state.account.known().map_or(0, |known| known.used);
         self.recount(&mut state);
         let bound = (rule.bound == OutageBound::Share).then_some(allowance);
@@ -185,7 +186,7 @@ impl Accounts {
         let noted = slots.into_iter().map(|slot| {
             let mut state = slot.state.lock();
             state.offline.listed = false;
-            let answer = note((slot.key, slot.day.date), slot.row(&state));
+            let answer = note((slot.key, slot.day.date), slot.row(&self.producer, &state));
             drop(state);
             (Changed(slot), answer)
         });
@@ -204,7 +205,7 @@ impl Accounts {
         };
         drop(slots);
         let state = slot.state.lock();
-        note(Some(slot.row(&state)))
+        note(Some(slot.row(&self.producer, &state)))
     }
 
     /// Lists the account as changed again: it could not be written.
@@ -278,12 +279,12 @@ impl Accounts {
 pub struct Changed(Arc<AccountSlot>);
 
 impl AccountSlot {
-    fn row(&self, state: &SlotState) -> CountRow {
+    fn row(&self, producer: &Producer, state: &SlotState) -> CountRow {
         let (ack, rack) = state.account.marks();
         CountRow {
             key: self.key,
             day: self.day,
-            producer: self.producer.to_string(),
+            producer: producer.name(self.producer),
             ack,
             rack,
             unsettled_units: state.account.offline(),

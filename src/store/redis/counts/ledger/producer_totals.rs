@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use ahash::RandomState;
 use jiff::civil::Date;
 
 use super::cells;
@@ -12,6 +13,7 @@ use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::ledger::Ceiling;
 use crate::store::redis::journal::TotalsRow;
+use crate::store::redis::producer::Producer;
 
 /// How long after its day a stored set of totals is kept in memory.
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
@@ -27,10 +29,11 @@ pub type KeyAndDate = (KeyId, Date);
 /// The totals of a key, day and tier.
 #[derive(Debug)]
 struct TierTotals {
-    producer: Box<str>,
+    /// The number of their producer.
+    producer: u64,
     day: Day,
     ceiling: Ceiling,
-    /// In the order of their endpoints.
+    /// In the order of their endpoints' numbers.
     endpoints: Vec<EndpointTotals>,
     /// Whether they are in the list of those with totals that are not in Redis.
     is_listed: bool,
@@ -41,7 +44,7 @@ struct TierTotals {
 /// The totals of one endpoint. A gateway has one for each key and endpoint of the day.
 #[derive(Debug)]
 struct EndpointTotals {
-    endpoint: Arc<str>,
+    endpoint: EndpointNumber,
     /// The first numbers of [`Totals::numbers`]: those of forwarded requests.
     forwarded: [u64; FORWARDED],
     /// The others, of refused requests; most keys have none.
@@ -80,9 +83,38 @@ impl EndpointTotals {
     }
 }
 
+/// The place of an endpoint in [`Endpoints`]: it takes less memory than the name.
+type EndpointNumber = u32;
+
+/// The endpoints that were called. None is forgotten, because there are only as many as were ever configured.
+#[derive(Debug, Default)]
+struct Endpoints {
+    names: Vec<Arc<str>>,
+    numbers: HashMap<Arc<str>, EndpointNumber, RandomState>,
+}
+
+impl Endpoints {
+    /// The number of an endpoint, a new one if it has none.
+    fn number(&mut self, name: &Arc<str>) -> EndpointNumber {
+        if let Some(number) = self.numbers.get(name) {
+            return *number;
+        }
+        let number = EndpointNumber::try_from(self.names.len()).unwrap_or(EndpointNumber::MAX);
+        self.names.push(name.clone());
+        self.numbers.insert(name.clone(), number);
+        number
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "the number is that of a name")]
+    fn name(&self, number: EndpointNumber) -> &Arc<str> {
+        &self.names[number as usize]
+    }
+}
+
 /// The totals of some keys. Those that are to be written are listed, so that no task has to search all of them.
 #[derive(Debug, Default)]
 pub struct ProducerTotals {
+    endpoints: Endpoints,
     by_key: HashMap<TotalsKey, TierTotals>,
     /// Those with totals that are not in Redis.
     changed: VecDeque<TotalsKey>,
@@ -111,18 +143,18 @@ fn list_to_note(
 }
 
 impl ProducerTotals {
-    /// Applies `count`, and returns the totals afterwards. `producer` names new ones.
+    /// Applies `count`, and returns the totals afterwards. `producer` numbers new ones.
     pub fn count(
         &mut self,
         place: TotalsKey,
         day: Day,
-        producer: impl FnOnce() -> Box<str>,
+        producer: &Producer,
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
     ) -> TotalsRow {
         let tier_totals = self.by_key.entry(place.clone());
         let tier_totals = tier_totals.or_insert_with(|| TierTotals {
-            producer: producer(),
+            producer: producer.next_number(),
             day,
             ceiling: Ceiling::default(),
             endpoints: Vec::new(),
@@ -130,7 +162,7 @@ impl ProducerTotals {
             is_to_note: false,
         });
         let mut ceiling = tier_totals.ceiling;
-        let counted = tier_totals.of(endpoint);
+        let counted = tier_totals.of(self.endpoints.number(endpoint));
         let (mut totals, settled) = (counted.totals(), false);
         count(&mut totals, &mut ceiling);
         counted.set(&totals);
@@ -138,7 +170,7 @@ impl ProducerTotals {
         tier_totals.ceiling = ceiling;
         list_changed(&mut self.changed, &place, tier_totals);
         list_to_note(&mut self.to_note, &place, tier_totals);
-        tier_totals.row(&place, endpoint, totals, settled)
+        tier_totals.row(producer, &place, endpoint, totals, settled)
     }
 
     /// Marks everything to be written again: the store may have lost it.
@@ -185,20 +217,20 @@ impl ProducerTotals {
     }
 
     /// Takes the pages of up to `most` producers; their totals count as being written from now on.
-    pub fn take_pages(&mut self, most: usize, pages: &mut Vec<LedgerPage>) {
+    pub fn take_pages(&mut self, most: usize, producer: &Producer, pages: &mut Vec<LedgerPage>) {
         let count = self.changed.len().min(most);
         for place in self.changed.drain(..count) {
             let Some(tier_totals) = self.by_key.get_mut(&place) else {
                 continue;
             };
             tier_totals.is_listed = false;
-            let (producer, ceiling) = (&tier_totals.producer, tier_totals.ceiling);
+            let (producer, ceiling) = (producer.name(tier_totals.producer), tier_totals.ceiling);
             let changed = tier_totals.endpoints.iter_mut();
             let fields = changed
                 .filter(|counted| counted.changed)
                 .map(|counted| {
                     (counted.changed, counted.writing) = (false, true);
-                    let endpoint = counted.endpoint.clone();
+                    let endpoint = self.endpoints.name(counted.endpoint).clone();
                     let field = format!("{producer}|{endpoint}");
                     let value = cells::written(&counted.totals(), ceiling, Some(&place.2));
                     (endpoint, field, value)
@@ -213,7 +245,11 @@ impl ProducerTotals {
     }
 
     /// Takes the rows of a day that are to be written to the journal, with their tiers.
-    pub fn take_rows(&mut self, (key, date): KeyAndDate) -> (Vec<TierName>, Vec<TotalsRow>) {
+    pub fn take_rows(
+        &mut self,
+        (key, date): KeyAndDate,
+        producer: &Producer,
+    ) -> (Vec<TierName>, Vec<TotalsRow>) {
         let tiers = self.to_note.remove(&(key, date)).unwrap_or_default();
         let mut rows = Vec::new();
         for tier in &tiers {
@@ -224,7 +260,8 @@ impl ProducerTotals {
                 let lacking = lacking.filter(|counted| counted.to_note);
                 rows.extend(lacking.map(|counted| {
                     let settled = !counted.changed && !counted.writing;
-                    tier_totals.row(&place, &counted.endpoint, counted.totals(), settled)
+                    let endpoint = self.endpoints.name(counted.endpoint);
+                    tier_totals.row(producer, &place, endpoint, counted.totals(), settled)
                 }));
                 for counted in &mut tier_totals.endpoints {
                     counted.to_note = false;
@@ -241,7 +278,7 @@ impl ProducerTotals {
             return;
         };
         for (endpoint, ..) in &page.fields {
-            let counted = tier_totals.of(endpoint);
+            let counted = tier_totals.of(self.endpoints.number(endpoint));
             (counted.writing, counted.to_note) = (false, true);
             counted.changed |= !written;
         }
@@ -258,15 +295,15 @@ impl TierTotals {
         clippy::indexing_slicing,
         reason = "the index was found or inserted just before"
     )]
-    fn of(&mut self, endpoint: &Arc<str>) -> &mut EndpointTotals {
-        let place = |counted: &EndpointTotals| counted.endpoint.cmp(endpoint);
-        let index = self.endpoints.binary_search_by(place);
+    fn of(&mut self, endpoint: EndpointNumber) -> &mut EndpointTotals {
+        let number = |counted: &EndpointTotals| counted.endpoint;
+        let index = self.endpoints.binary_search_by_key(&endpoint, number);
         let index = index.unwrap_or_else(|index| {
             if self.endpoints.len() < FEW_ENDPOINTS {
                 self.endpoints.reserve_exact(1);
             }
             let new = EndpointTotals {
-                endpoint: endpoint.clone(),
+                endpoint,
                 forwarded: [0; FORWARDED],
                 refused: None,
                 changed: false,
@@ -281,6 +318,7 @@ impl TierTotals {
 
     fn row(
         &self,
+        producer: &Producer,
         (key, _, tier): &TotalsKey,
         endpoint: &Arc<str>,
         totals: Totals,
@@ -291,7 +329,7 @@ impl TierTotals {
             day: self.day,
             tier: Some(tier.clone()),
             ceiling: self.ceiling,
-            producer: self.producer.to_string(),
+            producer: producer.name(self.producer),
             endpoint: endpoint.clone(),
             totals,
             settled,
@@ -325,19 +363,21 @@ mod tests {
         let key = "0123456789Ab".parse().unwrap();
         let place = (key, DAY.date, "pro".parse().unwrap());
         let add = |totals: &mut Totals, _: &mut Ceiling| totals.requests += 1;
-        totals.count(place, DAY, || "producer".into(), &endpoint.into(), add)
+        totals.count(place, DAY, &Producer::draw(), &endpoint.into(), add)
     }
 
     fn pages(totals: &mut ProducerTotals) -> Vec<LedgerPage> {
         let mut pages = Vec::new();
-        totals.take_pages(usize::MAX, &mut pages);
+        totals.take_pages(usize::MAX, &Producer::draw(), &mut pages);
         pages
     }
 
     /// The rows of the one day for the journal.
     fn rows(totals: &mut ProducerTotals) -> Vec<TotalsRow> {
         let days = totals.to_note().into_iter();
-        let rows = days.flat_map(|day| totals.take_rows(day).1).collect();
+        let rows = days
+            .flat_map(|day| totals.take_rows(day, &Producer::draw()).1)
+            .collect();
         assert_eq!(totals.to_note(), []);
         rows
     }
@@ -350,7 +390,7 @@ mod tests {
     #[test]
     fn the_totals_of_an_endpoint_stay_small() {
         let bytes = size_of::<EndpointTotals>();
-        assert!(bytes <= 56, "{bytes} bytes");
+        assert!(bytes <= 40, "{bytes} bytes");
     }
 
     #[test]
@@ -367,7 +407,7 @@ mod tests {
         for number in (0..Totals::NUMBERS).chain([0]) {
             expected[number] += 1 + number as u64;
             let add = |totals: &mut Totals, _: &mut Ceiling| *totals = Totals::of_numbers(expected);
-            let row = totals.count(place(), DAY, || "producer".into(), &"/a".into(), add);
+            let row = totals.count(place(), DAY, &Producer::draw(), &"/a".into(), add);
             assert_eq!(row.totals.numbers(), expected);
             assert_eq!(rows(&mut totals)[0].totals.numbers(), expected);
         }
@@ -411,12 +451,12 @@ mod tests {
                 DAY.date,
                 tier.parse().unwrap(),
             );
-            totals.count(place, DAY, || "producer".into(), &"/a".into(), |_, _| {});
+            totals.count(place, DAY, &Producer::draw(), &"/a".into(), |_, _| {});
         }
         let mut pages = Vec::new();
-        totals.take_pages(2, &mut pages);
+        totals.take_pages(2, &Producer::draw(), &mut pages);
         assert_eq!((pages.len(), totals.changed_count()), (2, 1));
-        totals.take_pages(2, &mut pages);
+        totals.take_pages(2, &Producer::draw(), &mut pages);
         assert_eq!((pages.len(), totals.changed_count()), (3, 0));
         let tiers: HashSet<_> = pages.iter().map(|page| &page.place.2).collect();
         assert_eq!(tiers.len(), 3);
