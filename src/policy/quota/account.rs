@@ -146,6 +146,25 @@ struct LatePeriod {
     until: Instant,
 }
 
+/// The part of an account that has something under way.
+#[derive(Debug)]
+struct Busy<W, C> {
+    waiting: VecDeque<Waiter<W, C>>,
+    awaited: Option<Awaited<W>>,
+    /// Set while an abandoned call may still run.
+    late: Option<LatePeriod>,
+}
+
+impl<W, C> Default for Busy<W, C> {
+    fn default() -> Busy<W, C> {
+        Busy {
+            waiting: VecDeque::new(),
+            awaited: None,
+            late: None,
+        }
+    }
+}
+
 /// A count from the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredCount {
@@ -162,13 +181,11 @@ pub struct Account<W, C> {
     rack: u64,
     /// The values of `ack` and `rack` that the store is known to have.
     stored: (u64, u64),
-    waiting: VecDeque<Waiter<W, C>>,
-    awaited: Option<Box<Awaited<W>>>,
+    /// Set while there is a waiter, an awaited call or a late one.
+    busy: Option<Box<Busy<W, C>>>,
     calls: u64,
     /// Set when the store may have something unknown to the account, or may have lost something.
     unsettled: bool,
-    /// Set while an abandoned call may still run.
-    late: Option<Box<LatePeriod>>,
     known: Option<StoredCount>,
     denial: Option<Box<Denial>>,
     /// Units served without the store that no reply has confirmed.
@@ -183,11 +200,9 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             ack: 0,
             rack: 0,
             stored: (0, 0),
-            waiting: VecDeque::new(),
-            awaited: None,
+            busy: None,
             calls: 0,
             unsettled: false,
-            late: None,
             known: None,
             denial: None,
             offline: 0,
@@ -207,11 +222,12 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
                 return Asked::Denied { waiter, used };
             }
         }
-        if self.waiting.capacity() == 0 {
+        let waiting = &mut self.busy.get_or_insert_default().waiting;
+        if waiting.capacity() == 0 {
             // Most keys have one request at a time, and a queue grows to four places at once.
-            self.waiting.reserve_exact(1);
+            waiting.reserve_exact(1);
         }
-        self.waiting.push_back(Waiter {
+        waiting.push_back(Waiter {
             token: waiter,
             cost,
             terms,
@@ -221,38 +237,39 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
 
     /// The next call to make, if one is due and none is awaited. Waiters that are no longer `alive` are left out.
     pub fn begin(&mut self, alive: impl Fn(&W) -> bool) -> Option<Call<C>> {
-        if self.awaited.is_some() {
+        if self.is_awaited() {
             return None;
         }
-        self.waiting.retain(|waiter| alive(&waiter.token));
-        if self.waiting.is_empty() && !self.is_due() {
+        if let Some(busy) = &mut self.busy {
+            busy.waiting.retain(|waiter| alive(&waiter.token));
+        }
+        if !self.has_waiters() && !self.is_due() {
+            self.rest();
             return None;
         }
-        if let Some(first) = self.waiting.front() {
+        let busy = self.busy.get_or_insert_default();
+        if let Some(first) = busy.waiting.front() {
             self.terms = first.terms.clone();
         }
-        let together = self
+        let together = busy
             .waiting
             .iter()
             .take(BATCH_MAX)
             .take_while(|waiter| waiter.terms == self.terms)
             .count();
-        let batch: Vec<(W, u32)> = self
+        let batch: Vec<(W, u32)> = busy
             .waiting
             .drain(..together)
             .map(|waiter| (waiter.token, waiter.cost))
             .collect();
-        if self.waiting.is_empty() {
-            self.waiting = VecDeque::new();
-        }
         let want = batch.iter().map(|(_, cost)| u64::from(*cost)).sum();
         self.calls += 1;
-        self.awaited = Some(Box::new(Awaited {
+        busy.awaited = Some(Awaited {
             ack: self.ack,
             rack: self.rack,
             offline: self.offline,
             batch,
-        }));
+        });
         Some(Call {
             number: self.calls,
             ack: self.ack,
@@ -264,14 +281,19 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
 
     /// Removes and returns all waiters whose call has not begun.
     pub fn dismiss(&mut self) -> Vec<W> {
-        let waiting = std::mem::take(&mut self.waiting);
-        waiting.into_iter().map(|waiter| waiter.token).collect()
+        let busy = self.busy.as_mut();
+        let waiting = busy.map(|busy| std::mem::take(&mut busy.waiting));
+        self.rest();
+        let waiting = waiting.into_iter().flatten();
+        waiting.map(|waiter| waiter.token).collect()
     }
 
     /// Removes waiters that are no longer `alive` from the awaited call: their units are shared by the others, or cover units
     /// served meanwhile without the store.
     pub fn leave_out(&mut self, alive: impl Fn(&W) -> bool) {
-        if let Some(awaited) = &mut self.awaited {
+        if let Some(busy) = &mut self.busy
+            && let Some(awaited) = &mut busy.awaited
+        {
             awaited.batch.retain(|(waiter, _)| alive(waiter));
         }
     }
@@ -316,7 +338,8 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         }
         for (token, cost) in again.into_iter().rev() {
             let terms = self.terms.clone();
-            self.waiting.push_front(Waiter { token, cost, terms });
+            let waiting = &mut self.busy.get_or_insert_default().waiting;
+            waiting.push_front(Waiter { token, cost, terms });
         }
         self.rack += credit;
         let used = reply.used.saturating_sub(self.rack - awaited.rack);
@@ -342,10 +365,10 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             return Vec::new();
         };
         self.unsettled = true;
-        self.late = Some(Box::new(LatePeriod {
+        self.busy.get_or_insert_default().late = Some(LatePeriod {
             look_at: now + LATE_CALL_LOOK,
             until: now + LATE_CALL_LASTS,
-        }));
+        });
         awaited
             .batch
             .into_iter()
@@ -354,8 +377,18 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     }
 
     /// Takes the awaited call if it has this number.
-    fn take_awaited(&mut self, number: u64) -> Option<Box<Awaited<W>>> {
-        self.awaited.take_if(|_| number == self.calls)
+    fn take_awaited(&mut self, number: u64) -> Option<Awaited<W>> {
+        let busy = self.busy.as_mut()?;
+        let awaited = busy.awaited.take_if(|_| number == self.calls);
+        self.rest();
+        awaited
+    }
+
+    /// Releases what only a busy account needs, if it no longer is one.
+    fn rest(&mut self) {
+        self.busy.take_if(|busy| {
+            busy.waiting.is_empty() && busy.awaited.is_none() && busy.late.is_none()
+        });
     }
 
     /// Refunds granted units. Returns the units used afterwards, if known.
@@ -414,27 +447,34 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     /// Makes a settling call due, every [`LATE_CALL_LOOK`], while an abandoned call may still run. Returns whether this must be
     /// called again.
     pub fn look_for_late_calls(&mut self, now: Instant) -> bool {
-        let Some(late) = &mut self.late else {
+        let Some(busy) = &mut self.busy else {
+            return false;
+        };
+        let Some(late) = &mut busy.late else {
             return false;
         };
         if now >= late.look_at {
             self.unsettled = true;
             late.look_at = now + LATE_CALL_LOOK;
         }
-        if now >= late.until {
-            self.late = None;
+        let may_run = now < late.until;
+        if !may_run {
+            busy.late = None;
+            self.rest();
         }
-        self.late.is_some()
+        may_run
     }
 
     /// Whether a call is awaited.
     pub fn is_awaited(&self) -> bool {
-        self.awaited.is_some()
+        let busy = self.busy.as_ref();
+        busy.is_some_and(|busy| busy.awaited.is_some())
     }
 
     /// Whether a waiter's call has not begun.
     pub fn has_waiters(&self) -> bool {
-        !self.waiting.is_empty()
+        let busy = self.busy.as_ref();
+        busy.is_some_and(|busy| !busy.waiting.is_empty())
     }
 
     /// Whether the store must be updated although there is no waiter.
@@ -445,7 +485,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     /// Whether there is no waiter, nothing is due and no late call can run: such an account may be dropped, if a later one for
     /// the same key and day uses another producer's name.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.awaited.is_none() && self.late.is_none() && !self.is_due()
+        self.busy.is_none() && !self.is_due()
     }
 
     /// Units used on the day, if a reply since `since` contained them.

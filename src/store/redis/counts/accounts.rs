@@ -342,6 +342,6 @@ mod tests {
     #[test]
     fn an_account_stays_small() {
         let bytes = size_of::<AccountSlot>();
-        assert!(bytes <= 280, "{bytes} bytes");
+        assert!(bytes <= 240, "{bytes} bytes");
     }
 }
