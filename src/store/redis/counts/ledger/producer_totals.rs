@@ -45,10 +45,10 @@ struct TierTotals {
 #[derive(Debug)]
 struct EndpointTotals {
     endpoint: EndpointNumber,
-    /// The first numbers of [`Totals::numbers`]: those of forwarded requests.
-    forwarded: [u64; FORWARDED],
-    /// The others, of refused requests; most keys have none.
-    refused: Option<Box<[u64; REFUSED]>>,
+    /// Requests, charged units and refunded ones, unless `large` has them.
+    small: [u32; 3],
+    /// All numbers, if one does not fit into `small`: of few keys.
+    large: Option<Box<Totals>>,
     /// Not in Redis.
     changed: bool,
     /// Being written to Redis.
@@ -57,28 +57,25 @@ struct EndpointTotals {
     to_note: bool,
 }
 
-/// How many of [`Totals::numbers`] concern forwarded requests, and how many refused ones.
-const FORWARDED: usize = 3;
-const REFUSED: usize = Totals::NUMBERS - FORWARDED;
-
 impl EndpointTotals {
     fn totals(&self) -> Totals {
-        let mut numbers = [0; Totals::NUMBERS];
-        let (forwarded, refused) = numbers.split_at_mut(FORWARDED);
-        forwarded.copy_from_slice(&self.forwarded);
-        if let Some(counts) = &self.refused {
-            refused.copy_from_slice(&**counts);
-        }
-        Totals::of_numbers(numbers)
+        let [requests, charged, refunded] = self.small.map(u64::from);
+        let small = || Totals {
+            requests,
+            charged,
+            refunded,
+            ..Totals::default()
+        };
+        self.large.as_deref().copied().unwrap_or_else(small)
     }
 
-    fn set(&mut self, totals: &Totals) {
-        let numbers = totals.numbers();
-        let (forwarded, refused) = numbers.split_at(FORWARDED);
-        self.forwarded.copy_from_slice(forwarded);
-        if totals.refused() > 0 || self.refused.is_some() {
-            let counts = self.refused.get_or_insert_default();
-            counts.copy_from_slice(refused);
+    fn set(&mut self, totals: Totals) {
+        let small = [totals.requests, totals.charged, totals.refunded].map(u32::try_from);
+        match (small, &mut self.large) {
+            ([Ok(requests), Ok(charged), Ok(refunded)], None) if totals.refused() == 0 => {
+                self.small = [requests, charged, refunded];
+            }
+            (_, large) => **large.get_or_insert_default() = totals,
         }
     }
 }
@@ -165,7 +162,7 @@ impl ProducerTotals {
         let counted = tier_totals.of(self.endpoints.number(endpoint));
         let (mut totals, settled) = (counted.totals(), false);
         count(&mut totals, &mut ceiling);
-        counted.set(&totals);
+        counted.set(totals);
         (counted.changed, counted.to_note) = (true, true);
         tier_totals.ceiling = ceiling;
         list_changed(&mut self.changed, &place, tier_totals);
@@ -304,8 +301,8 @@ impl TierTotals {
             }
             let new = EndpointTotals {
                 endpoint,
-                forwarded: [0; FORWARDED],
-                refused: None,
+                small: [0; 3],
+                large: None,
                 changed: false,
                 writing: false,
                 to_note: false,
@@ -390,12 +387,11 @@ mod tests {
     #[test]
     fn the_totals_of_an_endpoint_stay_small() {
         let bytes = size_of::<EndpointTotals>();
-        assert!(bytes <= 40, "{bytes} bytes");
+        assert!(bytes <= 32, "{bytes} bytes");
     }
 
     #[test]
     fn totals_are_kept_as_they_were_counted() {
-        let mut totals = ProducerTotals::default();
         let place = || {
             (
                 "0123456789Ab".parse().unwrap(),
@@ -403,13 +399,20 @@ mod tests {
                 "pro".parse().unwrap(),
             )
         };
-        let mut expected = [0; Totals::NUMBERS];
-        for number in (0..Totals::NUMBERS).chain([0]) {
-            expected[number] += 1 + number as u64;
-            let add = |totals: &mut Totals, _: &mut Ceiling| *totals = Totals::of_numbers(expected);
-            let row = totals.count(place(), DAY, &Producer::draw(), &"/a".into(), add);
-            assert_eq!(row.totals.numbers(), expected);
-            assert_eq!(rows(&mut totals)[0].totals.numbers(), expected);
+        let each = (0..Totals::NUMBERS).map(|number| (number, 1 + number as u64));
+        let most = u64::from(u32::MAX);
+        let large = [(0, most), (1, most), (1, 1), (0, 1)];
+        for added in [each.chain([(0, 1)]).collect(), large.to_vec()] {
+            let mut totals = ProducerTotals::default();
+            let mut expected = [0; Totals::NUMBERS];
+            for (number, more) in added {
+                expected[number] += more;
+                let add =
+                    |totals: &mut Totals, _: &mut Ceiling| *totals = Totals::of_numbers(expected);
+                let row = totals.count(place(), DAY, &Producer::draw(), &"/a".into(), add);
+                assert_eq!(row.totals.numbers(), expected);
+                assert_eq!(rows(&mut totals)[0].totals.numbers(), expected);
+            }
         }
     }
 
