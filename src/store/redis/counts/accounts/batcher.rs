@@ -144,7 +144,7 @@ impl Accounts {
                 limit: call.terms.limit,
                 version,
                 record: record.as_deref().unwrap_or_default(),
-                day: call.terms.context.day,
+                day: *call.terms.context.day,
             });
         }
         let replies = self.run(&keys.names(), argument).await?;

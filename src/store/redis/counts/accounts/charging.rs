@@ -28,15 +28,15 @@ impl Accounts {
         limit: u64,
         cost: u32,
     ) -> ChargeResult {
+        let slot = self.slot(entry.record.id, day);
         let terms = WaiterTerms {
             limit,
             version: entry.record.version,
             context: Context {
                 entry: Some(entry.clone()),
-                day,
+                day: slot.day.or(day),
             },
         };
-        let slot = self.slot(entry.record.id, day);
         self.ask(&slot, cost, terms).await
     }
 
@@ -51,7 +51,7 @@ impl Accounts {
         if let Some(used) = known {
             return Ok(used);
         }
-        let terms = self.terms(key, day);
+        let terms = self.terms(key, slot.day.or(day));
         match self.ask(&slot, 0, terms).await {
             ChargeResult::Other(
                 WaiterResult::Counted { used } | WaiterResult::Exhausted { used },

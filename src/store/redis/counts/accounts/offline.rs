@@ -91,7 +91,7 @@ impl Accounts {
             version: charge.key.record.version,
             context: Context {
                 entry: None,
-                day: charge.day,
+                day: slot.day.or(charge.day),
             },
         };
         if let Some(used) = state.account.refused(cost, &terms) {
@@ -283,7 +283,7 @@ impl AccountSlot {
         let (ack, rack) = state.account.marks();
         CountRow {
             key: self.key,
-            day: self.day,
+            day: *self.day,
             producer: producer.name(self.producer),
             ack,
             rack,

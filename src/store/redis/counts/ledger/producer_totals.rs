@@ -12,6 +12,7 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::ledger::Ceiling;
+use crate::store::redis::counts::kept_day::KeptDay;
 use crate::store::redis::journal::TotalsRow;
 use crate::store::redis::producer::Producer;
 
@@ -31,7 +32,7 @@ pub type KeyAndDate = (KeyId, Date);
 struct TierTotals {
     /// The number of their producer.
     producer: u64,
-    day: Day,
+    day: KeptDay,
     ceiling: Ceiling,
     /// In the order of their endpoints' numbers.
     endpoints: Vec<EndpointTotals>,
@@ -152,7 +153,7 @@ impl ProducerTotals {
         let tier_totals = self.by_key.entry(place.clone());
         let tier_totals = tier_totals.or_insert_with(|| TierTotals {
             producer: producer.next_number(),
-            day,
+            day: KeptDay::of(day),
             ceiling: Ceiling::default(),
             endpoints: Vec::new(),
             is_listed: false,
@@ -234,7 +235,7 @@ impl ProducerTotals {
                 })
                 .collect();
             pages.push(LedgerPage {
-                day: tier_totals.day,
+                day: *tier_totals.day,
                 place,
                 fields,
             });
@@ -323,7 +324,7 @@ impl TierTotals {
     ) -> TotalsRow {
         TotalsRow {
             key: *key,
-            day: self.day,
+            day: *self.day,
             tier: Some(tier.clone()),
             ceiling: self.ceiling,
             producer: producer.name(self.producer),
@@ -388,6 +389,8 @@ mod tests {
     fn the_totals_of_an_endpoint_stay_small() {
         let bytes = size_of::<EndpointTotals>();
         assert!(bytes <= 32, "{bytes} bytes");
+        let bytes = size_of::<(TotalsKey, TierTotals)>();
+        assert!(bytes <= 96, "{bytes} bytes");
     }
 
     #[test]
