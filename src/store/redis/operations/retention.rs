@@ -111,16 +111,18 @@ impl Parts {
         Ok(())
     }
 
-    /// Removes the expiries that older versions set; once per store.
+    /// Removes the expiries that older versions set; once per store. A new store has no days, and is not walked over: a walk occupies
+    /// the server for a second with each million names of whatever owner.
     async fn take_off_expiries(&self) -> Result<(), StoreError> {
         let link = &self.command_link;
-        let done = link
-            .ask(redis::cmd("EXISTS").arg(self.names.unexpiring()))
-            .await?;
-        if i64::from_redis_value(done).map_err(unreadable)? > 0 {
+        if self.exists(&self.names.unexpiring()).await? {
             return Ok(());
         }
-        for pattern in self.names.all_days() {
+        let patterns = match self.exists(&self.names.days()).await? {
+            true => self.names.all_days().to_vec(),
+            false => Vec::new(),
+        };
+        for pattern in patterns {
             let mut place = Some(ScanPlace::default());
             while let Some(from) = place {
                 let (next, found) = link.scan(from, &pattern, STEP).await?;
@@ -141,5 +143,13 @@ impl Parts {
         note.arg(self.names.unexpiring()).arg("1");
         link.ask(&note).await?;
         Ok(())
+    }
+
+    async fn exists(&self, name: &str) -> Result<bool, StoreError> {
+        let found = self
+            .command_link
+            .ask(redis::cmd("EXISTS").arg(name))
+            .await?;
+        Ok(i64::from_redis_value(found).map_err(unreadable)? > 0)
     }
 }
