@@ -16,6 +16,8 @@ use super::machine::{Cpu, sleep_precisely};
 pub const RATE: u32 = 2_000;
 /// More connections than are ever busy at once unless a contender stalls for 30 ms.
 const CONNECTIONS: usize = 64;
+/// The beginning of a slice, whose latencies are not counted: in it, contenders still write what the saturated slice before left them.
+const WARM_UP: Duration = Duration::from_millis(250);
 /// The time before the first arrival: threads started, connections open and used once.
 const LEAD: Duration = Duration::from_millis(20);
 
@@ -32,13 +34,13 @@ pub struct Latency {
     pub cpu_us: f64,
 }
 
-/// A slice of this duration, spread over the contenders (several gateways, say), whose processes are `measured`; the same seed gives
+/// A slice of this duration after [`WARM_UP`], spread over the contenders (several gateways, say), whose processes are `measured`; the same seed gives
 /// the same arrivals.
 ///
 /// # Panics
 /// If an answer is not the expected one of this contender.
 pub fn hold(calls: &[Arc<Calls>], measured: &[u32], time: Duration, seed: u64) -> Latency {
-    let arrivals = arrivals(time, seed);
+    let arrivals = arrivals(WARM_UP + time, seed);
     let next = AtomicUsize::new(0);
     let connections: Vec<_> = calls
         .iter()
@@ -59,7 +61,7 @@ pub fn hold(calls: &[Arc<Calls>], measured: &[u32], time: Duration, seed: u64) -
     });
     let cpu: Duration = used().iter().zip(&before).map(|(a, b)| a.since(b)).sum();
     Latency {
-        cpu_us: cpu.as_secs_f64() * 1e6 / latencies.len() as f64,
+        cpu_us: cpu.as_secs_f64() * 1e6 / arrivals.len() as f64,
         p50_ms: percentile(&mut latencies, 0.5),
         p99_ms: percentile(&mut latencies, 0.99),
         p999_ms: percentile(&mut latencies, 0.999),
@@ -100,7 +102,9 @@ fn serve(
         let due = start + *arrival;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         call(&mut stream, &calls, &mut buffer);
-        latencies.push(due.elapsed());
+        if *arrival >= WARM_UP {
+            latencies.push(due.elapsed());
+        }
     }
     latencies
 }
