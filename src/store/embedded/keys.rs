@@ -241,8 +241,8 @@ impl<'c> Put<'c> {
         }
         let id = record.id.as_str();
         for digest in digests(record) {
-            self.add_digest.execute((digest.as_bytes(), id))?;
-            if self.holder(&digest)? != Some(record.id) {
+            let added = self.add_digest.execute((digest.as_bytes(), id))?;
+            if added == 0 && self.holder(&digest)? != Some(record.id) {
                 return Ok(None);
             }
         }
@@ -281,7 +281,8 @@ fn digests(record: &KeyRecord) -> impl Iterator<Item = KeyDigest> {
 
 /// The record of one key.
 pub(super) fn one(connection: &Connection, id: KeyId) -> rusqlite::Result<Option<KeyRecord>> {
-    connection.query_row(ONE, [id.as_str()], read).optional()
+    let mut one = connection.prepare_cached(ONE)?;
+    one.query_row([id.as_str()], read).optional()
 }
 
 /// The records of some keys; unknown keys are left out.

@@ -62,6 +62,10 @@ pub(super) fn open(
         Some(_) => KeptRecords::Whole,
         None => KeptRecords::Nothing,
     });
+    if gateway.is_none() {
+        schema::enlarge_cache(&connections.writing)
+            .map_err(|error| schema::failure(&path, &error))?;
+    }
     load(&connections.writing, &keys, gateway.as_ref())
         .map_err(|error| schema::failure(&path, &error))?;
 

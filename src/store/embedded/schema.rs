@@ -30,6 +30,8 @@ const PAGE_BYTES: i64 = 1_024;
 const STATEMENTS_KEPT: usize = 64;
 /// The page cache of a connection in KiB: the ledger of a day of 100,000 keys.
 const CACHE_KIB: i64 = 16_384;
+/// The page cache of a command's writing connection in KiB: the digests of a million keys, which an import writes in no order.
+const COMMAND_CACHE_KIB: i64 = 98_304;
 
 const TABLES: &str = "
     CREATE TABLE meta (
@@ -190,6 +192,11 @@ pub(super) fn connect(path: &Path, durability: Durability) -> Result<Connection,
         ))
         .map_err(failed)?;
     Ok(connection)
+}
+
+/// Gives a command's connection a larger page cache.
+pub(super) fn enlarge_cache(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute_batch(&format!("PRAGMA cache_size = -{COMMAND_CACHE_KIB}"))
 }
 
 /// Switching to the log is the one step for which SQLite does not call the busy handler, so it is retried here.

@@ -19,8 +19,8 @@ use crate::policy::api_key::{KeyId, os_entropy};
 use crate::policy::key_record::{Action, LastChange};
 use crate::store::{ChangeMark, Imported};
 
-/// Keys of one batch: some milliseconds in which other processes wait for the embedded store.
-const BATCH: usize = 250;
+/// Keys of one batch: some 20 milliseconds in which other processes wait for the embedded store.
+const BATCH: usize = 500;
 /// The number of bytes read from the file at once.
 const READ_BYTES: usize = 65_536;
 
