@@ -1,6 +1,6 @@
 //! The report: rows of sums, as a table with bars, CSV or JSON.
 //!
-//! Keys are read in batches, and only the sums are kept, some 500 bytes a row; JSON, which lists the days, keeps them all.
+//! Keys are read in batches, and only the sums are kept, some 500 bytes a row. JSON lists the days as they are read.
 
 use std::io::{BufWriter, Write};
 
@@ -13,22 +13,11 @@ use super::{LedgerQuery, Records, Session, keys_of, records};
 use crate::cli::key_argument::id_of;
 use crate::cli::output::long_table::{BATCH_ROWS, LongTable};
 use crate::cli::output::{RowsFormat, write_csv};
-use crate::store::{DayUsage, keys_at_once};
+use crate::store::keys_at_once;
 
 /// The numbers that a table always shows, and those it shows only if any is not 0.
 const SHOWN: [&str; 4] = ["used", "requests", "charged", "refunded"];
 const SHOWN_IF_ANY: [&str; 3] = ["unattributed", "over", "adjusted"];
-
-#[derive(Serialize)]
-struct LedgerReport<'a> {
-    from: Date,
-    to: Date,
-    by: Grouping,
-    rows: &'a [GroupRow],
-    total: &'a UsageCounts,
-    /// The ledger itself, by day, key and endpoint, for programs that reconcile it.
-    days: &'a [DayUsage],
-}
 
 /// Reads the ledger and writes it in the requested format.
 pub(super) async fn run(
@@ -41,7 +30,12 @@ pub(super) async fn run(
     let (from, to) = asked.days(session).await?;
     let key = id_of(asked.key, session).await?;
     let keys = keys_of(session, (from, to), key, asked.customer.as_deref()).await?;
-    let (mut groups, mut days) = (Groups::new(by), Vec::new());
+    let out = &mut BufWriter::new(out);
+    let mut groups = Groups::new(by);
+    let mut separator = "";
+    if output == RowsFormat::Json {
+        begin_json(out, from, to, by)?;
+    }
     for batch in keys.chunks(keys_at_once(from, to)) {
         let mut usage = session.store.usage_of(from, to, batch).await?;
         let records = match by {
@@ -50,32 +44,53 @@ pub(super) async fn run(
                 Records::default()
             }
         };
-        usage.sort_by_key(|usage| usage.key);
+        usage.sort_by_key(|usage| (usage.key, usage.date));
         groups.add(&usage, &session.config, &records);
         if output == RowsFormat::Json {
-            days.append(&mut usage);
+            add_elements(out, &mut separator, &usage)?;
         }
     }
     let (rows, total) = groups.finish();
-    let out = &mut BufWriter::new(out);
     match output {
-        RowsFormat::Json => {
-            days.sort_by_key(|usage| (usage.date, usage.key));
-            let report = LedgerReport {
-                from,
-                to,
-                by,
-                rows: &rows,
-                total: &total,
-                days: &days,
-            };
-            serde_json::to_writer_pretty(&mut *out, &report)?;
-            writeln!(out)?;
-        }
+        RowsFormat::Json => end_json(out, &rows, &total)?,
         RowsFormat::Csv => csv(out, by, &rows)?,
         RowsFormat::Table => table(out, by, &rows, &total, Screen::of_stdout())?,
     }
     Ok(out.flush()?)
+}
+
+/// The beginning of the JSON form: what was asked for, and the list of days, which is the ledger itself by key, day and endpoint, for
+/// programs that reconcile it.
+fn begin_json(out: &mut dyn Write, from: Date, to: Date, by: Grouping) -> anyhow::Result<()> {
+    let by = serde_json::to_string(&by)?;
+    write!(
+        out,
+        "{{\n  \"from\": \"{from}\",\n  \"to\": \"{to}\",\n  \"by\": {by},\n  \"days\": ["
+    )?;
+    Ok(())
+}
+
+/// Adds elements to a list of the JSON form, one a line, each after the `separator` from the element before.
+fn add_elements<T: Serialize>(
+    out: &mut dyn Write,
+    separator: &mut &str,
+    elements: &[T],
+) -> anyhow::Result<()> {
+    for element in elements {
+        write!(out, "{}\n    ", std::mem::replace(separator, ","))?;
+        serde_json::to_writer(&mut *out, element)?;
+    }
+    Ok(())
+}
+
+/// The end of the JSON form: of the list of days, then the rows and the total.
+fn end_json(out: &mut dyn Write, rows: &[GroupRow], total: &UsageCounts) -> anyhow::Result<()> {
+    write!(out, "\n  ],\n  \"rows\": [")?;
+    add_elements(out, &mut "", rows)?;
+    write!(out, "\n  ],\n  \"total\": ")?;
+    serde_json::to_writer(&mut *out, total)?;
+    writeln!(out, "\n}}")?;
+    Ok(())
 }
 
 fn csv(out: &mut dyn Write, by: Grouping, rows: &[GroupRow]) -> anyhow::Result<()> {
@@ -193,11 +208,27 @@ mod tests {
             "date,keys,used,requests,charged,refunded,unattributed,over,adjusted,refused_tier,refused_quota,\
              refused_burst,refused_concurrent,refused_not_found,refused_method\n2026-11-20,2,5,6,6,1,0,0,0,2,3,0,0,0,4\n"
         );
-        let json = serde_json::to_value(&rows).unwrap();
-        assert_eq!(json[0]["date"], "2026-11-20");
-        assert_eq!(json[0]["keys"], 2);
-        assert_eq!(json[0]["used"], 5);
-        assert_eq!(json[0]["refused_method"], 4);
+        let json = written(|out| {
+            let (day, by) = (jiff::civil::date(2026, 11, 20), Grouping::Day);
+            begin_json(out, day, day, by)?;
+            let mut separator = "";
+            add_elements(out, &mut separator, &["the first day"])?;
+            add_elements::<&str>(out, &mut separator, &[])?;
+            add_elements(out, &mut separator, &["the second", "the third"])?;
+            end_json(out, &rows, &rows[0].counts)
+        });
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(
+            (&json["from"], &json["by"]),
+            (&"2026-11-20".into(), &"day".into())
+        );
+        assert_eq!(json["days"][2], "the third");
+        assert_eq!(json["total"]["used"], 5);
+        let json = &json["rows"][0];
+        assert_eq!(json["date"], "2026-11-20");
+        assert_eq!(json["keys"], 2);
+        assert_eq!(json["used"], 5);
+        assert_eq!(json["refused_method"], 4);
         let table = written(|out| table(out, Grouping::Day, &rows, &rows[0].counts, FILE));
         let lines: Vec<String> = table
             .lines()
