@@ -366,20 +366,15 @@ fn checksum(bytes: &[u8]) -> [u8; CHECK_CHARS] {
     check
 }
 
-/// Fills `out` with uniformly distributed base62 characters; bytes of 248 and above are rejected to avoid bias.
+/// Fills `out` with uniformly distributed base62 characters; bytes of 248 and above are drawn again to avoid bias.
 fn fill_base62(out: &mut [u8], entropy: &mut dyn FnMut(&mut [u8])) {
-    for place in out.iter_mut() {
-        *place = loop {
-            let mut byte = [0; 1];
-            entropy(&mut byte);
-            let [drawn] = byte;
-            if drawn < 248 {
-                break BASE62
-                    .get(usize::from(drawn) % 62)
-                    .copied()
-                    .unwrap_or_default();
-            }
-        };
+    entropy(out);
+    for place in out {
+        while *place >= 248 {
+            entropy(std::slice::from_mut(place));
+        }
+        let character = BASE62.get(usize::from(*place) % 62);
+        *place = character.copied().unwrap_or_default();
     }
 }
 
@@ -400,6 +395,17 @@ mod tests {
 
     fn key() -> ApiKey {
         ApiKey::generate(&KeyPrefix::default(), &mut os_entropy)
+    }
+
+    #[test]
+    fn a_byte_that_would_favour_some_characters_is_drawn_again() {
+        let mut bytes = [255, 0, 1, 248, 247].into_iter().chain(2..);
+        let mut drawn = [0; 4];
+        fill_base62(&mut drawn, &mut |out| {
+            out.fill_with(|| bytes.next().unwrap());
+        });
+        // 255 and 248 are drawn again, as 247 and 2: 247 is the last of the fourth round of 62.
+        assert_eq!(drawn, [61, 0, 1, 2].map(|number| BASE62[number]));
     }
 
     #[test]
