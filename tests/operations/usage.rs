@@ -43,6 +43,9 @@ async fn usage_by_key_and_by_day_reports_the_same_in_every_form() {
     for store in STORES {
         let (mut scene, one, other) = busy_scene(store).await;
         let by_key = report(&scene, &["--by", "key"]).await;
+        let days = by_key["days"].as_array().unwrap().iter();
+        let days = days.map(|day| (day["key"].as_str().unwrap(), day["date"].as_str().unwrap()));
+        assert!(days.len() >= 2 && days.is_sorted(), "{by_key}");
         let row = |key: &IssuedKey| {
             let rows = by_key["rows"].as_array().unwrap();
             let row = rows.iter().find(|row| row["key"] == key.id.as_str());
