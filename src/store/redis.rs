@@ -349,7 +349,7 @@ impl Store for RedisStore {
         match accounts.charge(&charge.key, day, charge.limit, cost).await {
             ChargeResult::Granted(units) => {
                 let used = units.take();
-                self.parts.ledger.charged(&charge, drop);
+                self.parts.ledger.charged(&charge, |_| ());
                 let receipt = Receipt::of(&charge);
                 Ok(Decision::Granted { used, receipt })
             }

@@ -175,8 +175,9 @@ impl OutageService {
         };
         let units = charge.cost;
         let offer = self.accounts.reserve(&wanted, |count, allowance| {
-            let serve = |totals| self.journal.serve(count, totals, allowance);
-            self.ledger.charged(&charge, serve)
+            self.ledger.charged(&charge, |totals| {
+                self.journal.serve(count, totals.row(), allowance)
+            })
         });
         match offer {
             Reservation::Exhausted { used } => Ok(Decision::Exhausted { used }),

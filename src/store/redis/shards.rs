@@ -3,8 +3,7 @@
 //! A walk over all keys locks one part at a time and yields in between: with 100,000 keys, a walk under one lock would delay
 //! every request by milliseconds.
 
-use std::hash::{BuildHasher, RandomState};
-
+use ahash::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::policy::api_key::KeyId;

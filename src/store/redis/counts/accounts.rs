@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use ahash::RandomState;
 use jiff::civil::Date;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -61,7 +62,7 @@ pub enum ChargeResult {
 }
 
 type ChargeWaiter = oneshot::Sender<ChargeResult>;
-type Slots = HashMap<(KeyId, Date), Arc<AccountSlot>>;
+type Slots = HashMap<(KeyId, Date), Arc<AccountSlot>, RandomState>;
 
 /// The account of one key and day. The names of its record, its counts and its producer are written for each call: kept, they would
 /// take more memory than the account.

@@ -34,7 +34,7 @@ mod reading;
 
 pub use carrying::{key_days, take_in};
 pub use producer_totals::KeyAndDate;
-use producer_totals::{LedgerPage, ProducerTotals, TotalsKey};
+use producer_totals::{CountedTotals, LedgerPage, ProducerTotals, TotalsKey};
 pub use reading::{HashFields, held, prove, usage};
 
 /// Key-days written in one round trip.
@@ -75,7 +75,7 @@ impl ProcessLedger {
         day: Day,
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
-        note: impl FnOnce(TotalsRow) -> R,
+        note: impl FnOnce(CountedTotals<'_>) -> R,
     ) -> R {
         let mut shard = self.totals.of(place.0);
         note(shard.count(place, day, &self.producer, endpoint, count))
@@ -83,7 +83,7 @@ impl ProcessLedger {
 
     /// Records a charged request. Returns the result of `note` for the new totals; `note` must not wait, because rows of one
     /// producer are passed to it in the order of their values.
-    pub fn charged<R>(&self, charge: &Charge, note: impl FnOnce(TotalsRow) -> R) -> R {
+    pub fn charged<R>(&self, charge: &Charge, note: impl FnOnce(CountedTotals<'_>) -> R) -> R {
         let (record, date) = (&charge.key.record, charge.day.date);
         let judged = Ceiling::of(record, date, charge.limit);
         self.record(
@@ -109,7 +109,7 @@ impl ProcessLedger {
                 totals.requests = totals.requests.saturating_sub(1);
                 totals.charged = totals.charged.saturating_sub(charge.cost.into());
             },
-            drop,
+            |_| (),
         );
     }
 
@@ -119,14 +119,14 @@ impl ProcessLedger {
         let refund = |totals: &mut Totals, _: &mut Ceiling| {
             totals.refunded += u64::from(receipt.units);
         };
-        self.record(place, receipt.day, &receipt.endpoint, refund, drop);
+        self.record(place, receipt.day, &receipt.endpoint, refund, |_| ());
     }
 
     /// Records a refused request.
     pub fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason) {
         let place = (key.record.id, day.date, key.record.tier.clone());
         let refuse = |totals: &mut Totals, _: &mut Ceiling| totals.refuse(refusal, 1);
-        self.record(place, day, endpoint, refuse, drop);
+        self.record(place, day, endpoint, refuse, |_| ());
     }
 
     /// Marks everything to be written again: the store may have lost it.

@@ -71,7 +71,7 @@ impl Accounts {
         cost: u32,
         terms: WaiterTerms<Context>,
     ) -> ChargeResult {
-        let deadline = Instant::now() + self.timeout;
+        let now = std::time::Instant::now();
         if let Err(error) = self.guard.require() {
             return ChargeResult::Failed(error.into());
         }
@@ -86,7 +86,7 @@ impl Accounts {
             if cost > 0 {
                 offline.limit = terms.limit;
             }
-            match account.ask(sender, cost, terms, std::time::Instant::now()) {
+            match account.ask(sender, cost, terms, now) {
                 Asked::Denied { used, .. } => {
                     return ChargeResult::Other(WaiterResult::Exhausted { used });
                 }
@@ -97,6 +97,7 @@ impl Accounts {
         if due {
             self.enqueue(slot);
         }
+        let deadline = Instant::from_std(now) + self.timeout;
         match tokio::time::timeout_at(deadline, receiver).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => {

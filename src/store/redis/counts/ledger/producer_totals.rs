@@ -113,11 +113,11 @@ impl Endpoints {
 #[derive(Debug, Default)]
 pub struct ProducerTotals {
     endpoints: Endpoints,
-    by_key: HashMap<TotalsKey, TierTotals>,
+    by_key: HashMap<TotalsKey, TierTotals, RandomState>,
     /// Those with totals that are not in Redis.
     changed: VecDeque<TotalsKey>,
     /// Those with totals that are not in the journal, by day: a day's tiers are written together.
-    to_note: HashMap<KeyAndDate, Vec<TierName>>,
+    to_note: HashMap<KeyAndDate, Vec<TierName>, RandomState>,
 }
 
 fn list_changed(
@@ -131,7 +131,7 @@ fn list_changed(
 }
 
 fn list_to_note(
-    to_note: &mut HashMap<KeyAndDate, Vec<TierName>>,
+    to_note: &mut HashMap<KeyAndDate, Vec<TierName>, RandomState>,
     (key, date, tier): &TotalsKey,
     tier_totals: &mut TierTotals,
 ) {
@@ -142,14 +142,14 @@ fn list_to_note(
 
 impl ProducerTotals {
     /// Applies `count`, and returns the totals afterwards. `producer` numbers new ones.
-    pub fn count(
-        &mut self,
+    pub fn count<'t>(
+        &'t mut self,
         place: TotalsKey,
         day: Day,
-        producer: &Producer,
-        endpoint: &Arc<str>,
+        producer: &'t Producer,
+        endpoint: &'t Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
-    ) -> TotalsRow {
+    ) -> CountedTotals<'t> {
         let tier_totals = self.by_key.entry(place.clone());
         let tier_totals = tier_totals.or_insert_with(|| TierTotals {
             producer: producer.next_number(),
@@ -161,14 +161,20 @@ impl ProducerTotals {
         });
         let mut ceiling = tier_totals.ceiling;
         let counted = tier_totals.of(self.endpoints.number(endpoint));
-        let (mut totals, settled) = (counted.totals(), false);
+        let mut totals = counted.totals();
         count(&mut totals, &mut ceiling);
         counted.set(totals);
         (counted.changed, counted.to_note) = (true, true);
         tier_totals.ceiling = ceiling;
         list_changed(&mut self.changed, &place, tier_totals);
         list_to_note(&mut self.to_note, &place, tier_totals);
-        tier_totals.row(producer, &place, endpoint, totals, settled)
+        CountedTotals {
+            tier_totals,
+            place,
+            producer,
+            endpoint,
+            totals,
+        }
     }
 
     /// Marks everything to be written again: the store may have lost it.
@@ -335,6 +341,25 @@ impl TierTotals {
     }
 }
 
+/// The totals of an endpoint just after a change.
+pub struct CountedTotals<'t> {
+    tier_totals: &'t TierTotals,
+    place: TotalsKey,
+    producer: &'t Producer,
+    endpoint: &'t Arc<str>,
+    totals: Totals,
+}
+
+impl CountedTotals<'_> {
+    /// Their row for the journal. Cost: two allocations.
+    pub fn row(&self) -> TotalsRow {
+        let (producer, endpoint) = (self.producer, self.endpoint);
+        let settled = false;
+        self.tier_totals
+            .row(producer, &self.place, endpoint, self.totals, settled)
+    }
+}
+
 /// Fields of one hash that are to be written.
 pub struct LedgerPage {
     /// The key, date and tier of the totals.
@@ -361,7 +386,8 @@ mod tests {
         let key = "0123456789Ab".parse().unwrap();
         let place = (key, DAY.date, "pro".parse().unwrap());
         let add = |totals: &mut Totals, _: &mut Ceiling| totals.requests += 1;
-        totals.count(place, DAY, &Producer::draw(), &endpoint.into(), add)
+        let (producer, endpoint) = (Producer::draw(), endpoint.into());
+        totals.count(place, DAY, &producer, &endpoint, add).row()
     }
 
     fn pages(totals: &mut ProducerTotals) -> Vec<LedgerPage> {
@@ -412,8 +438,9 @@ mod tests {
                 expected[number] += more;
                 let add =
                     |totals: &mut Totals, _: &mut Ceiling| *totals = Totals::of_numbers(expected);
-                let row = totals.count(place(), DAY, &Producer::draw(), &"/a".into(), add);
-                assert_eq!(row.totals.numbers(), expected);
+                let (producer, endpoint) = (Producer::draw(), "/a".into());
+                let counted = totals.count(place(), DAY, &producer, &endpoint, add);
+                assert_eq!(counted.row().totals.numbers(), expected);
                 assert_eq!(rows(&mut totals)[0].totals.numbers(), expected);
             }
         }
