@@ -28,9 +28,17 @@ pub struct Connections {
 /// A connection for one exchange.
 pub enum TakenConnection {
     /// A connection of its own.
-    Http1(Stream),
+    Http1(OwnConnection),
     /// A stream of a shared one.
     Http2(Box<Lease>),
+}
+
+/// A connection over HTTP/1.
+pub struct OwnConnection {
+    /// Its bytes.
+    pub stream: Stream,
+    /// The settings that it was made with, as a hash.
+    settings: u64,
 }
 
 /// A stream of an HTTP/2 connection. Dropped, it is ended, and the connection has its place for another one.
@@ -61,12 +69,14 @@ impl Connections {
         is_fresh: bool,
     ) -> pingora::Result<(TakenConnection, bool)> {
         if peer.options.alpn == ALPN::H1 {
-            if !is_fresh && let Some(stream) = self.idle.take(peer.reuse_hash()) {
-                return Ok((TakenConnection::Http1(stream), true));
+            let settings = peer.reuse_hash();
+            if !is_fresh && let Some(taken) = kept(&self.idle, settings) {
+                return Ok((taken, true));
             }
             // Seldom needed, and larger than all the rest of a request.
             let stream = Box::pin(self.connector.transport().new_stream(peer)).await?;
-            return Ok((TakenConnection::Http1(stream), false));
+            let made = OwnConnection { stream, settings };
+            return Ok((TakenConnection::Http1(made), false));
         }
         // The library counts a stream before it has it: that must not be cut short where the request ends meanwhile.
         let (done, taken) = oneshot::channel();
@@ -79,10 +89,11 @@ impl Connections {
         taken.await.map_err(gone)?
     }
 
-    /// Keeps a connection for a further exchange with `peer`: nothing is under way on it, and nothing can be read from it.
-    pub fn keep(&self, stream: Stream, peer: &HttpPeer) {
-        self.idle
-            .keep(stream, peer.reuse_hash(), peer.options.idle_timeout);
+    /// Keeps a connection for a further exchange, for at most `patience`: nothing is under way on it, and nothing can be read from
+    /// it.
+    pub fn keep(&self, connection: OwnConnection, patience: Option<Duration>) {
+        let OwnConnection { stream, settings } = connection;
+        self.idle.keep(stream, settings, patience);
     }
 
     /// Closes those that are kept although their servers have closed them, or for too long: to be called now and then.
@@ -102,9 +113,9 @@ impl Connections {
             session = connector.reused_http_session(&peer).await?;
             if session.is_none()
                 && peer.options.alpn.get_min_http_version() == 1
-                && let Some(stream) = self.idle.take(peer.reuse_hash())
+                && let Some(taken) = kept(&self.idle, peer.reuse_hash())
             {
-                return Ok((TakenConnection::Http1(stream), true));
+                return Ok((taken, true));
             }
             reused = session.is_some();
         }
@@ -113,7 +124,11 @@ impl Connections {
             None => match connector.new_http_session::<_, ()>(&peer).await? {
                 HttpSession::H2(session) => session,
                 HttpSession::H1(session) => {
-                    return Ok((TakenConnection::Http1(session.into_inner()), false));
+                    let made = OwnConnection {
+                        stream: session.into_inner(),
+                        settings: peer.reuse_hash(),
+                    };
+                    return Ok((TakenConnection::Http1(made), false));
                 }
                 HttpSession::Custom(()) => return Err(Error::new(ErrorType::InternalError)),
             },
@@ -127,6 +142,13 @@ impl Connections {
         };
         Ok((TakenConnection::Http2(Box::new(lease)), reused))
     }
+}
+
+/// A kept connection with these settings, if one is open.
+fn kept(idle: &Idle, settings: u64) -> Option<TakenConnection> {
+    let stream = idle.take(settings)?;
+    let own = OwnConnection { stream, settings };
+    Some(TakenConnection::Http1(own))
 }
 
 impl Lease {

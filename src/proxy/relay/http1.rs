@@ -9,9 +9,9 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use pingora::protocols::Stream;
 use tokio::io::{AsyncReadExt, AsyncWrite};
 
+use super::connections::OwnConnection;
 use super::event::LinkEvent;
 use crate::policy::http1::answer::{AnswerBounds, AnswerHead, AnswerReader, LastHead, Reusable};
 use crate::policy::http1::body::{BodyReader, ChunkLimits};
@@ -35,7 +35,7 @@ const BOUNDS: AnswerBounds = AnswerBounds {
 
 /// An exchange on a connection.
 pub struct Http1 {
-    stream: Stream,
+    connection: OwnConnection,
     outgoing: Vec<u8>,
     written: usize,
     is_flushed: bool,
@@ -59,7 +59,10 @@ impl Http1 {
     ///
     /// # Errors
     /// If it cannot be expressed in HTTP/1.
-    pub(super) fn begin(stream: Stream, request: &Outgoing<'_>) -> Result<Http1, Failure> {
+    pub(super) fn begin(
+        connection: OwnConnection,
+        request: &Outgoing<'_>,
+    ) -> Result<Http1, Failure> {
         let target = request.head.target();
         let target = target.map_err(|error| Failure::gateway(error.detail()))?;
         let method = request.head.method();
@@ -69,7 +72,7 @@ impl Http1 {
         written.map_err(Failure::gateway)?;
         let upload = head.end(request.framing, ConnectionFate::Implied);
         Ok(Http1 {
-            stream,
+            connection,
             outgoing,
             written: 0,
             is_flushed: false,
@@ -133,12 +136,12 @@ impl Http1 {
             if rest.is_empty() {
                 break;
             }
-            match ready!(Pin::new(&mut self.stream).poll_write(context, rest))? {
+            match ready!(Pin::new(&mut self.connection.stream).poll_write(context, rest))? {
                 0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 written => self.written += written,
             }
         }
-        ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+        ready!(Pin::new(&mut self.connection.stream).poll_flush(context))?;
         (self.outgoing, self.written) = (Vec::new(), 0);
         self.is_flushed = true;
         Poll::Ready(Ok(()))
@@ -153,7 +156,7 @@ impl Http1 {
                 return Poll::Pending;
             }
             self.incoming.reserve(READ_BYTES);
-            let read = pin!(self.stream.read_buf(&mut self.incoming)).poll(context);
+            let read = pin!(self.connection.stream.read_buf(&mut self.incoming)).poll(context);
             match ready!(read) {
                 Ok(0) => return Poll::Ready(self.closed()),
                 Ok(_) => self.has_answered = true,
@@ -211,13 +214,13 @@ impl Http1 {
     }
 
     /// The connection, if its state is proven.
-    pub(super) fn into_reusable(self) -> Option<Stream> {
+    pub(super) fn into_reusable(self) -> Option<OwnConnection> {
         let Http1Reading::Body(head, body) = &self.reading else {
             return None;
         };
         let is_sent = self.is_flushed && self.write_error.is_none();
         let proof = Reusable::prove(&self.upload, *head, body, &self.incoming);
-        (is_sent && proof.is_some()).then_some(self.stream)
+        (is_sent && proof.is_some()).then_some(self.connection)
     }
 }
 

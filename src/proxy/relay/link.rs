@@ -29,7 +29,7 @@ impl Link {
         is_tls: bool,
     ) -> Result<Link, Failure> {
         Ok(match taken {
-            TakenConnection::Http1(stream) => Link::Http1(Box::new(Http1::begin(stream, request)?)),
+            TakenConnection::Http1(own) => Link::Http1(Box::new(Http1::begin(own, request)?)),
             TakenConnection::Http2(lease) => {
                 Link::Http2(Box::new(Http2::begin(lease, request, is_tls)?))
             }
@@ -73,8 +73,8 @@ impl Link {
     pub async fn finish(self, connections: &Connections, peer: &HttpPeer) {
         match self {
             Link::Http1(http1) => {
-                if let Some(stream) = http1.into_reusable() {
-                    connections.keep(stream, peer);
+                if let Some(own) = http1.into_reusable() {
+                    connections.keep(own, peer.options.idle_timeout);
                 }
             }
             Link::Http2(http2) => http2.finish().await,

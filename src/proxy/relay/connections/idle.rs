@@ -9,6 +9,7 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
+use ahash::RandomState;
 use parking_lot::Mutex;
 use pingora::protocols::Stream;
 use tokio::io::AsyncReadExt;
@@ -24,7 +25,7 @@ pub struct Idle(Mutex<Kept>);
 #[derive(Default)]
 struct Kept {
     /// Of each server the one last used at the end.
-    by_server: HashMap<u64, Vec<IdleConnection>>,
+    by_server: HashMap<u64, Vec<IdleConnection>, RandomState>,
     count: usize,
 }
 
