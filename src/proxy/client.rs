@@ -1,5 +1,6 @@
 //! The client's side of a request, over HTTP/1 or HTTP/2: the head, the body as it arrives, and the answer as it is written.
 
+use std::mem;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use http::StatusCode;
 
 use super::connection::Connection;
 use super::connection::allowance::Turn;
+use super::connection::timer::Timer;
 use super::failure::{Failure, look_at};
 use crate::policy::http1::Version;
 use crate::policy::http1::fields::FieldList;
@@ -219,6 +221,23 @@ impl<'c> Client<'c> {
     /// Bytes of the answer's body that were written.
     pub fn bytes_sent(&self) -> usize {
         self.bytes_sent
+    }
+
+    /// Lends the connection's timer over HTTP/1, which is set already: a request that ends in time never sets it again. Over HTTP/2
+    /// each request has its own.
+    pub fn lend_timer(&mut self) -> Timer {
+        match &mut self.side {
+            Side::Http1(side) => mem::take(side.timer()),
+            Side::Http2(_) => Timer::default(),
+        }
+    }
+
+    /// Takes the timer back.
+    pub fn return_timer(&mut self, timer: Timer) {
+        match &mut self.side {
+            Side::Http1(side) => *side.timer() = timer,
+            Side::Http2(_) => {}
+        }
     }
 
     /// The turn of a request over HTTP/2 among those of its connection.

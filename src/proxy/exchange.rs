@@ -311,11 +311,11 @@ impl Forwarding {
         }
         let key = identity(self.key.record.id.as_str());
         let assignment = self.upstream.assign(key, &self.tried)?;
-        let left = self
-            .upstream
-            .timeouts
-            .total
-            .saturating_sub(self.since.elapsed());
+        let total = self.upstream.timeouts.total;
+        let left = match self.attempts {
+            1 => total,
+            _ => total.saturating_sub(self.since.elapsed()),
+        };
         let peer = Box::new(self.upstream.peer(assignment.server(), left));
         self.assignment = Some(assignment);
         Some((peer, self.anew))
@@ -333,7 +333,8 @@ impl Forwarding {
 
     /// Whether another attempt is allowed: there is one left, and enough time.
     pub fn may_retry(&self) -> bool {
-        self.attempts <= self.upstream.retries && !self.is_over_time()
+        self.attempts <= self.upstream.retries
+            && !self.is_over_time_at(Instant::now(), Duration::ZERO)
     }
 
     /// Whether another attempt is allowed at a server that has not had the request.
@@ -384,14 +385,11 @@ impl Forwarding {
         }
     }
 
-    /// Whether the upstream has taken longer than `timeouts.total`.
-    pub fn is_over_time(&self) -> bool {
-        self.since.elapsed() > self.upstream.timeouts.total
-    }
-
-    /// The same, minus the time for which the gateway waited for the client.
-    pub fn is_over_time_without(&self, waited: Duration) -> bool {
-        self.since.elapsed().saturating_sub(waited) > self.upstream.timeouts.total
+    /// Whether the upstream has taken longer than `timeouts.total` at `now`, minus the time for which the gateway `waited` for the
+    /// client.
+    pub fn is_over_time_at(&self, now: Instant, waited: Duration) -> bool {
+        let taken = now.saturating_duration_since(self.since);
+        taken.saturating_sub(waited) > self.upstream.timeouts.total
     }
 
     /// Whether the units were refunded.

@@ -27,7 +27,6 @@ use tokio::time::Instant;
 
 use super::client::{Client, Piece};
 use super::connection::allowance::Reads;
-use super::connection::timer::Timer;
 use super::exchange::{Exchange, Forwarding};
 use super::failure::{Failure, Fate, Fault, ServerFault, look_at};
 use super::forward::{ForwardedIdentity, Outgoing};
@@ -266,7 +265,7 @@ impl Relay<'_, '_> {
         upload: &mut Upload,
     ) -> Result<(), Failure> {
         let patience = peer.options.read_timeout.unwrap_or_default();
-        let mut timer = Timer::default();
+        let mut timer = self.client.lend_timer();
         let turn = self.client.turn().cloned();
         let mut reads = Reads::new(turn.clone());
         let mut paused = Duration::ZERO;
@@ -290,7 +289,8 @@ impl Relay<'_, '_> {
             match next {
                 NextEvent::Server(event) => {
                     if self.pass(link, event?, upload).await? {
-                        break;
+                        self.client.return_timer(timer);
+                        return Ok(());
                     }
                     deadline = Instant::now() + patience;
                 }
@@ -335,7 +335,6 @@ impl Relay<'_, '_> {
                 }
             }
         }
-        Ok(())
     }
 
     /// Whether the body would be complete for its server. It is not before the client has ended it: the client may send more,
@@ -355,7 +354,7 @@ impl Relay<'_, '_> {
         upload: &mut Upload,
     ) -> Result<bool, Failure> {
         let (mut pieces, mut ended, mut failed) = (Vec::new(), false, None);
-        let mut next = Some(Ok(event));
+        let (now, mut next) = (Instant::now(), Some(Ok(event)));
         while let Some(event) = next.take() {
             let made = event.and_then(|event| {
                 let Relay {
@@ -364,7 +363,7 @@ impl Relay<'_, '_> {
                     exchange,
                     forwarding,
                 } = self;
-                answer::pass(gate, client, exchange, forwarding, event)
+                answer::pass(gate, client, exchange, forwarding, event, now.into_std())
             });
             match made {
                 Ok(Some((piece, ends))) => {

@@ -16,6 +16,7 @@ use crate::policy::http1::body::{BodyReader, ChunkLimits};
 use crate::policy::http1::framing::AnswerFraming;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::http1::writer::{self, BodyWriter, HeadWriter, WrongLength};
+use crate::proxy::connection::timer::Timer;
 use crate::proxy::connection::wire::Http1Wire;
 use crate::proxy::failure::{ClientFault, Failure, ServerFault};
 
@@ -44,7 +45,8 @@ pub struct Http1Side<'c> {
     wire: &'c mut Http1Wire,
     body: BodyReader,
     is_body_empty: bool,
-    deadline: Instant,
+    /// When the body must have arrived; `None` if there is none.
+    deadline: Option<Instant>,
     answer: Option<BodyWriter>,
     answers_head: bool,
     version: Version,
@@ -61,11 +63,12 @@ impl<'c> Http1Side<'c> {
         head: &RequestHead,
         read_timeout: Duration,
     ) -> Http1Side<'c> {
+        let body = head.body(&ChunkLimits::STANDARD);
         Http1Side {
             wire,
-            body: head.body(&ChunkLimits::STANDARD),
             is_body_empty: head.framing().is_empty(),
-            deadline: Instant::now() + read_timeout,
+            deadline: (!body.is_done()).then(|| Instant::now() + read_timeout),
+            body,
             answer: None,
             answers_head: *head.method() == Method::HEAD,
             version: head.version(),
@@ -82,6 +85,11 @@ impl<'c> Http1Side<'c> {
 
     pub(super) fn is_body_empty(&self) -> bool {
         self.is_body_empty
+    }
+
+    /// The connection's timer.
+    pub(super) fn timer(&mut self) -> &mut Timer {
+        &mut self.wire.timer
     }
 
     pub(super) fn close_after(&mut self) {
@@ -112,10 +120,10 @@ impl<'c> Http1Side<'c> {
                 read.truncate(taken.data.end);
                 return Ok(Some(read.freeze().slice(taken.data.start..)));
             }
-            if self.body.is_done() {
+            let Some(deadline) = self.deadline.filter(|_| !self.body.is_done()) else {
                 return Ok(None);
-            }
-            match self.wire.read_more(self.deadline).await {
+            };
+            match self.wire.read_more(deadline).await {
                 Ok(Some(1..)) => {}
                 Ok(Some(0)) => {
                     let cause = "closed the connection before the end of its request";

@@ -33,7 +33,7 @@ pub struct Http1Wire {
     transport: Transport,
     pub(in crate::proxy) unread: BytesMut,
     pub(super) writes: Writes,
-    timer: Timer,
+    pub(in crate::proxy) timer: Timer,
     limit_hits: IntCounterVec,
 }
 

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::StatusCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::compressing;
 use super::event::LinkEvent;
@@ -16,7 +16,7 @@ use crate::proxy::respond::{self, announce, insert_quota_status};
 /// The piece to write to the client, and whether the answer ends with it.
 pub(super) type Made = (Piece, bool);
 
-/// Turns an event of the server into a piece for the client; `None` if it is not for the client.
+/// Turns an event of the server, which arrived at `now`, into a piece for the client; `None` if it is not for the client.
 ///
 /// # Errors
 /// If the answer must not be forwarded, or not any further.
@@ -26,31 +26,32 @@ pub(super) fn pass(
     exchange: &Exchange,
     forwarding: &mut Forwarding,
     event: LinkEvent,
+    now: Instant,
 ) -> Result<Option<Made>, Failure> {
     match event {
         LinkEvent::Written => Ok(None),
         LinkEvent::Interim(mut head) => {
-            check_time(client, forwarding)?;
+            check_time(client, forwarding, now)?;
             let denied = &exchange.snapshot.answer_denied;
             forward::clean_answer(head.status, &mut head.fields, denied);
             Ok(Some((Piece::Head(head, false), false)))
         }
         LinkEvent::Head(head, ends) => {
-            check(client, forwarding, head.status)?;
+            check(client, forwarding, head.status, now)?;
             let head = begin(gate, client, exchange, forwarding, head, ends);
             Ok(Some((Piece::Head(head, ends), ends)))
         }
         LinkEvent::Part(part, ends) => {
-            let part = pass_part(client, forwarding, part, ends)?;
+            let part = pass_part(client, forwarding, part, ends, now)?;
             Ok(Some((Piece::Part(part.unwrap_or_default(), ends), ends)))
         }
     }
 }
 
 /// Whether the answer arrived in time, not counting delays of the client.
-fn check_time(client: &Client<'_>, forwarding: &Forwarding) -> Result<(), Failure> {
+fn check_time(client: &Client<'_>, forwarding: &Forwarding, now: Instant) -> Result<(), Failure> {
     let paused = client.turn().map(|turn| turn.paused());
-    if forwarding.is_over_time_without(paused.unwrap_or_default()) {
+    if forwarding.is_over_time_at(now, paused.unwrap_or_default()) {
         return Err(Failure::over_time());
     }
     Ok(())
@@ -61,9 +62,10 @@ fn check(
     client: &Client<'_>,
     forwarding: &mut Forwarding,
     status: StatusCode,
+    now: Instant,
 ) -> Result<(), Failure> {
-    check_time(client, forwarding)?;
-    forwarding.header_after = Some(forwarding.since.elapsed());
+    check_time(client, forwarding, now)?;
+    forwarding.header_after = Some(now.saturating_duration_since(forwarding.since));
     let away = forward::is_away(status);
     if !away {
         forwarding.note_served();
@@ -110,15 +112,14 @@ fn pass_part(
     forwarding: &mut Forwarding,
     part: Bytes,
     ends: bool,
+    now: Instant,
 ) -> Result<Option<Bytes>, Failure> {
     let mut body = Some(part);
     compressing::pass(forwarding, &mut body, ends)?;
-    forwarding
-        .client_waits
-        .note(client.blocked(), Instant::now());
+    forwarding.client_waits.note(client.blocked(), now);
     if ends {
         forwarding.leave();
-    } else if forwarding.is_over_time() {
+    } else if forwarding.is_over_time_at(now, Duration::ZERO) {
         return Err(Failure::over_time());
     }
     Ok(body)
