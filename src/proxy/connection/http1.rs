@@ -2,6 +2,7 @@
 //!
 //! Invariants: after an incomplete answer or request the connection accepts no other; between two requests it holds no buffer.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,8 +88,12 @@ impl Http1Connection {
     /// Serves the connection from its `start` to its end, which `ending` requests.
     pub(super) async fn run(mut self, start: Instant, mut ending: watch::Receiver<bool>) {
         let (mut deadline, mut limit) = (start + self.deadlines.head, "request_head");
+        let mut ended = pin!(async {
+            let _ = ending.wait_for(|ending| *ending).await;
+            tokio::time::sleep(LAST_READ).await;
+        });
         loop {
-            match self.next(deadline, limit, &mut ending).await {
+            match self.next(deadline, limit, ended.as_mut()).await {
                 NextInput::Request(head) => {
                     self.note_request();
                     match self.serve(*head).await {
@@ -113,23 +118,19 @@ impl Http1Connection {
         self.wire.close().await;
     }
 
-    /// Reads the next head, whose first byte must arrive before `deadline` and before the connection's end is requested; what has
-    /// arrived by then is served.
+    /// Reads the next head, whose first byte must arrive before `deadline` and before the connection has `ended`; what has arrived by
+    /// then is served.
     async fn next(
         &mut self,
         deadline: Instant,
         limit: &'static str,
-        ending: &mut watch::Receiver<bool>,
+        mut ended: Pin<&mut impl Future<Output = ()>>,
     ) -> NextInput {
         while self.wire.unread.is_empty() {
-            let ended = async {
-                let _ = ending.wait_for(|ending| *ending).await;
-                tokio::time::sleep(LAST_READ).await;
-            };
             let more = tokio::select! {
                 biased;
                 more = self.wire.read_more(deadline) => more,
-                () = ended => return NextInput::Absent,
+                () = ended.as_mut() => return NextInput::Absent,
             };
             match more {
                 Ok(Some(1..)) => {}
