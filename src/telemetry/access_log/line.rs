@@ -4,13 +4,14 @@
 //! constants and numbers.
 
 use std::cell::Cell;
-use std::fmt::Display;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
 use super::Line;
+use crate::policy::forwarded::RequestSender;
 
 /// `2026-11-22T05:10:00`
 const SECOND_BYTES: usize = 19;
@@ -29,7 +30,7 @@ impl Line<'_> {
         text(out, ",\"request_id\":", Some(self.request_id));
         out.extend_from_slice(b",\"client\":");
         match self.client {
-            Some(client) => shown(out, &client),
+            Some(client) => address(out, client),
             None => out.extend_from_slice(b"null"),
         }
         text(out, ",\"protocol\":", Some(self.protocol));
@@ -84,9 +85,22 @@ fn text(out: &mut Vec<u8>, name: &str, value: Option<&str>) {
     }
 }
 
-/// A value whose text never needs escaping: an address.
-fn shown(out: &mut Vec<u8>, value: &impl Display) {
-    let _ = write!(out, "\"{value}\"");
+/// An address, whose text never needs escaping. Most are of IPv4, whose numbers are written without a formatter.
+fn address(out: &mut Vec<u8>, client: RequestSender) {
+    match client {
+        RequestSender::Connected(SocketAddr::V4(client)) => {
+            let mut separator = "\"";
+            for octet in client.ip().octets() {
+                number(out, separator, octet);
+                separator = ".";
+            }
+            number(out, ":", client.port());
+            out.push(b'"');
+        }
+        RequestSender::Connected(SocketAddr::V6(_)) | RequestSender::Forwarded(_) => {
+            let _ = write!(out, "\"{client}\"");
+        }
+    }
 }
 
 fn number(out: &mut Vec<u8>, name: &str, value: impl itoa::Integer) {
@@ -140,7 +154,6 @@ fn fraction<const DIGITS: usize>(out: &mut Vec<u8>, mut value: u32) {
 mod tests {
     use super::super::tests::line;
     use super::*;
-    use crate::policy::forwarded::RequestSender;
 
     fn written(line: &Line<'_>) -> serde_json::Value {
         let mut out = Vec::new();
@@ -179,6 +192,21 @@ mod tests {
             "bytes_sent": usize::MAX, "cause": "why \"so\"",
         });
         assert_eq!(written(&all), expected);
+    }
+
+    #[test]
+    fn addresses_are_written_as_they_are_displayed() {
+        for client in ["192.0.2.1:443", "0.0.0.0:0", "255.255.255.255:65535"] {
+            let client = RequestSender::Connected(client.parse().unwrap());
+            let forwarded = RequestSender::Forwarded(client.ip());
+            for client in [client, forwarded] {
+                let line = Line {
+                    client: Some(client),
+                    ..line("/")
+                };
+                assert_eq!(written(&line)["client"], client.to_string());
+            }
+        }
     }
 
     #[test]
