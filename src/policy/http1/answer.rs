@@ -203,7 +203,7 @@ struct NotedAnswer {
 
 impl NotedAnswer {
     fn note(&mut self, field: FieldPlace, bytes: &[u8]) -> Result<(), AnswerFault> {
-        match KnownField::of(field.name.of(bytes)) {
+        match field.known {
             Some(KnownField::ContentLength) => self.has_length = true,
             Some(KnownField::TransferEncoding) => {
                 self.codings += 1;
@@ -213,7 +213,7 @@ impl NotedAnswer {
                 let options = options(field.value.of(bytes), &mut self.nominated);
                 self.options.add(options.map_err(|_| AnswerFault::Field)?);
             }
-            Some(KnownField::Host | KnownField::Expect) | None => {}
+            Some(KnownField::Host | KnownField::Expect | KnownField::HopByHop) | None => {}
         }
         Ok(())
     }

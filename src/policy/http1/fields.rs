@@ -6,9 +6,9 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use http::header::CONNECTION;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::framing::KnownField;
 use super::{SLACK_BYTES, TOKEN, is_field_value};
 
 /// Names that `Connection` may nominate, in a head; no known client or server nominates more than three.
@@ -63,11 +63,23 @@ impl FieldRange {
     }
 }
 
-/// The places of a field's name and value.
+/// The places of a field's name and value, and what its name is known as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FieldPlace {
     pub(super) name: FieldRange,
     pub(super) value: FieldRange,
+    pub(super) known: Option<KnownField>,
+}
+
+impl FieldPlace {
+    /// The field in its buffer.
+    fn of(self, bytes: &[u8]) -> Field<'_> {
+        Field {
+            name: self.name.of(bytes),
+            value: self.value.of(bytes),
+            known: self.known,
+        }
+    }
 }
 
 /// Adds the place of a field.
@@ -129,14 +141,21 @@ impl Options {
 pub struct Field<'a> {
     name: &'a [u8],
     value: &'a [u8],
+    known: Option<KnownField>,
 }
 
 impl<'a> Field<'a> {
-    fn of(name: &'a HeaderName, value: &'a HeaderValue) -> Field<'a> {
+    fn of(name: &'a HeaderName, value: &'a [u8]) -> Field<'a> {
+        let name = name.as_str().as_bytes();
         Field {
-            name: name.as_str().as_bytes(),
-            value: value.as_bytes(),
+            name,
+            value,
+            known: KnownField::of(name),
         }
+    }
+
+    fn is_hop_by_hop(&self) -> bool {
+        self.known.is_some_and(KnownField::is_hop_by_hop)
     }
 
     /// The name, as it was sent.
@@ -162,8 +181,8 @@ pub struct EndToEnd<'a>(Field<'a>);
 impl<'a> EndToEnd<'a> {
     /// The field of a name and a value, or `None` if it must not be forwarded.
     pub fn of(name: &'a HeaderName, value: &'a HeaderValue) -> Option<EndToEnd<'a>> {
-        let field = Field::of(name, value);
-        (!is_hop_by_hop(field.name)).then_some(EndToEnd(field))
+        let field = Field::of(name, value.as_bytes());
+        (!field.is_hop_by_hop()).then_some(EndToEnd(field))
     }
 
     /// A field of the gateway with this text.
@@ -171,11 +190,16 @@ impl<'a> EndToEnd<'a> {
     /// # Errors
     /// If it must not be forwarded, or the text is not a valid value.
     pub fn of_text(name: &'a HeaderName, value: &'a [u8]) -> Result<EndToEnd<'a>, NoField> {
-        let name = name.as_str().as_bytes();
-        match is_field_value(value) && !is_hop_by_hop(name) {
-            true => Ok(EndToEnd(Field { name, value })),
+        let field = Field::of(name, value);
+        match is_field_value(value) && !field.is_hop_by_hop() {
+            true => Ok(EndToEnd(field)),
             false => Err(NoField),
         }
+    }
+
+    /// Whether the field is `Host`.
+    pub(super) fn is_host(&self) -> bool {
+        self.0.known == Some(KnownField::Host)
     }
 
     /// Whether the field has this name.
@@ -223,12 +247,9 @@ impl FieldList {
 
     /// All fields.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = Field<'_>> {
-        let read = self.read.iter().map(|place| Field {
-            name: place.name.of(&self.bytes),
-            value: place.value.of(&self.bytes),
-        });
+        let read = self.read.iter().map(|place| place.of(&self.bytes));
         let added = self.added.iter();
-        read.chain(added.map(|(name, value)| Field::of(name, value)))
+        read.chain(added.map(|(name, value)| Field::of(name, value.as_bytes())))
     }
 
     /// The number of fields.
@@ -262,7 +283,10 @@ impl FieldList {
 
     /// All options of `Connection`, valid names or not.
     pub fn connection_options(&self) -> impl Iterator<Item = &[u8]> {
-        self.all(&CONNECTION).flat_map(list)
+        let connection = |field: &Field<'_>| field.known == Some(KnownField::Connection);
+        self.iter()
+            .filter(connection)
+            .flat_map(|field| list(field.value))
     }
 
     /// The valid names among them, which are nominated as hop-by-hop (RFC 9110 section 7.6.1). At most 16 in a parsed head.
@@ -279,27 +303,32 @@ impl FieldList {
         let nominated: Vec<&[u8]> = self.nominated().collect();
         let passes = move |field: &Field<'_>| {
             let mut nominated = nominated.iter();
-            !is_hop_by_hop(field.name) && !nominated.any(|one| one.eq_ignore_ascii_case(field.name))
+            !field.is_hop_by_hop() && !nominated.any(|one| one.eq_ignore_ascii_case(field.name))
         };
         self.iter().filter(passes).map(EndToEnd)
     }
 
+    /// Retains the fields that satisfy `is_kept`.
+    fn retain_fields(&mut self, mut is_kept: impl FnMut(Field<'_>) -> bool) {
+        let bytes = &self.bytes;
+        self.read.retain(|place| is_kept(place.of(bytes)));
+        let added = &mut self.added;
+        added.retain(|(name, value)| is_kept(Field::of(name, value.as_bytes())));
+    }
+
     /// Retains the fields whose names satisfy `is_kept`.
     pub fn retain(&mut self, mut is_kept: impl FnMut(&[u8]) -> bool) {
-        let bytes = &self.bytes;
-        self.read.retain(|place| is_kept(place.name.of(bytes)));
-        self.added
-            .retain(|(name, _)| is_kept(name.as_str().as_bytes()));
+        self.retain_fields(|field| is_kept(field.name));
     }
 
     /// Retains the fields that may be forwarded and whose names satisfy `is_kept`.
     pub fn retain_end_to_end(&mut self, is_kept: impl Fn(&[u8]) -> bool) {
         let nominated: Vec<Vec<u8>> = self.nominated().map(<[u8]>::to_vec).collect();
-        self.retain(|name| {
+        self.retain_fields(|field| {
             let mut nominated = nominated.iter();
-            !is_hop_by_hop(name)
-                && !nominated.any(|one| one.eq_ignore_ascii_case(name))
-                && is_kept(name)
+            !field.is_hop_by_hop()
+                && !nominated.any(|one| one.eq_ignore_ascii_case(field.name))
+                && is_kept(field.name)
         });
     }
 
@@ -353,25 +382,6 @@ impl From<HeaderMap> for FieldList {
             }
         }
         fields
-    }
-}
-
-/// Whether a field belongs to one connection or frames a message, independent of `Connection` (RFC 9110 section 7.6.1).
-fn is_hop_by_hop(name: &[u8]) -> bool {
-    let among = |names: &[&str]| {
-        names
-            .iter()
-            .any(|one| name.eq_ignore_ascii_case(one.as_bytes()))
-    };
-    match name.len() {
-        2 => among(&["te"]),
-        7 => among(&["trailer", "upgrade"]),
-        10 => among(&["connection", "keep-alive"]),
-        14 => among(&["content-length", "http2-settings"]),
-        16 => among(&["proxy-connection"]),
-        17 => among(&["transfer-encoding"]),
-        18 => among(&["proxy-authenticate"]),
-        _ => false,
     }
 }
 
@@ -486,6 +496,7 @@ fn field(text: &[u8], start: usize) -> Option<FieldPlace> {
     }
     let value_start = start + colon + 1;
     Some(FieldPlace {
+        known: KnownField::of(text.get(..colon)?),
         name: FieldRange::new(start, start + colon),
         value: FieldRange::new(value_start + from, value_start + to),
     })

@@ -56,7 +56,7 @@ impl AnswerFraming {
     }
 }
 
-/// The fields that the reader of a head must interpret.
+/// The fields whose names mean something to the reader or the writer of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KnownField {
     Host,
@@ -64,18 +64,40 @@ pub(super) enum KnownField {
     Connection,
     ContentLength,
     TransferEncoding,
+    /// Belongs to one connection, and is not interpreted.
+    HopByHop,
 }
 
 impl KnownField {
+    #[inline]
     pub(super) fn of(name: &[u8]) -> Option<KnownField> {
         let is = |text: &[u8], known| name.eq_ignore_ascii_case(text).then_some(known);
+        let is_hop_by_hop = |text: &[u8]| is(text, KnownField::HopByHop);
         match name.len() {
+            2 => is_hop_by_hop(b"te"),
             4 => is(b"host", KnownField::Host),
             6 => is(b"expect", KnownField::Expect),
-            10 => is(b"connection", KnownField::Connection),
-            14 => is(b"content-length", KnownField::ContentLength),
+            7 => is_hop_by_hop(b"trailer").or_else(|| is_hop_by_hop(b"upgrade")),
+            10 => {
+                is(b"connection", KnownField::Connection).or_else(|| is_hop_by_hop(b"keep-alive"))
+            }
+            14 => is(b"content-length", KnownField::ContentLength)
+                .or_else(|| is_hop_by_hop(b"http2-settings")),
+            16 => is_hop_by_hop(b"proxy-connection"),
             17 => is(b"transfer-encoding", KnownField::TransferEncoding),
+            18 => is_hop_by_hop(b"proxy-authenticate"),
             _ => None,
+        }
+    }
+
+    /// Whether it belongs to one connection or frames a message, independent of `Connection` (RFC 9110 section 7.6.1).
+    pub(super) fn is_hop_by_hop(self) -> bool {
+        match self {
+            KnownField::Connection
+            | KnownField::ContentLength
+            | KnownField::TransferEncoding
+            | KnownField::HopByHop => true,
+            KnownField::Host | KnownField::Expect => false,
         }
     }
 }

@@ -169,8 +169,8 @@ struct NotedRequest {
 impl NotedRequest {
     fn note(&mut self, field: FieldPlace, bytes: &[u8]) -> Result<(), Rejection> {
         let value = field.value.of(bytes);
-        match KnownField::of(field.name.of(bytes)) {
-            None => {}
+        match field.known {
+            Some(KnownField::HopByHop) | None => {}
             Some(KnownField::Host) => {
                 let before = self.host.replace(field.value);
                 if before.is_some() || !is_host(value) {

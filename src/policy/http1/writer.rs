@@ -152,13 +152,15 @@ impl<Direction> HeadWriter<'_, Direction> {
                 | KnownField::ContentLength
                 | KnownField::TransferEncoding,
             ) => {}
-            Some(KnownField::Expect) | None => push_field(self.out, name, value.as_bytes()),
+            Some(KnownField::Expect | KnownField::HopByHop) | None => {
+                push_field(self.out, name, value.as_bytes());
+            }
         }
     }
 }
 
 fn pass(out: &mut Vec<u8>, field: EndToEnd<'_>) {
-    if KnownField::of(field.name()) != Some(KnownField::Host) {
+    if !field.is_host() {
         push_field(out, field.name(), field.value());
     }
 }
