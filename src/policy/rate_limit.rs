@@ -3,6 +3,9 @@
 //! The two last follow draft-ietf-httpapi-ratelimit-headers-11: a quoted policy name, `q` the quota, `w` the window and `t` the
 //! time to the next reset, both in seconds, `r` the remaining units. The names of headers and policies are defined only here.
 
+use std::ops::Range;
+
+use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use jiff::Timestamp;
 
@@ -36,8 +39,8 @@ pub const ALL: [HeaderName; 5] = [
     RATE_LIMIT,
 ];
 
-/// The longest policy with its two numbers.
-const ITEM_BYTES: usize = 64;
+/// The longest texts of a policy, its status and its reset.
+const TEXT_BYTES: usize = 128;
 
 /// The quota status of a key on a day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,45 +59,59 @@ impl QuotaStatus {
         self.used.map(|used| self.limit.saturating_sub(used))
     }
 
-    /// The headers for an answer at `now`. Without a known count, `X-RateLimit-Remaining` and `RateLimit` are left out.
+    /// The headers for an answer at `now`. Without a known count, `X-RateLimit-Remaining` and `RateLimit` are left out. Cost: two
+    /// allocations, because all values are parts of one text.
     pub fn headers(&self, now: Timestamp) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
-        let policy = item([
-            (";q=", itoa::Buffer::new().format(self.limit)),
-            (";w=", itoa::Buffer::new().format(self.day.length_seconds())),
-        ]);
-        let rate_limit = self.remaining().and_then(|remaining| {
-            let seconds_left = self.day.seconds_left(now);
-            item([
-                (";r=", itoa::Buffer::new().format(remaining)),
-                (";t=", itoa::Buffer::new().format(seconds_left)),
-            ])
+        let mut text = Vec::with_capacity(TEXT_BYTES);
+        let (policy, limit) = push_item(
+            &mut text,
+            (";q=", self.limit),
+            (";w=", self.day.length_seconds()),
+        );
+        let status = self.remaining().map(|remaining| {
+            let left = (";t=", self.day.seconds_left(now));
+            push_item(&mut text, (";r=", remaining), left)
         });
+        let reset = push_number(&mut text, self.day.end);
+        let (rate_limit, remaining) = status.unzip();
+        let text = Bytes::from(text);
         [
-            (X_RATE_LIMIT_LIMIT, Some(HeaderValue::from(self.limit))),
-            (
-                X_RATE_LIMIT_REMAINING,
-                self.remaining().map(HeaderValue::from),
-            ),
-            (X_RATE_LIMIT_RESET, Some(HeaderValue::from(self.day.end))),
-            (RATE_LIMIT_POLICY, policy),
+            (X_RATE_LIMIT_LIMIT, Some(limit)),
+            (X_RATE_LIMIT_REMAINING, remaining),
+            (X_RATE_LIMIT_RESET, Some(reset)),
+            (RATE_LIMIT_POLICY, Some(policy)),
             (RATE_LIMIT, rate_limit),
         ]
         .into_iter()
-        .filter_map(|(name, value)| value.map(|value| (name, value)))
+        .filter_map(move |(name, place)| {
+            let value = HeaderValue::from_maybe_shared(text.slice(place?)).ok()?;
+            Some((name, value))
+        })
     }
 }
 
-/// The daily policy with these parameters, as a structured field (RFC 9651 section 3.1).
-fn item(parameters: [(&str, &str); 2]) -> Option<HeaderValue> {
-    let mut text = String::with_capacity(ITEM_BYTES);
-    for part in ["\"", DAILY_POLICY, "\""] {
-        text.push_str(part);
+/// Appends the daily policy with two parameters, as a structured field (RFC 9651 section 3.1). Returns its place and that of the
+/// first number.
+fn push_item(
+    text: &mut Vec<u8>,
+    (name, number): (&str, impl itoa::Integer),
+    (other_name, other_number): (&str, impl itoa::Integer),
+) -> (Range<usize>, Range<usize>) {
+    let start = text.len();
+    for part in ["\"", DAILY_POLICY, "\"", name] {
+        text.extend_from_slice(part.as_bytes());
     }
-    for (name, value) in parameters {
-        text.push_str(name);
-        text.push_str(value);
-    }
-    HeaderValue::from_str(&text).ok()
+    let first = push_number(text, number);
+    text.extend_from_slice(other_name.as_bytes());
+    push_number(text, other_number);
+    (start..text.len(), first)
+}
+
+/// Appends a number. Returns its place.
+fn push_number(text: &mut Vec<u8>, number: impl itoa::Integer) -> Range<usize> {
+    let start = text.len();
+    text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+    start..text.len()
 }
 
 #[cfg(test)]
