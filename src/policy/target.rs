@@ -149,19 +149,18 @@ impl<'a> Absolute<'a> {
 }
 
 fn check_path(path: &str) -> Result<(), TargetError> {
-    if path.contains(';') {
+    let octets = path.as_bytes();
+    if octets.contains(&b';') {
         return Err(TargetError::PathParameter);
     }
-    if path.contains("//") {
+    if octets.windows(2).any(|pair| pair == b"//") {
         return Err(TargetError::EmptySegment);
     }
-    if path.contains('%') {
+    if octets.contains(&b'%') {
         check_escapes(path)?;
     }
-    if path
-        .split('/')
-        .any(|segment| segment == "." || segment == "..")
-    {
+    let mut segments = octets.split(|octet| *octet == b'/');
+    if segments.any(|segment| segment == b"." || segment == b"..") {
         return Err(TargetError::DotSegment);
     }
     Ok(())
