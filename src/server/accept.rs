@@ -4,6 +4,7 @@
 //! expensive part of a flood of connections.
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::config::{Limits, Listen, ProxyProtocol};
 use crate::policy::{address, forwarded};
 use crate::proxy::connection::Connection;
 use crate::proxy::connection::limiter::{ConnectionLimiter, ConnectionLimits, LimitReached};
+use crate::proxy::connection::on_wake::OnWake;
 use crate::proxy::connection::opening::{self, Opened, Silent};
 use crate::proxy::connection::redirect;
 use crate::proxy::connection::transport::Transport;
@@ -247,15 +249,21 @@ impl AcceptContext {
         let (end, ending) = watch::channel(*self.shutdown.borrow());
         let mut shutdown = self.shutdown.clone();
         let mut serving = Box::pin(opened.serve(ending));
-        let stopping = tokio::select! {
-            _ = &mut serving => return,
-            () = connection.retired() => false,
-            () = tokio::time::sleep(times.age) => {
-                self.note_limit("connection_age");
-                connection.retire();
-                false
+        let due = pin!(async {
+            tokio::select! {
+                () = connection.retired() => false,
+                () = tokio::time::sleep(times.age) => {
+                    self.note_limit("connection_age");
+                    connection.retire();
+                    false
+                }
+                _ = shutdown.wait_for(|stopping| *stopping) => true,
             }
-            _ = shutdown.wait_for(|stopping| *stopping) => true,
+        });
+        let stopping = tokio::select! {
+            biased;
+            () = &mut serving => return,
+            stopping = OnWake::new(due) => stopping,
         };
         if stopping {
             let lingering = tokio::time::timeout(IDLE_LINGER, &mut serving);

@@ -2,7 +2,7 @@
 //!
 //! Invariants: after an incomplete answer or request the connection accepts no other; between two requests it holds no buffer.
 
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::limits::{bounds_of, patience_of};
+use super::on_wake::OnWake;
 use super::transport::Transport;
 use super::wire::Http1Wire;
 use super::writes::Writes;
@@ -88,12 +89,13 @@ impl Http1Connection {
     /// Serves the connection from its `start` to its end, which `ending` requests.
     pub(super) async fn run(mut self, start: Instant, mut ending: watch::Receiver<bool>) {
         let (mut deadline, mut limit) = (start + self.deadlines.head, "request_head");
-        let mut ended = pin!(async {
+        let ended = pin!(async {
             let _ = ending.wait_for(|ending| *ending).await;
             tokio::time::sleep(LAST_READ).await;
         });
+        let mut ended = OnWake::new(ended);
         loop {
-            match self.next(deadline, limit, ended.as_mut()).await {
+            match self.next(deadline, limit, &mut ended).await {
                 NextInput::Request(head) => {
                     self.note_request();
                     match self.serve(*head).await {
@@ -124,13 +126,13 @@ impl Http1Connection {
         &mut self,
         deadline: Instant,
         limit: &'static str,
-        mut ended: Pin<&mut impl Future<Output = ()>>,
+        mut ended: impl Future<Output = ()> + Unpin,
     ) -> NextInput {
         while self.wire.unread.is_empty() {
             let more = tokio::select! {
                 biased;
                 more = self.wire.read_more(deadline) => more,
-                () = ended.as_mut() => return NextInput::Absent,
+                () = &mut ended => return NextInput::Absent,
             };
             match more {
                 Ok(Some(1..)) => {}

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::Connection;
 use super::allowance::Allowance;
 use super::guard::Guard;
+use super::on_wake::OnWake;
 use crate::config::Limits;
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
@@ -95,8 +96,9 @@ pub(super) async fn serve(
         Err(error) => return tracing::debug!(%error, "an HTTP/2 handshake failed"),
     };
     let open = Arc::new(OpenStreams::default());
-    let mut asked = pin!(async { ending.wait_for(|ending| *ending).await.is_ok() });
-    let mut idle = pin!(open.idle(terms.idle));
+    let asked = pin!(async { ending.wait_for(|ending| *ending).await.is_ok() });
+    let mut asked = OnWake::new(asked);
+    let mut idle = OnWake::new(Box::pin(open.idle(terms.idle)));
     let mut stopped: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
@@ -114,7 +116,7 @@ pub(super) async fn serve(
             // The GOAWAY excludes requests that are still in transit, and the client learns this from it.
             connection.graceful_shutdown();
             stopped = Some(Instant::now());
-            idle.set(open.idle(CLOSING));
+            idle = OnWake::new(Box::pin(open.idle(CLOSING)));
             continue;
         };
         // However the connection ended, the library ends its requests.
