@@ -46,12 +46,10 @@ impl OctetSet {
 }
 
 /// Appends octets to a text as lower-case hexadecimal digits, two each. Allocates only if the text lacks capacity.
-pub fn push_hex(text: &mut String, octets: &[u8]) {
-    let digit = |nibble: u8| char::from(if nibble < 10 { b'0' } else { b'a' - 10 } + nibble);
-    for octet in octets {
-        text.push(digit(octet >> 4));
-        text.push(digit(octet & 0x0f));
-    }
+pub fn push_hex<const OCTETS: usize>(text: &mut String, octets: [u8; OCTETS]) {
+    let digit = |nibble: u8| if nibble < 10 { b'0' } else { b'a' - 10 } + nibble;
+    let digits = octets.map(|octet| [digit(octet >> 4), digit(octet & 0x0f)]);
+    text.push_str(str::from_utf8(digits.as_flattened()).unwrap_or_default());
 }
 
 #[cfg(test)]
@@ -72,7 +70,7 @@ mod tests {
     fn every_octet_is_written_in_two_lower_case_digits() {
         for octet in 0..=255_u8 {
             let mut text = String::from("x");
-            push_hex(&mut text, &[octet]);
+            push_hex(&mut text, [octet]);
             assert_eq!(text, format!("x{octet:02x}"));
         }
     }

@@ -27,7 +27,7 @@ pub fn kept<'a>(client_sent: &'a [u8], prefix: &KeyPrefix) -> Option<&'a str> {
 /// A new id from 128 random bits, as 32 hexadecimal characters.
 pub fn from_random(random: u128) -> String {
     let mut id = String::with_capacity(32);
-    push_hex(&mut id, &random.to_be_bytes());
+    push_hex(&mut id, random.to_be_bytes());
     id
 }
 

@@ -71,11 +71,11 @@ impl TraceContext {
     pub fn header(&self, span: u64) -> String {
         let mut header = String::with_capacity(HEADER_CHARS);
         header.push_str("00-");
-        push_hex(&mut header, &self.trace_id.to_be_bytes());
+        push_hex(&mut header, self.trace_id.to_be_bytes());
         header.push('-');
-        push_hex(&mut header, &span.to_be_bytes());
+        push_hex(&mut header, span.to_be_bytes());
         header.push('-');
-        push_hex(&mut header, &[self.flags]);
+        push_hex(&mut header, [self.flags]);
         header
     }
 }
