@@ -57,6 +57,10 @@ impl FieldRange {
         self.start as usize..self.end as usize
     }
 
+    fn bytes(self) -> usize {
+        self.end.saturating_sub(self.start) as usize
+    }
+
     /// The bytes of the place; empty if `bytes` is not its buffer.
     pub(super) fn of(self, bytes: &[u8]) -> &[u8] {
         bytes.get(self.range()).unwrap_or_default()
@@ -77,7 +81,7 @@ impl FieldPlace {
         Field {
             name: self.name.of(bytes),
             value: self.value.of(bytes),
-            known: self.known,
+            class: Class::Read(self.known),
         }
     }
 }
@@ -141,21 +145,36 @@ impl Options {
 pub struct Field<'a> {
     name: &'a [u8],
     value: &'a [u8],
-    known: Option<KnownField>,
+    class: Class,
+}
+
+/// What is known of a field's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    /// It was looked at when the field was read.
+    Read(Option<KnownField>),
+    /// It has not been looked at.
+    Added,
 }
 
 impl<'a> Field<'a> {
     fn of(name: &'a HeaderName, value: &'a [u8]) -> Field<'a> {
-        let name = name.as_str().as_bytes();
         Field {
-            name,
+            name: name.as_str().as_bytes(),
             value,
-            known: KnownField::of(name),
+            class: Class::Added,
+        }
+    }
+
+    fn known(&self) -> Option<KnownField> {
+        match self.class {
+            Class::Read(known) => known,
+            Class::Added => KnownField::of(self.name),
         }
     }
 
     fn is_hop_by_hop(&self) -> bool {
-        self.known.is_some_and(KnownField::is_hop_by_hop)
+        self.known().is_some_and(KnownField::is_hop_by_hop)
     }
 
     /// The name, as it was sent.
@@ -199,7 +218,7 @@ impl<'a> EndToEnd<'a> {
 
     /// Whether the field is `Host`.
     pub(super) fn is_host(&self) -> bool {
-        self.0.known == Some(KnownField::Host)
+        self.0.known() == Some(KnownField::Host)
     }
 
     /// Whether the field has this name.
@@ -265,10 +284,15 @@ impl FieldList {
 
     /// The values of all fields of that name.
     pub fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]> {
-        let name = name.as_str().as_bytes();
-        self.iter()
-            .filter(move |field| field.name.eq_ignore_ascii_case(name))
-            .map(|field| field.value)
+        let text = name.as_str().as_bytes();
+        // Most names differ in length, which is compared without a look into the buffer.
+        let read = self.read.iter().filter(move |place| {
+            place.name.bytes() == text.len()
+                && place.name.of(&self.bytes).eq_ignore_ascii_case(text)
+        });
+        let added = self.added.iter().filter(move |(added, _)| added == name);
+        let added = added.map(|(_, value)| value.as_bytes());
+        read.map(|place| place.value.of(&self.bytes)).chain(added)
     }
 
     /// The value of the first field of that name.
@@ -283,7 +307,7 @@ impl FieldList {
 
     /// All options of `Connection`, valid names or not.
     pub fn connection_options(&self) -> impl Iterator<Item = &[u8]> {
-        let connection = |field: &Field<'_>| field.known == Some(KnownField::Connection);
+        let connection = |field: &Field<'_>| field.known() == Some(KnownField::Connection);
         self.iter()
             .filter(connection)
             .flat_map(|field| list(field.value))
