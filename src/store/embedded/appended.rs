@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use ahash::RandomState;
 use jiff::civil::Date;
 use rusqlite::{Connection, Row};
 
@@ -362,7 +363,7 @@ pub(super) fn lacks(connection: &Connection, date: Date) -> rusqlite::Result<boo
 pub(super) struct Sums {
     /// The row names by number, and the numbers by row name.
     places: Vec<Arc<str>>,
-    numbers: HashMap<Arc<str>, u32>,
+    numbers: HashMap<Arc<str>, u32, RandomState>,
     rows: BTreeMap<(Date, KeyId, u32), Addition>,
 }
 

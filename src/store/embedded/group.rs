@@ -16,6 +16,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
 
+use ahash::RandomState;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use rusqlite::{Connection, OptionalExtension, Statement};
@@ -70,7 +71,7 @@ pub(super) struct Statements<'c> {
     append: Statement<'c>,
     adjust: Statement<'c>,
     /// The rows of the days table that a committed group has read or written.
-    days: HashMap<Date, Day>,
+    days: HashMap<Date, Day, RandomState>,
     version: Statement<'c>,
     guarded: Statement<'c>,
     /// The last date that a write may have to reopen; none where there is no closed day.
@@ -78,7 +79,7 @@ pub(super) struct Statements<'c> {
     /// The version of the database that what is known is of.
     known_of: Option<i64>,
     /// The counts of that version.
-    known: HashMap<(KeyId, Date), KnownCount>,
+    known: HashMap<(KeyId, Date), KnownCount, RandomState>,
     /// How many counts there may be before those are forgotten that can be.
     known_max: usize,
     /// The last group whose entries are in the counts, and the number of rewrites in the `folding` row; `None` if nothing is
@@ -101,12 +102,12 @@ impl<'c> Statements<'c> {
             count: connection.prepare(COUNT)?,
             append: connection.prepare(APPEND)?,
             adjust: connection.prepare(ADJUST)?,
-            days: HashMap::new(),
+            days: HashMap::default(),
             version: connection.prepare(VERSION)?,
             guarded: connection.prepare(GUARDED)?,
             guarded_through: None,
             known_of: None,
-            known: HashMap::new(),
+            known: HashMap::default(),
             known_max: COUNTS_MAX,
             seen: None,
             turn: 0,

@@ -6,6 +6,8 @@
 
 use std::time::{Duration, Instant};
 
+use ahash::RandomState;
+
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 
@@ -17,7 +19,7 @@ const ENTRIES_MAX: usize = 65_536;
 /// Counts by key and day.
 #[derive(Default)]
 pub(super) struct Learnt {
-    counts: papaya::HashMap<(KeyId, Day), (u64, Instant)>,
+    counts: papaya::HashMap<(KeyId, Day), (u64, Instant), RandomState>,
 }
 
 impl Learnt {
