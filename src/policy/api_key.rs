@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
+use super::octets;
+
 const BASE62: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 const ID_CHARS: usize = 12;
 const SECRET_CHARS: usize = 32;
@@ -269,7 +271,7 @@ impl fmt::Debug for ApiKey {
 /// length or character, or, with our prefix, a wrong format or checksum.
 pub fn parse_presented(value: &[u8], prefix: &KeyPrefix) -> Result<KeyDigest, KeyError> {
     let fits = (KEY_CHARS_MIN..=KEY_CHARS_MAX).contains(&value.len())
-        && value.iter().all(u8::is_ascii_graphic);
+        && !octets::any(value, |octet| !octet.is_ascii_graphic());
     if !fits {
         return Err(KeyError::Malformed);
     }
@@ -355,10 +357,9 @@ fn is_issued_shape(value: &[u8], body: &[u8]) -> bool {
     };
     let (checked, check) = value.split_at(checked_len);
     secret_and_check.len() == SECRET_CHARS + CHECK_CHARS
-        && id
+        && ![id, secret_and_check]
             .iter()
-            .chain(secret_and_check)
-            .all(u8::is_ascii_alphanumeric)
+            .any(|part| octets::any(part, |octet| !octet.is_ascii_alphanumeric()))
         && check == checksum(checked).as_slice()
 }
 

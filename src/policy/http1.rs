@@ -15,7 +15,7 @@
 //! refused here. A head is read once, into one buffer and the positions of its fields; from HTTP/1 to HTTP/1 no header map is
 //! built.
 
-use super::octets::OctetSet;
+use super::octets::{self, OctetSet};
 use super::rejection::{Malformed, Rejection};
 
 pub mod answer;
@@ -114,13 +114,11 @@ static HOST_NAME: OctetSet = OctetSet::alphanumeric_and(b"-._");
 /// A character of a token (RFC 9110 section 5.6.2).
 static TOKEN: OctetSet = OctetSet::alphanumeric_and(b"!#$%&'*+-.^_`|~");
 
-/// Whether all characters are allowed in a field's value (RFC 9110 section 5.5): no control character except the tab. Without
-/// branches, so that the compiler can vectorise it.
+/// Whether all characters are allowed in a field's value (RFC 9110 section 5.5): no control character except the tab.
 fn is_field_value(value: &[u8]) -> bool {
-    let is_control = |byte: u8| (byte < b' ' && byte != b'\t') || byte == 0x7f;
-    !value
-        .iter()
-        .fold(false, |found, byte| found | is_control(*byte))
+    !octets::any(value, |octet| {
+        (octet < b' ' && octet != b'\t') || octet == 0x7f
+    })
 }
 
 /// The refusal of `CONNECT`, over HTTP/2 too: no endpoint accepts it, and requests in a tunnel would not be counted.

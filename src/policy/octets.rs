@@ -1,4 +1,4 @@
-//! Sets of octets for grammars, as look-up tables; and octets as hexadecimal text.
+//! Sets of octets for grammars, as look-up tables; searches among octets; and octets as hexadecimal text.
 
 /// Some of the 256 octets.
 #[derive(Debug)]
@@ -45,6 +45,15 @@ impl OctetSet {
     }
 }
 
+/// Whether any of the octets satisfies `is`. Cost: without a branch for each, and eight at a time, which the compiler turns into
+/// vector instructions also for the short texts of headers.
+pub fn any(octets: &[u8], is: impl Fn(u8) -> bool) -> bool {
+    let any = |octets: &[u8]| octets.iter().fold(false, |any, octet| any | is(*octet));
+    let (eights, rest) = octets.as_chunks::<8>();
+    let among_eights = eights.iter().fold(false, |found, eight| found | any(eight));
+    among_eights | any(rest)
+}
+
 /// Appends octets to a text as lower-case hexadecimal digits, two each. Allocates only if the text lacks capacity.
 pub fn push_hex<const OCTETS: usize>(text: &mut String, octets: [u8; OCTETS]) {
     let digit = |nibble: u8| if nibble < 10 { b'0' } else { b'a' - 10 } + nibble;
@@ -64,6 +73,19 @@ mod tests {
             assert_eq!(SET.contains(octet), expected, "{octet}");
         }
         assert!(SET.contains_all(b"a-9") && !SET.contains_all(b"a 9") && SET.contains_all(b""));
+    }
+
+    #[test]
+    fn any_octet_is_found_at_any_place() {
+        for length in 0..40 {
+            let mut octets = vec![1; length];
+            assert!(!any(&octets, |octet| octet == 2), "{length}");
+            for place in 0..length {
+                octets[place] = 2;
+                assert!(any(&octets, |octet| octet == 2), "{place} of {length}");
+                octets[place] = 1;
+            }
+        }
     }
 
     #[test]

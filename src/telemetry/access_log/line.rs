@@ -12,6 +12,7 @@ use jiff::Timestamp;
 
 use super::Line;
 use crate::policy::forwarded::RequestSender;
+use crate::policy::octets;
 
 /// `2026-11-22T05:10:00`
 const SECOND_BYTES: usize = 19;
@@ -73,9 +74,8 @@ fn text(out: &mut Vec<u8>, name: &str, value: Option<&str>) {
         out.extend_from_slice(b"null");
         return;
     };
-    let is_plain = |byte: u8| byte >= 0x20 && byte != b'"' && byte != b'\\';
-    // To the end, without a branch for each byte: several bytes are compared at once.
-    if value.bytes().fold(true, |all, byte| all & is_plain(byte)) {
+    let is_escaped = |octet: u8| octet < 0x20 || octet == b'"' || octet == b'\\';
+    if !octets::any(value.as_bytes(), is_escaped) {
         out.push(b'"');
         out.extend_from_slice(value.as_bytes());
         out.push(b'"');
