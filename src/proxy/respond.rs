@@ -28,8 +28,8 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// The document changes with the configuration only; caches revalidate it after five minutes.
 const DOCUMENT_CACHING: HeaderValue = HeaderValue::from_static("max-age=300");
 const USAGE_CACHING: HeaderValue = HeaderValue::from_static("no-store");
-/// More than any answer of the gateway has.
-const FIELDS: usize = 16;
+/// More than the gateway adds to any answer.
+pub const FIELDS: usize = 16;
 
 /// A complete answer of the gateway.
 #[derive(Debug)]

@@ -81,7 +81,7 @@ impl FieldPlace {
         Field {
             name: self.name.of(bytes),
             value: self.value.of(bytes),
-            class: Class::Read(self.known),
+            known: self.known,
         }
     }
 }
@@ -145,36 +145,21 @@ impl Options {
 pub struct Field<'a> {
     name: &'a [u8],
     value: &'a [u8],
-    class: Class,
-}
-
-/// What is known of a field's name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Class {
-    /// It was looked at when the field was read.
-    Read(Option<KnownField>),
-    /// It has not been looked at.
-    Added,
+    known: Option<KnownField>,
 }
 
 impl<'a> Field<'a> {
     fn of(name: &'a HeaderName, value: &'a [u8]) -> Field<'a> {
+        let name = name.as_str().as_bytes();
         Field {
-            name: name.as_str().as_bytes(),
+            name,
             value,
-            class: Class::Added,
-        }
-    }
-
-    fn known(&self) -> Option<KnownField> {
-        match self.class {
-            Class::Read(known) => known,
-            Class::Added => KnownField::of(self.name),
+            known: KnownField::of(name),
         }
     }
 
     fn is_hop_by_hop(&self) -> bool {
-        self.known().is_some_and(KnownField::is_hop_by_hop)
+        self.known.is_some_and(KnownField::is_hop_by_hop)
     }
 
     /// The name, as it was sent.
@@ -218,7 +203,7 @@ impl<'a> EndToEnd<'a> {
 
     /// Whether the field is `Host`.
     pub(super) fn is_host(&self) -> bool {
-        self.0.known() == Some(KnownField::Host)
+        self.0.known == Some(KnownField::Host)
     }
 
     /// Whether the field has this name.
@@ -243,7 +228,25 @@ impl<'a> EndToEnd<'a> {
 pub struct FieldList {
     bytes: Bytes,
     read: Vec<FieldPlace>,
-    added: Vec<(HeaderName, HeaderValue)>,
+    added: Vec<AddedField>,
+}
+
+/// A field that was not read from the buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct AddedField {
+    name: HeaderName,
+    value: HeaderValue,
+    known: Option<KnownField>,
+}
+
+impl AddedField {
+    fn field(&self) -> Field<'_> {
+        Field {
+            name: self.name.as_str().as_bytes(),
+            value: self.value.as_bytes(),
+            known: self.known,
+        }
+    }
 }
 
 impl FieldList {
@@ -267,8 +270,7 @@ impl FieldList {
     /// All fields.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = Field<'_>> {
         let read = self.read.iter().map(|place| place.of(&self.bytes));
-        let added = self.added.iter();
-        read.chain(added.map(|(name, value)| Field::of(name, value.as_bytes())))
+        read.chain(self.added.iter().map(AddedField::field))
     }
 
     /// The number of fields.
@@ -290,8 +292,8 @@ impl FieldList {
             place.name.bytes() == text.len()
                 && place.name.of(&self.bytes).eq_ignore_ascii_case(text)
         });
-        let added = self.added.iter().filter(move |(added, _)| added == name);
-        let added = added.map(|(_, value)| value.as_bytes());
+        let added = self.added.iter().filter(move |added| added.name == *name);
+        let added = added.map(|added| added.value.as_bytes());
         read.map(|place| place.value.of(&self.bytes)).chain(added)
     }
 
@@ -307,7 +309,7 @@ impl FieldList {
 
     /// All options of `Connection`, valid names or not.
     pub fn connection_options(&self) -> impl Iterator<Item = &[u8]> {
-        let connection = |field: &Field<'_>| field.known() == Some(KnownField::Connection);
+        let connection = |field: &Field<'_>| field.known == Some(KnownField::Connection);
         self.iter()
             .filter(connection)
             .flat_map(|field| list(field.value))
@@ -336,8 +338,7 @@ impl FieldList {
     fn retain_fields(&mut self, mut is_kept: impl FnMut(Field<'_>) -> bool) {
         let bytes = &self.bytes;
         self.read.retain(|place| is_kept(place.of(bytes)));
-        let added = &mut self.added;
-        added.retain(|(name, value)| is_kept(Field::of(name, value.as_bytes())));
+        self.added.retain(|added| is_kept(added.field()));
     }
 
     /// Retains the fields whose names satisfy `is_kept`.
@@ -368,9 +369,15 @@ impl FieldList {
         self.append(name, value);
     }
 
+    /// Makes room for fields that are added next.
+    pub fn reserve(&mut self, added: usize) {
+        self.added.reserve(added);
+    }
+
     /// Adds a field at the end.
     pub fn append(&mut self, name: HeaderName, value: HeaderValue) {
-        self.added.push((name, value));
+        let known = KnownField::of(name.as_str().as_bytes());
+        self.added.push(AddedField { name, value, known });
     }
 
     /// The same fields as a map, for libraries. Cost: an allocation for each name that is not registered.
@@ -386,8 +393,8 @@ impl FieldList {
                 map.append(name, value);
             }
         }
-        for (name, value) in self.added {
-            map.append(name, value);
+        for added in self.added {
+            map.append(added.name, added.value);
         }
         map
     }

@@ -95,6 +95,7 @@ fn begin(
     let now = gate.store.now();
     let fields = &mut head.fields;
     forward::clean_answer(head.status, fields, &exchange.snapshot.answer_denied);
+    fields.reserve(respond::FIELDS);
     respond::insert_common(fields, exchange);
     forward::confine_answer(fields);
     announce(fields, &forwarding.endpoint.retirement);
