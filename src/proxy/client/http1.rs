@@ -192,6 +192,10 @@ impl<'c> Http1Side<'c> {
             };
             self.answer = Some(out.end_answer(framing, connection));
             self.is_whole = ends;
+            if let AnswerFraming::Length(body) = framing {
+                let body = usize::try_from(body).unwrap_or(usize::MAX);
+                self.wire.reserve(body.saturating_add(bytes.len()));
+            }
         }
         self.write(&bytes).await
     }

@@ -90,6 +90,11 @@ impl Http1Wire {
         Poll::Ready(Ok(space.filled().len()))
     }
 
+    /// Makes room for an answer of this length.
+    pub(in crate::proxy) fn reserve(&mut self, bytes: usize) {
+        self.writes.reserve(bytes);
+    }
+
     pub(in crate::proxy) async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let written =

@@ -67,6 +67,13 @@ impl Writes {
         }
     }
 
+    /// Makes room for an answer of this length, if all of it is gathered: then no part of it is moved.
+    pub fn reserve(&mut self, bytes: usize) {
+        if bytes <= GATHERED_BYTES_MAX {
+            self.gathered.reserve(bytes);
+        }
+    }
+
     /// Appends bytes, without a limit.
     pub fn append(&mut self, bytes: &[u8]) {
         self.gathered.extend_from_slice(bytes);
