@@ -129,18 +129,18 @@ pub(super) async fn serve(
             continue;
         }
         let under_way = OpenStream::begin(&open);
-        let terms = terms.clone();
-        tokio::spawn(async move {
-            let _under_way = under_way;
-            serve_stream(&terms, request, respond).await;
-        });
+        let stream = serve_stream(terms.clone(), request, respond, under_way);
+        // In a box, because the runtime moves a task's future at its start and at its end.
+        tokio::spawn(Box::pin(stream));
     }
 }
 
+/// Serves the request of a stream, which is `_under_way` until it returns.
 async fn serve_stream(
-    terms: &StreamTerms,
+    terms: Arc<StreamTerms>,
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
+    _under_way: OpenStream,
 ) {
     let (parts, body) = request.into_parts();
     let mut head = RequestHead::of_http2(parts);
