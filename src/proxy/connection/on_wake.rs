@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// The future, which is not polled again once it is ready.
+/// The future, which must not be polled again once it was ready.
 #[derive(Debug)]
 pub struct OnWake<F> {
     inner: F,
@@ -23,7 +23,7 @@ struct WakeUps {
 }
 
 impl<F: Future + Unpin> OnWake<F> {
-    /// A future that is polled at first, and then when it was woken.
+    /// A future that is polled once at first, and after that only when it was woken.
     pub fn new(inner: F) -> OnWake<F> {
         OnWake {
             inner,
@@ -50,8 +50,9 @@ impl<F: Future + Unpin> Future for OnWake<F> {
                 task: task.clone(),
             }),
         };
-        // Before the poll: a wake-up during it is for the next one.
-        wake_ups.is_woken.store(false, Ordering::Release);
+        // Before the poll: a wake-up during it is for the next one. Exchanged, not stored, as in `wake_by_ref`: so the poll sees
+        // what its wakers did before each wake-up that is taken here.
+        wake_ups.is_woken.swap(false, Ordering::AcqRel);
         let waker = Waker::from(wake_ups.clone());
         self.wake_ups = Some(wake_ups);
         Pin::new(&mut self.inner).poll(&mut Context::from_waker(&waker))
@@ -64,7 +65,7 @@ impl Wake for WakeUps {
     }
 
     fn wake_by_ref(self: &Arc<WakeUps>) {
-        self.is_woken.store(true, Ordering::Release);
+        self.is_woken.swap(true, Ordering::AcqRel);
         self.task.wake_by_ref();
     }
 }
