@@ -61,6 +61,23 @@ enum NextInput {
     Over,
 }
 
+/// The request to end a connection.
+struct EndRequest<F> {
+    requested: OnWake<F>,
+    is_requested: bool,
+}
+
+impl<F: Future<Output = ()> + Unpin> EndRequest<F> {
+    /// Returns [`LAST_READ`] after the end was requested, or after this call if it was requested earlier.
+    async fn last_read(&mut self) {
+        if !self.is_requested {
+            (&mut self.requested).await;
+            self.is_requested = true;
+        }
+        tokio::time::sleep(LAST_READ).await;
+    }
+}
+
 impl Http1Connection {
     /// A connection on which `unread` was received so far.
     pub(super) fn new(
@@ -89,13 +106,15 @@ impl Http1Connection {
     /// Serves the connection from its `start` to its end, which `ending` requests.
     pub(super) async fn run(mut self, start: Instant, mut ending: watch::Receiver<bool>) {
         let (mut deadline, mut limit) = (start + self.deadlines.head, "request_head");
-        let ended = pin!(async {
+        let requested = pin!(async {
             let _ = ending.wait_for(|ending| *ending).await;
-            tokio::time::sleep(LAST_READ).await;
         });
-        let mut ended = OnWake::new(ended);
+        let mut end = EndRequest {
+            requested: OnWake::new(requested),
+            is_requested: false,
+        };
         loop {
-            match self.next(deadline, limit, &mut ended).await {
+            match self.next(deadline, limit, &mut end).await {
                 NextInput::Request(head) => {
                     self.note_request();
                     match self.serve(*head).await {
@@ -120,19 +139,19 @@ impl Http1Connection {
         self.wire.close().await;
     }
 
-    /// Reads the next head, whose first byte must arrive before `deadline` and before the connection has `ended`; what has arrived by
-    /// then is served.
+    /// Reads the next head, whose first byte must arrive before `deadline` and before the connection's `end` is requested; what has
+    /// arrived by then is served.
     async fn next(
         &mut self,
         deadline: Instant,
         limit: &'static str,
-        mut ended: impl Future<Output = ()> + Unpin,
+        end: &mut EndRequest<impl Future<Output = ()> + Unpin>,
     ) -> NextInput {
         while self.wire.unread.is_empty() {
             let more = tokio::select! {
                 biased;
                 more = self.wire.read_more(deadline) => more,
-                () = &mut ended => return NextInput::Absent,
+                () = end.last_read() => return NextInput::Absent,
             };
             match more {
                 Ok(Some(1..)) => {}
