@@ -54,6 +54,14 @@ pub enum Piece {
 }
 
 impl Piece {
+    /// The bytes of the body in it.
+    fn body_bytes(&self) -> usize {
+        match self {
+            Piece::Head(..) => 0,
+            Piece::Part(part, _) => part.len(),
+        }
+    }
+
     /// The approximate memory that it occupies.
     pub fn held_bytes(&self) -> u64 {
         match self {
@@ -180,6 +188,9 @@ impl<'c> Client<'c> {
     /// # Errors
     /// If the client has disconnected, or reads too little for too long.
     pub async fn write(&mut self, pieces: Vec<Piece>) -> Result<(), Failure> {
+        if let (Side::Http1(side), [Piece::Head(..), parts @ ..]) = (&mut self.side, &*pieces) {
+            side.reserve(parts.iter().map(Piece::body_bytes).sum());
+        }
         for piece in pieces {
             match piece {
                 Piece::Head(head, ends) => {
@@ -223,8 +234,8 @@ impl<'c> Client<'c> {
         self.bytes_sent
     }
 
-    /// Lends the connection's timer over HTTP/1, which is set already: a request that ends in time never sets it again. Over HTTP/2
-    /// each request has its own.
+    /// Lends the timer of an HTTP/1 connection. It is usually set already, and most requests end without setting it again. Over
+    /// HTTP/2 each request has its own.
     pub fn lend_timer(&mut self) -> Timer {
         match &mut self.side {
             Side::Http1(side) => mem::take(side.timer()),

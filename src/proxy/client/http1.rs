@@ -22,6 +22,8 @@ use crate::proxy::failure::{ClientFault, Failure, ServerFault};
 
 /// Bytes that a client may send ahead while a request is answered; more waits in the system's buffers.
 const AHEAD_BYTES_MAX: usize = 8 * 1024;
+/// Room for the head of most answers.
+const HEAD_BYTES: usize = 1024;
 /// How long the discarded rest of a body may take.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -85,6 +87,11 @@ impl<'c> Http1Side<'c> {
 
     pub(super) fn is_body_empty(&self) -> bool {
         self.is_body_empty
+    }
+
+    /// Makes room for a head and these bytes of a body, which are written together.
+    pub(super) fn reserve(&mut self, body_bytes: usize) {
+        self.wire.reserve(HEAD_BYTES + body_bytes);
     }
 
     /// The connection's timer.
@@ -169,7 +176,7 @@ impl<'c> Http1Side<'c> {
             // HTTP/1.0 has no interim answers (RFC 9110 section 15.2).
             return Ok(());
         }
-        let mut bytes = Vec::with_capacity(1024);
+        let mut bytes = Vec::with_capacity(HEAD_BYTES);
         let mut out = HeadWriter::answer(&mut bytes, head.status);
         for field in head.fields.end_to_end() {
             out.pass(field);
@@ -192,10 +199,6 @@ impl<'c> Http1Side<'c> {
             };
             self.answer = Some(out.end_answer(framing, connection));
             self.is_whole = ends;
-            if let AnswerFraming::Length(body) = framing {
-                let body = usize::try_from(body).unwrap_or(usize::MAX);
-                self.wire.reserve(body.saturating_add(bytes.len()));
-            }
         }
         self.write(&bytes).await
     }

@@ -90,7 +90,7 @@ impl Http1Wire {
         Poll::Ready(Ok(space.filled().len()))
     }
 
-    /// Makes room for an answer of this length.
+    /// Makes room for this many bytes of an answer.
     pub(in crate::proxy) fn reserve(&mut self, bytes: usize) {
         self.writes.reserve(bytes);
     }

@@ -67,7 +67,7 @@ impl Writes {
         }
     }
 
-    /// Makes room for an answer of this length, if all of it is gathered: then no part of it is moved.
+    /// Makes room for this many bytes, if all are gathered, so that the buffer does not move its bytes while it grows.
     pub fn reserve(&mut self, bytes: usize) {
         if bytes <= GATHERED_BYTES_MAX {
             self.gathered.reserve(bytes);
