@@ -45,8 +45,8 @@ impl OctetSet {
     }
 }
 
-/// Whether any of the octets satisfies `is`. Cost: without a branch for each, and eight at a time, which the compiler turns into
-/// vector instructions also for the short texts of headers.
+/// Whether any of the octets satisfies `is`. There is no branch for each octet, and eight are taken at a time, which the compiler
+/// turns into vector instructions also for the short texts of headers.
 pub fn any(octets: &[u8], is: impl Fn(u8) -> bool) -> bool {
     let any = |octets: &[u8]| octets.iter().fold(false, |any, octet| any | is(*octet));
     let (eights, rest) = octets.as_chunks::<8>();

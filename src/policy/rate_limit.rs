@@ -39,7 +39,7 @@ pub const ALL: [HeaderName; 5] = [
     RATE_LIMIT,
 ];
 
-/// The longest texts of a policy, its status and its reset.
+/// Room for the longest texts of a policy, its status and its reset.
 const TEXT_BYTES: usize = 128;
 
 /// The quota status of a key on a day.

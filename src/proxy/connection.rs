@@ -10,7 +10,7 @@
 //! | [`allowance`] | the memory of an HTTP/2 connection's requests while its client does not read |
 //! | [`redirect`] | a connection without TLS that is redirected to HTTPS |
 //! | [`refusal`] | the answer to a head that cannot be read, its line in the access log and its metrics |
-//! | [`on_wake`] | futures of a busy task that are seldom ready |
+//! | [`on_wake`] | the futures of a busy task that are seldom ready, polled only when they were woken |
 //! | [`timer`] | successive deadlines on one timer |
 //! | [`transport`] | TCP, with TLS or without |
 //! | [`wire`] | the bytes of a connection over HTTP/1, in both directions |

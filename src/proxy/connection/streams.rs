@@ -130,12 +130,12 @@ pub(super) async fn serve(
         }
         let under_way = OpenStream::begin(&open);
         let stream = serve_stream(terms.clone(), request, respond, under_way);
-        // In a box, because the runtime moves a task's future at its start and at its end.
+        // In a box, so that only a pointer is moved: the runtime moves a task's future at its start and at its end.
         tokio::spawn(Box::pin(stream));
     }
 }
 
-/// Serves the request of a stream, which is `_under_way` until it returns.
+/// Serves the request of a stream, which counts as open until this returns.
 async fn serve_stream(
     terms: Arc<StreamTerms>,
     request: Request<RecvStream>,

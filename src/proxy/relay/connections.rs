@@ -35,7 +35,7 @@ pub enum TakenConnection {
 
 /// A connection over HTTP/1.
 pub struct OwnConnection {
-    /// Its bytes.
+    /// The transport.
     pub stream: Stream,
     /// The settings that it was made with, as a hash.
     settings: u64,
