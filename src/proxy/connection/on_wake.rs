@@ -82,8 +82,7 @@ mod tests {
     #[tokio::test]
     async fn it_is_polled_at_first_and_when_it_was_woken_and_at_no_other_time() {
         let (polls, ready) = (AtomicUsize::new(0), Notify::new());
-        let waiting = std::pin::pin!(ready.notified());
-        let mut waiting = waiting;
+        let mut waiting = std::pin::pin!(ready.notified());
         let counted = poll_fn(|context| {
             polls.fetch_add(1, Ordering::Relaxed);
             waiting.as_mut().poll(context)
