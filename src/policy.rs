@@ -24,6 +24,7 @@
 //! | [`enforcement`] | whether the limits of a tier refuse or only count (steps 6 to 8) |
 //! | [`explanation`] | why the steps would admit or refuse a request |
 //! | [`octets`] | sets of octets for grammars |
+//! | [`json`] | members of JSON objects, written without a map |
 //! | [`header_pattern`] | which headers operators do not want forwarded |
 //! | [`own_header`] | which request headers are not forwarded as sent |
 //! | [`own_path`] | which paths the gateway answers itself |
@@ -63,6 +64,7 @@ pub mod header_pattern;
 pub mod http1;
 pub mod http2;
 pub mod http2_memory;
+pub mod json;
 pub mod key_record;
 pub mod lifecycle;
 pub mod maintenance;

@@ -4,14 +4,15 @@
 //! 429, whose type and `violated-policies` come from draft-ietf-httpapi-ratelimit-headers-11. `code` never changes. Nothing here
 //! names hosts, stores, files or keys: texts are constants, values are numbers, tier names and the request id.
 
+use std::borrow::Cow;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderName, HeaderValue, StatusCode};
 use jiff::Timestamp;
-use serde::Serialize;
 
+use super::json;
 use super::key_record::TierName;
 use super::maintenance::Maintenance;
 use super::rate_limit::{BURST_POLICY, CONCURRENT_POLICY, DAILY_POLICY, QuotaStatus, USAGE_POLICY};
@@ -128,8 +129,8 @@ pub enum Rejection {
 pub struct ProblemAnswer {
     /// The status.
     pub status: StatusCode,
-    /// `WWW-Authenticate`, `Allow`, `Retry-After`.
-    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// `WWW-Authenticate`, `Allow` or `Retry-After`.
+    pub header: Option<(HeaderName, HeaderValue)>,
     /// The JSON body.
     pub body: Vec<u8>,
 }
@@ -137,7 +138,6 @@ pub struct ProblemAnswer {
 /// The media type of every error body.
 pub const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 
-#[derive(Serialize)]
 struct ProblemBody<'a> {
     r#type: &'static str,
     title: &'a str,
@@ -145,22 +145,15 @@ struct ProblemBody<'a> {
     detail: &'a str,
     code: &'static str,
     request_id: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tier: Option<&'a TierName>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    required_tiers: Option<&'a [TierName]>,
-    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    tiers: Option<(&'a TierName, &'a [TierName])>,
     quota: Option<ExceededQuota>,
 }
 
-#[derive(Serialize)]
 struct ExceededQuota {
     limit: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
     used: Option<u64>,
     reset: Timestamp,
-    #[serde(rename = "violated-policies")]
-    violated_policies: [&'static str; 1],
+    violated_policy: &'static str,
 }
 
 impl ProblemBody<'_> {
@@ -176,8 +169,40 @@ impl ProblemBody<'_> {
             limit: quota_status.limit,
             used: quota_status.used,
             reset: Timestamp::from_second(quota_status.day.end).unwrap_or(now),
-            violated_policies: [policy],
+            violated_policy: policy,
         });
+    }
+
+    /// The body's text.
+    fn write(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(BODY_BYTES);
+        json::push_text(&mut out, "{\"type\":", self.r#type);
+        json::push_text(&mut out, ",\"title\":", self.title);
+        json::push_number(&mut out, ",\"status\":", self.status);
+        json::push_text(&mut out, ",\"detail\":", self.detail);
+        json::push_text(&mut out, ",\"code\":", self.code);
+        json::push_text(&mut out, ",\"request_id\":", self.request_id);
+        if let Some((tier, required)) = self.tiers {
+            json::push_text(&mut out, ",\"tier\":", tier.as_str());
+            out.extend_from_slice(b",\"required_tiers\":[");
+            for (at, tier) in required.iter().enumerate() {
+                let comma = if at == 0 { "" } else { "," };
+                json::push_text(&mut out, comma, tier.as_str());
+            }
+            out.push(b']');
+        }
+        if let Some(quota) = &self.quota {
+            json::push_number(&mut out, ",\"limit\":", quota.limit);
+            if let Some(used) = quota.used {
+                json::push_number(&mut out, ",\"used\":", used);
+            }
+            json::push_text(&mut out, ",\"reset\":", &quota.reset.to_string());
+            let policy = quota.violated_policy;
+            json::push_text(&mut out, ",\"violated-policies\":[", policy);
+            out.push(b']');
+        }
+        out.push(b'}');
+        out
     }
 }
 
@@ -297,47 +322,69 @@ impl Rejection {
     }
 
     /// The sentence for the client.
-    pub fn detail(&self) -> String {
-        match self {
-            Rejection::BadRequest(malformed) => malformed.detail().into(),
-            Rejection::PayloadTooLarge => "The request body is larger than this service accepts.".into(),
-            Rejection::UriTooLong => "The request target is longer than this service accepts.".into(),
-            Rejection::HeadersTooLarge => "The request headers are larger or more than this service accepts.".into(),
-            Rejection::MissingApiKey => "Send your API key in the X-API-Key header.".into(),
-            Rejection::InvalidApiKey => {
-                "The API key is not valid: it is mistyped, unknown, revoked or its subscription has ended.".into()
+    pub fn detail(&self) -> Cow<'_, str> {
+        Cow::Borrowed(match self {
+            Rejection::BadRequest(malformed) => malformed.detail(),
+            Rejection::PayloadTooLarge => "The request body is larger than this service accepts.",
+            Rejection::UriTooLong => "The request target is longer than this service accepts.",
+            Rejection::HeadersTooLarge => {
+                "The request headers are larger or more than this service accepts."
             }
-            Rejection::NotFound => "There is no such endpoint.".into(),
-            Rejection::MethodNotAllowed { allow } => format!("This endpoint takes {allow} only."),
+            Rejection::MissingApiKey => "Send your API key in the X-API-Key header.",
+            Rejection::InvalidApiKey => {
+                "The API key is not valid: it is mistyped, unknown, revoked or its subscription has ended."
+            }
+            Rejection::NotFound => "There is no such endpoint.",
+            Rejection::MethodNotAllowed { allow } => {
+                return format!("This endpoint takes {allow} only.").into();
+            }
             Rejection::TierInsufficient { tier, required } => {
                 let names: Vec<&str> = required.iter().map(TierName::as_str).collect();
-                format!("Your tier, {tier}, does not include this endpoint. It is included in: {}.", names.join(", "))
+                let names = names.join(", ");
+                return format!(
+                    "Your tier, {tier}, does not include this endpoint. It is included in: {names}."
+                )
+                .into();
             }
-            Rejection::DailyQuotaExceeded { quota_status } => match quota_status.remaining() {
-                Some(remaining) if remaining > 0 => {
-                    format!("This request costs more than the {remaining} units left of today's quota.")
+            Rejection::DailyQuotaExceeded { quota_status } => {
+                return match quota_status.remaining() {
+                    Some(remaining) if remaining > 0 => {
+                        format!("This request costs more than the {remaining} units left of today's quota.")
+                    }
+                    _ => format!("Today's quota of {} requests is used up.", quota_status.limit),
                 }
-                _ => format!("Today's quota of {} requests is used up.", quota_status.limit),
-            },
+                .into();
+            }
             Rejection::UsageReadTooOften { .. } => {
-                "Usage is read too often: at most once a second, with short bursts. The daily quota is not touched.".into()
+                "Usage is read too often: at most once a second, with short bursts. The daily quota is not touched."
             }
             Rejection::BurstExceeded { rate, .. } => {
                 let (a_second, burst) = (rate.tokens_per_second(), rate.burst);
-                format!(
+                return format!(
                     "Requests come too fast: your tier takes {a_second} a second and {burst} at once. The daily quota is not touched."
                 )
+                .into();
             }
-            Rejection::TooManyConcurrent { allowed, .. } => format!(
-                "Too many requests at the same time: your tier takes {allowed}. The daily quota is not touched."
-            ),
-            Rejection::Maintenance(maintenance) => maintenance.detail().into(),
-            Rejection::Internal => "The request could not be served. It was not charged; please try again.".into(),
-        }
+            Rejection::TooManyConcurrent { allowed, .. } => {
+                return format!(
+                    "Too many requests at the same time: your tier takes {allowed}. The daily quota is not touched."
+                )
+                .into();
+            }
+            Rejection::Maintenance(maintenance) => maintenance.detail(),
+            Rejection::Internal => {
+                "The request could not be served. It was not charged; please try again."
+            }
+        })
     }
 
-    /// The whole answer. `realm` is that of `WWW-Authenticate` and has been checked to be a plain quoted string.
-    pub fn problem(&self, request_id: &str, realm: &str, now: Timestamp) -> ProblemAnswer {
+    /// The whole answer, with the [`challenge`] of a 401.
+    pub fn problem(
+        &self,
+        request_id: &str,
+        challenge: &HeaderValue,
+        now: Timestamp,
+    ) -> ProblemAnswer {
         let status = self.status();
         let detail = self.detail();
         let mut body = ProblemBody {
@@ -347,79 +394,71 @@ impl Rejection {
             detail: &detail,
             code: self.code(),
             request_id,
-            tier: None,
-            required_tiers: None,
+            tiers: None,
             quota: None,
         };
-        let mut headers = Vec::new();
-        match self {
+        let header = match self {
             Rejection::MissingApiKey | Rejection::InvalidApiKey => {
-                let challenge = format!("ApiKey realm=\"{realm}\"");
-                headers.extend(
-                    HeaderValue::from_str(&challenge)
-                        .ok()
-                        .map(|value| (WWW_AUTHENTICATE, value)),
-                );
+                Some((WWW_AUTHENTICATE, challenge.clone()))
             }
             Rejection::MethodNotAllowed { allow } => {
-                headers.extend(
-                    HeaderValue::from_str(allow)
-                        .ok()
-                        .map(|value| (ALLOW, value)),
-                );
+                let allow = HeaderValue::from_str(allow).ok();
+                allow.map(|allow| (ALLOW, allow))
             }
             Rejection::TierInsufficient { tier, required } => {
-                body.tier = Some(tier);
-                body.required_tiers = Some(required);
+                body.tiers = Some((tier, required));
+                None
             }
             Rejection::DailyQuotaExceeded { quota_status } => {
                 body.exceed(quota_status, DAILY_POLICY, now);
-                let seconds = quota_status.day.seconds_left(now);
-                headers.push((RETRY_AFTER, HeaderValue::from(seconds)));
+                Some(retry_after(quota_status.day.seconds_left(now)))
             }
             Rejection::UsageReadTooOften { quota_status, wait } => {
                 body.exceed(quota_status, USAGE_POLICY, now);
-                headers.push((RETRY_AFTER, whole_seconds(*wait)));
+                Some(retry_after(whole_seconds(*wait)))
             }
             Rejection::BurstExceeded {
                 quota_status, wait, ..
             } => {
                 body.exceed(quota_status, BURST_POLICY, now);
-                headers.push((RETRY_AFTER, whole_seconds(*wait)));
+                Some(retry_after(whole_seconds(*wait)))
             }
             Rejection::TooManyConcurrent { quota_status, .. } => {
                 body.exceed(quota_status, CONCURRENT_POLICY, now);
-                let seconds = HeaderValue::from(CONCURRENT_RETRY_AFTER_SECONDS);
-                headers.push((RETRY_AFTER, seconds));
+                Some(retry_after(CONCURRENT_RETRY_AFTER_SECONDS))
             }
             Rejection::Maintenance(maintenance) => {
-                let seconds = HeaderValue::from(maintenance.retry_after_seconds(now));
-                headers.push((RETRY_AFTER, seconds));
+                Some(retry_after(maintenance.retry_after_seconds(now)))
             }
-            Rejection::Internal => {
-                headers.push((RETRY_AFTER, HeaderValue::from(INTERNAL_RETRY_AFTER_SECONDS)))
-            }
+            Rejection::Internal => Some(retry_after(INTERNAL_RETRY_AFTER_SECONDS)),
             Rejection::BadRequest(_)
             | Rejection::PayloadTooLarge
             | Rejection::UriTooLong
             | Rejection::HeadersTooLarge
-            | Rejection::NotFound => {}
-        }
-        let mut text = Vec::with_capacity(BODY_BYTES);
-        // Writing to memory never fails.
-        let _ = serde_json::to_writer(&mut text, &body);
+            | Rejection::NotFound => None,
+        };
         ProblemAnswer {
             status,
-            headers,
-            body: text,
+            header,
+            body: body.write(),
         }
     }
 }
 
+/// The `WWW-Authenticate` of a 401 (RFC 9110 section 11.6.1). `realm` has been checked to be a plain quoted string.
+pub fn challenge(realm: &str) -> HeaderValue {
+    HeaderValue::try_from(format!("ApiKey realm=\"{realm}\""))
+        .unwrap_or(HeaderValue::from_static("ApiKey"))
+}
+
+fn retry_after(seconds: impl Into<HeaderValue>) -> (HeaderName, HeaderValue) {
+    (RETRY_AFTER, seconds.into())
+}
+
 /// A wait in whole seconds, rounded up, at least one.
-fn whole_seconds(wait: Duration) -> HeaderValue {
+fn whole_seconds(wait: Duration) -> u64 {
     let seconds = wait.as_nanos().div_ceil(1_000_000_000).max(1);
-    HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX))
+    u64::try_from(seconds).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -432,7 +471,12 @@ mod tests {
     }
 
     fn body(rejection: &Rejection) -> serde_json::Value {
-        serde_json::from_slice(&rejection.problem("r-1", "touchline", now()).body).unwrap()
+        serde_json::from_slice(
+            &rejection
+                .problem("r-1", &challenge("touchline"), now())
+                .body,
+        )
+        .unwrap()
     }
 
     #[test]
@@ -523,8 +567,8 @@ mod tests {
             assert_eq!((&body["limit"], &body["used"]), (&1_000.into(), &7.into()));
             let detail = body["detail"].as_str().unwrap();
             assert!(detail.contains(part), "{detail}");
-            let headers = rejection.problem("r", "t", now()).headers;
-            assert_eq!(headers, [(RETRY_AFTER, HeaderValue::from(seconds))]);
+            let header = rejection.problem("r", &challenge("t"), now()).header;
+            assert_eq!(header, Some((RETRY_AFTER, HeaderValue::from(seconds))));
         }
     }
 
@@ -561,8 +605,8 @@ mod tests {
         assert_eq!(body["reset"], "2026-11-22T00:00:00Z");
         assert_eq!(body["violated-policies"], serde_json::json!(["daily"]));
         assert_eq!(
-            rejection.problem("r", "t", now()).headers,
-            [(RETRY_AFTER, HeaderValue::from(60))]
+            rejection.problem("r", &challenge("t"), now()).header,
+            Some((RETRY_AFTER, HeaderValue::from(60)))
         );
     }
 
@@ -579,20 +623,15 @@ mod tests {
             let body = body(&rejection);
             assert_eq!(body["violated-policies"], serde_json::json!(["usage"]));
             assert_eq!(body["used"], serde_json::Value::Null);
-            let headers = rejection.problem("r", "t", now()).headers;
-            assert_eq!(headers, [(RETRY_AFTER, HeaderValue::from(seconds))]);
+            let header = rejection.problem("r", &challenge("t"), now()).header;
+            assert_eq!(header, Some((RETRY_AFTER, HeaderValue::from(seconds))));
         }
     }
 
     #[test]
     fn a_401_challenges_with_the_realm() {
-        let problem = Rejection::MissingApiKey.problem("r", "football data", now());
-        assert_eq!(
-            problem.headers,
-            [(
-                WWW_AUTHENTICATE,
-                HeaderValue::from_static("ApiKey realm=\"football data\"")
-            )]
-        );
+        let problem = Rejection::MissingApiKey.problem("r", &challenge("football data"), now());
+        let expected = HeaderValue::from_static("ApiKey realm=\"football data\"");
+        assert_eq!(problem.header, Some((WWW_AUTHENTICATE, expected)));
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use ahash::RandomState;
 use arc_swap::{ArcSwap, ArcSwapOption};
+use http::HeaderValue;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
@@ -24,6 +25,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, CalendarError, Day};
 use crate::policy::header_pattern::{HeaderNames, HeaderPattern};
 use crate::policy::openapi::{self, Document};
+use crate::policy::rejection;
 use crate::policy::token_bucket::{Empty, Rate, TokenBuckets};
 use crate::store::Store;
 use crate::telemetry::access_log::AccessLog;
@@ -57,6 +59,10 @@ pub struct Snapshot {
     pub answer_denied: HeaderNames,
     /// The answer of `/openapi.json`.
     pub document: Document,
+    /// The `WWW-Authenticate` of a 401.
+    pub challenge: HeaderValue,
+    /// The `Strict-Transport-Security` of answers over TLS (RFC 6797 section 6.1), if configured.
+    pub hsts: Option<HeaderValue>,
     /// The most of an answer that some upstream may send before the gateway reads it.
     pub window_bytes: u32,
     upstreams: HashMap<Arc<str>, Arc<Upstream>, RandomState>,
@@ -100,6 +106,8 @@ impl Snapshot {
         let windows = upstreams.values().map(|upstream| upstream.window_bytes());
         Snapshot {
             document: document(&config),
+            hsts: hsts(&config),
+            challenge: rejection::challenge(&config.keys.realm),
             window_bytes: windows.max().unwrap_or(0),
             answer_denied: HeaderNames::new(&config.forward.answer_headers_denied),
             config,
@@ -124,6 +132,12 @@ impl Snapshot {
     pub fn upstream(&self, name: &str) -> Option<&Arc<Upstream>> {
         self.upstreams.get(name)
     }
+}
+
+/// `Strict-Transport-Security`, or `None` if it is not configured.
+fn hsts(config: &Config) -> Option<HeaderValue> {
+    let max_age = config.listen.https.as_ref()?.hsts?;
+    HeaderValue::try_from(format!("max-age={}", max_age.as_secs())).ok()
 }
 
 /// The answer of `/openapi.json` under a configuration.

@@ -14,7 +14,6 @@ use super::client::{Client, Head, Piece};
 use super::exchange::Exchange;
 use super::failure::Failure;
 use super::forward::{NOSNIFF, X_REQUEST_ID};
-use crate::config::Config;
 use crate::policy::caching;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::http1::fields::FieldList;
@@ -48,11 +47,8 @@ impl Answer {
         endpoint: Option<&Endpoint>,
         now: Timestamp,
     ) -> Answer {
-        let problem = rejection.problem(
-            exchange.request_id_str(),
-            &exchange.snapshot.config.keys.realm,
-            now,
-        );
+        let challenge = &exchange.snapshot.challenge;
+        let problem = rejection.problem(exchange.request_id_str(), challenge, now);
         let mut fields = refusal_fields(&problem, quota_status, endpoint, now);
         insert_common(&mut fields, exchange);
         let body = Bytes::from(problem.body);
@@ -147,8 +143,8 @@ pub fn refusal_fields(
     let mut fields = FieldList::with_capacity(FIELDS);
     fields.append(CONTENT_TYPE, PROBLEM_JSON);
     fields.append(CACHE_CONTROL, caching::NO_STORE);
-    for (name, value) in &problem.headers {
-        fields.insert(name.clone(), value.clone());
+    if let Some((name, value)) = &problem.header {
+        fields.append(name.clone(), value.clone());
     }
     if let Some(quota_status) = quota_status {
         insert_quota_status(&mut fields, quota_status, now);
@@ -178,12 +174,6 @@ pub fn insert_common(fields: &mut FieldList, exchange: &Exchange) {
     if let Some(hsts) = &exchange.hsts {
         fields.insert(STRICT_TRANSPORT_SECURITY, hsts.clone());
     }
-}
-
-/// `Strict-Transport-Security` of answers over TLS (RFC 6797 section 6.1), or `None` if it is not configured.
-pub fn hsts(config: &Config) -> Option<HeaderValue> {
-    let max_age = config.listen.https.as_ref()?.hsts?;
-    HeaderValue::try_from(format!("max-age={}", max_age.as_secs())).ok()
 }
 
 /// An HTTP date (RFC 9110 section 5.6.7).

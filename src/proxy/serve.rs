@@ -12,7 +12,7 @@ use super::gate::Gate;
 use super::origin::Origin;
 use super::record;
 use super::relay::Relay;
-use super::respond::{self, Answer};
+use super::respond::Answer;
 use super::settlement;
 use super::trace::Recording;
 use super::well_formed::{self, HeadLimits};
@@ -80,7 +80,7 @@ async fn answer(
         Recording::begin(sent.first(&TRACEPARENT), &snapshot.config.tracing);
     exchange.origin = Some(Origin::of(client, &snapshot.config.listen.trusted_proxies));
     if client.connection.is_encrypted {
-        exchange.hsts = respond::hsts(&snapshot.config);
+        exchange.hsts = snapshot.hsts.clone();
     }
     let admitted = match expect_no_body(client, &snapshot.head_limits, limits.request_read).await {
         Ok(()) => {

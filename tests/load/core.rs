@@ -191,7 +191,11 @@ impl Bench {
             }),
             3 => Box::new(move || {
                 let rejection = Rejection::DailyQuotaExceeded { quota_status };
-                let problem = rejection.problem("e51ba849c48b4f49ede311796852d669", "t", now);
+                let problem = rejection.problem(
+                    "e51ba849c48b4f49ede311796852d669",
+                    &self.snapshot.challenge,
+                    now,
+                );
                 black_box(problem.body);
             }),
             4..=9 => self.refused(self.presented[number - 4].clone(), MARKETS),

@@ -67,7 +67,10 @@ impl<'q, 'a> Reasons<'q, 'a> {
             Err(rejection) => {
                 let too_long = *rejection == Rejection::UriTooLong;
                 let setting = too_long.then(|| "limits.target_bytes".to_owned());
-                (rejection.detail(), setting.into_iter().collect())
+                (
+                    rejection.detail().into_owned(),
+                    setting.into_iter().collect(),
+                )
             }
         }
     }
@@ -112,7 +115,7 @@ impl<'q, 'a> Reasons<'q, 'a> {
                 (reason, vec![format!("{at}.methods")])
             }
             (None, Ok(())) => ("accepts GET and HEAD".to_owned(), Vec::new()),
-            (None, Err(rejection)) => (rejection.detail(), Vec::new()),
+            (None, Err(rejection)) => (rejection.detail().into_owned(), Vec::new()),
         }
     }
 

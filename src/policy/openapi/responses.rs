@@ -15,7 +15,7 @@ use super::Api;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::policy::rate_limit::QuotaStatus;
-use crate::policy::rejection::{Malformed, Rejection};
+use crate::policy::rejection::{Malformed, Rejection, challenge};
 use crate::policy::token_bucket::Rate;
 
 /// The request id of every example.
@@ -319,14 +319,15 @@ fn announced(api: &Api<'_>) -> &'static [&'static str] {
 
 fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
     let now = Timestamp::from_second(EXAMPLE_SECOND).unwrap_or_default();
-    let mut own_headers = Vec::new();
+    let challenge = challenge(api.realm);
+    let mut own_header = None;
     let mut codes = Vec::new();
     let mut examples = Map::new();
     let mut details = Vec::new();
     for rejection in sort.rejections(example) {
-        let problem = rejection.problem(EXAMPLE_ID, api.realm, now);
+        let problem = rejection.problem(EXAMPLE_ID, &challenge, now);
         let body: Value = serde_json::from_slice(&problem.body).unwrap_or_default();
-        own_headers = problem.headers;
+        own_header = problem.header;
         codes.push(rejection.code());
         details.extend(
             body.get("detail")
@@ -337,7 +338,7 @@ fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
         examples.insert(name.to_owned(), json!({ "value": body }));
     }
     codes.dedup();
-    let mut own_headers: Vec<&str> = own_headers.iter().map(|(name, _)| name.as_str()).collect();
+    let mut own_headers: Vec<&str> = own_header.iter().map(|(name, _)| name.as_str()).collect();
     if sort.is_of_endpoints() {
         own_headers.extend(announced(api));
     }

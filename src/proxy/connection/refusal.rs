@@ -30,7 +30,7 @@ pub fn refuse(
         None => request_id::from_random(fastrand::u128(..)),
     };
     let now = gate.store.now();
-    let problem = rejection.problem(&id, &snapshot.config.keys.realm, now);
+    let problem = rejection.problem(&id, &snapshot.challenge, now);
     let (method, path) = refused::method_and_path(head);
     let mut answer = format!(
         "HTTP/1.1 {} {}\r\ncontent-length: {}\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n\
@@ -42,12 +42,10 @@ pub fn refuse(
     )
     .into_bytes();
     let content_type = (http::header::CONTENT_TYPE, PROBLEM_JSON);
-    let hsts = is_encrypted
-        .then(|| respond::hsts(&snapshot.config))
-        .flatten();
+    let hsts = snapshot.hsts.clone().filter(|_| is_encrypted);
     let hsts = hsts.map(|hsts| (http::header::STRICT_TRANSPORT_SECURITY, hsts));
     let more = [Some(&content_type), hsts.as_ref()].into_iter().flatten();
-    for (name, value) in problem.headers.iter().chain(more) {
+    for (name, value) in problem.header.iter().chain(more) {
         push_field(&mut answer, name.as_str(), value);
     }
     answer.extend_from_slice(b"\r\n");
