@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
-use super::fields::EndToEnd;
+use super::fields::{EndToEnd, FieldList};
 use super::framing::{AnswerFraming, Framing, KnownField, is_bodiless, is_lengthless};
 use crate::policy::target::Target;
 
@@ -140,6 +140,13 @@ impl<Direction> HeadWriter<'_, Direction> {
     /// Forwards a field as sent, except `Host`, which a request already has.
     pub fn pass(&mut self, field: EndToEnd<'_>) {
         pass(self.out, field);
+    }
+
+    /// Forwards the fields that may be forwarded, as sent.
+    pub fn pass_all(&mut self, fields: &FieldList) {
+        for field in fields.end_to_end() {
+            self.pass(field);
+        }
     }
 
     /// Adds a field, except those that are written separately: `Host`, framing and `ConnectionFate`.

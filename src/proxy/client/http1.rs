@@ -15,7 +15,7 @@ use crate::policy::http1::Version;
 use crate::policy::http1::body::{BodyReader, ChunkLimits};
 use crate::policy::http1::framing::AnswerFraming;
 use crate::policy::http1::request::RequestHead;
-use crate::policy::http1::writer::{self, BodyWriter, HeadWriter, WrongLength};
+use crate::policy::http1::writer::{BodyWriter, ConnectionFate, HeadWriter, WrongLength};
 use crate::proxy::connection::timer::Timer;
 use crate::proxy::connection::wire::Http1Wire;
 use crate::proxy::failure::{ClientFault, Failure, ServerFault};
@@ -167,40 +167,37 @@ impl<'c> Http1Side<'c> {
         self.flush().await
     }
 
-    pub(super) async fn write_head(&mut self, head: &Head, ends: bool) -> Result<(), Failure> {
+    /// Gathers a head, of whatever size, to be written with what follows it.
+    pub(super) fn write_head(&mut self, head: &Head, ends: bool) {
         if self.answer.is_some() {
-            return Ok(());
+            return;
         }
-        let is_interim = head.status.is_informational();
-        if is_interim && self.version == Version::Http10 {
-            // HTTP/1.0 has no interim answers (RFC 9110 section 15.2).
-            return Ok(());
+        if head.status.is_informational() {
+            self.write_interim(head);
+            return;
         }
-        let mut bytes = Vec::with_capacity(HEAD_BYTES);
-        let mut out = HeadWriter::answer(&mut bytes, head.status);
-        for field in head.fields.end_to_end() {
-            out.pass(field);
+        let framing = self.framing(head, ends);
+        if framing == AnswerFraming::ByClose || self.wire.connection.is_retired() {
+            self.keeps_open = false;
         }
-        if is_interim {
-            // An interim answer has no body, so its writer has nothing to write.
-            out.end_answer(
-                AnswerFraming::Bodiless(None),
-                writer::ConnectionFate::Implied,
-            );
-        } else {
-            out.add(&DATE, &get_cached_date());
-            let framing = self.framing(head, ends);
-            if framing == AnswerFraming::ByClose || self.wire.connection.is_retired() {
-                self.keeps_open = false;
-            }
-            let connection = match self.keeps_open {
-                true => writer::ConnectionFate::KeepAlive,
-                false => writer::ConnectionFate::Close,
-            };
-            self.answer = Some(out.end_answer(framing, connection));
-            self.is_whole = ends;
+        let connection = match self.keeps_open {
+            true => ConnectionFate::KeepAlive,
+            false => ConnectionFate::Close,
+        };
+        let mut out = HeadWriter::answer(self.wire.gathered(), head.status);
+        out.pass_all(&head.fields);
+        out.add(&DATE, &get_cached_date());
+        self.answer = Some(out.end_answer(framing, connection));
+        self.is_whole = ends;
+    }
+
+    /// Gathers the head of an interim answer, which has no body. HTTP/1.0 has no interim answers (RFC 9110 section 15.2).
+    fn write_interim(&mut self, head: &Head) {
+        if self.version != Version::Http10 {
+            let mut out = HeadWriter::answer(self.wire.gathered(), head.status);
+            out.pass_all(&head.fields);
+            out.end_answer(AnswerFraming::Bodiless(None), ConnectionFate::Implied);
         }
-        self.write(&bytes).await
     }
 
     /// How the answer's body is framed for this client.

@@ -163,26 +163,30 @@ impl Http1Connection {
                 }
             }
         }
-        let begun = Instant::now();
+        let mut begun = None;
         let mut reader = RequestReader::default();
         loop {
             let rejection = match reader.take(&mut self.wire.unread, &self.bounds) {
                 Ok(Some(head)) => return NextInput::Request(Box::new(head)),
                 Err(rejection) => rejection,
-                Ok(None) => match self.wire.read_more(begun + self.deadlines.head).await {
-                    Ok(Some(1..)) => continue,
-                    Ok(Some(0)) | Err(_) => return NextInput::Over,
-                    Ok(None) => {
-                        self.wire.note_limit("request_head");
-                        Rejection::BadRequest(Malformed::Late)
+                Ok(None) => {
+                    let begun = *begun.get_or_insert_with(Instant::now);
+                    match self.wire.read_more(begun + self.deadlines.head).await {
+                        Ok(Some(1..)) => continue,
+                        Ok(Some(0)) | Err(_) => return NextInput::Over,
+                        Ok(None) => {
+                            self.wire.note_limit("request_head");
+                            Rejection::BadRequest(Malformed::Late)
+                        }
                     }
-                },
+                }
             };
-            let (gate, wire, waited) = (&self.gate, &self.wire, begun.elapsed());
+            let waited = begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+            let (gate, wire) = (&self.gate, &self.wire);
             let (client, is_encrypted) = (wire.connection.client, wire.connection.is_encrypted);
             let answer =
                 refusal::refuse(gate, client, &wire.unread, &rejection, waited, is_encrypted);
-            self.wire.writes.append(&answer);
+            self.wire.gathered().extend_from_slice(&answer);
             return NextInput::Refused;
         }
     }

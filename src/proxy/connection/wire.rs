@@ -90,6 +90,11 @@ impl Http1Wire {
         Poll::Ready(Ok(space.filled().len()))
     }
 
+    /// The buffer of the bytes to write, to append to without a limit.
+    pub(in crate::proxy) fn gathered(&mut self) -> &mut Vec<u8> {
+        self.writes.gathered()
+    }
+
     /// Makes room for this many bytes of an answer.
     pub(in crate::proxy) fn reserve(&mut self, bytes: usize) {
         self.writes.reserve(bytes);

@@ -10,7 +10,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, BytesMut};
 use tokio::io::AsyncWrite;
 use tokio::time::Instant;
 
@@ -32,7 +31,9 @@ pub struct Patience {
 /// The writing side of a connection.
 #[derive(Debug)]
 pub struct Writes {
-    gathered: BytesMut,
+    gathered: Vec<u8>,
+    /// The number of gathered bytes that are written.
+    written: usize,
     patience: Patience,
     timer: Timer,
     /// How long the client has refused bytes in the present window, and the bytes written in it; `None` until it refuses any.
@@ -45,7 +46,8 @@ impl Writes {
     /// Nothing written yet.
     pub fn new(patience: Patience) -> Writes {
         Writes {
-            gathered: BytesMut::new(),
+            gathered: Vec::new(),
+            written: 0,
             patience,
             timer: Timer::default(),
             window: None,
@@ -61,8 +63,8 @@ impl Writes {
 
     /// Releases the buffer and resets the judgement of the client, if nothing is to be written.
     pub fn release(&mut self) {
-        if self.gathered.is_empty() {
-            self.gathered = BytesMut::new();
+        if self.unwritten().is_empty() {
+            (self.gathered, self.written) = (Vec::new(), 0);
             self.window = None;
         }
     }
@@ -74,9 +76,24 @@ impl Writes {
         }
     }
 
-    /// Appends bytes, without a limit.
-    pub fn append(&mut self, bytes: &[u8]) {
-        self.gathered.extend_from_slice(bytes);
+    /// The buffer, to append to without a limit.
+    pub fn gathered(&mut self) -> &mut Vec<u8> {
+        &mut self.gathered
+    }
+
+    fn unwritten(&self) -> &[u8] {
+        self.gathered.get(self.written..).unwrap_or_default()
+    }
+
+    /// Appends the bytes if they fit; returns whether they do.
+    fn gather(&mut self, bytes: &[u8]) -> bool {
+        let fits = self.unwritten().len() + bytes.len() <= GATHERED_BYTES_MAX;
+        if fits {
+            self.gathered.drain(..self.written);
+            self.written = 0;
+            self.gathered.extend_from_slice(bytes);
+        }
+        fits
     }
 
     /// Takes bytes to write; those that do not fit are written at once.
@@ -86,13 +103,11 @@ impl Writes {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.gathered.len() + bytes.len() <= GATHERED_BYTES_MAX {
-            self.gathered.extend_from_slice(bytes);
+        if self.gather(bytes) {
             return Poll::Ready(Ok(bytes.len()));
         }
         ready!(self.poll_drain(transport, context))?;
-        if bytes.len() <= GATHERED_BYTES_MAX {
-            self.gathered.extend_from_slice(bytes);
+        if self.gather(bytes) {
             return Poll::Ready(Ok(bytes.len()));
         }
         let written = Pin::new(transport).poll_write(context, bytes);
@@ -115,14 +130,16 @@ impl Writes {
         transport: &mut Transport,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
-        while !self.gathered.is_empty() {
-            let written = Pin::new(&mut *transport).poll_write(context, &self.gathered);
+        while !self.unwritten().is_empty() {
+            let written = Pin::new(&mut *transport).poll_write(context, self.unwritten());
             let written = ready!(self.note(written, context))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.gathered.advance(written);
+            self.written += written;
         }
+        self.gathered.clear();
+        self.written = 0;
         Poll::Ready(Ok(()))
     }
 
@@ -164,5 +181,27 @@ impl Writes {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gathered_bytes_that_are_written_make_room_for_others() {
+        let patience = Patience {
+            window: Duration::from_secs(1),
+            bytes: 1,
+        };
+        let mut writes = Writes::new(patience);
+        assert!(writes.gather(&[b'a'; GATHERED_BYTES_MAX]) && !writes.gather(b"b"));
+        writes.written = GATHERED_BYTES_MAX - 1;
+        assert!(writes.gather(b"bc"));
+        assert_eq!(
+            (&*writes.gathered, writes.unwritten()),
+            (&b"abc"[..], &b"abc"[..])
+        );
+        assert!(!writes.gather(&[b'd'; GATHERED_BYTES_MAX - 2]));
     }
 }

@@ -134,7 +134,7 @@ impl Guard {
     pub(super) fn calm_down(&mut self, flood: Flood, context: &mut Context<'_>) -> io::Error {
         self.note_limit(flood.as_str());
         if self.http2.sent.is_between() {
-            self.writes.append(&CALM_DOWN);
+            self.writes.gathered().extend_from_slice(&CALM_DOWN);
         }
         // One attempt: a client that floods may also not read.
         let _ = self.writes.poll_flush(&mut self.transport, context);
