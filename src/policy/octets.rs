@@ -41,7 +41,7 @@ impl OctetSet {
 
     /// Whether the set contains all of these octets.
     pub fn contains_all(&self, octets: &[u8]) -> bool {
-        octets.iter().all(|octet| self.contains(*octet))
+        !any(octets, |octet| !self.contains(octet))
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use super::octets::OctetSet;
+use super::octets::{self, OctetSet};
 
 /// Why a request target is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,6 +150,12 @@ impl<'a> Absolute<'a> {
 
 fn check_path(path: &str) -> Result<(), TargetError> {
     let octets = path.as_bytes();
+    // Most paths contain nothing of what is examined below.
+    let is_plain = !octets::any(octets, |octet| matches!(octet, b';' | b'%' | b'.'));
+    let pairs = octets.windows(2);
+    if is_plain && !pairs.fold(false, |found, pair| found | (pair == b"//")) {
+        return Ok(());
+    }
     if octets.contains(&b';') {
         return Err(TargetError::PathParameter);
     }

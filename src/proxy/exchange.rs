@@ -237,6 +237,12 @@ impl Exchange {
         }
     }
 
+    /// The wall clock's time at `now`, an instant of the request.
+    pub fn time_at(&self, now: Instant) -> Timestamp {
+        let since = now.saturating_duration_since(self.started);
+        self.time.saturating_add(since).unwrap_or(self.time)
+    }
+
     /// The request id as text.
     pub fn request_id_str(&self) -> &str {
         self.request_id.to_str().unwrap_or_default()
@@ -312,7 +318,10 @@ impl Forwarding {
         let key = identity(self.key.record.id.as_str());
         let assignment = self.upstream.assign(key, &self.tried)?;
         let total = self.upstream.timeouts.total;
-        let left = total.saturating_sub(self.since.elapsed());
+        let left = match self.attempts {
+            1 => total,
+            _ => total.saturating_sub(self.since.elapsed()),
+        };
         let peer = Box::new(self.upstream.peer(assignment.server(), left));
         self.assignment = Some(assignment);
         Some((peer, self.anew))

@@ -9,6 +9,7 @@ use http::Method;
 
 use super::fields::FieldRange;
 use super::{HeadBounds, TOKEN, Version, connect_refused, is_host, unreadable};
+use crate::policy::octets;
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::target::{Absolute, Target, TargetError};
 
@@ -16,6 +17,9 @@ use crate::policy::target::{Absolute, Target, TargetError};
 const METHOD_BYTES_MAX: usize = 32;
 /// The bytes of a request line without method and target: two spaces, the version, CR and LF.
 const LINE_OVERHEAD_BYTES: usize = 12;
+
+/// The bytes of a version and the space before it.
+const VERSION_BYTES: usize = 9;
 
 /// A parsed `method SP target SP version`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,18 +66,9 @@ impl RequestLine {
         bounds: &HeadBounds,
     ) -> Result<RequestLine, Rejection> {
         let text = line.strip_suffix(b"\r\n").ok_or_else(unreadable)?;
-        let mut words = text.split(|byte| *byte == b' ');
-        let (Some(method), Some(target), Some(version), None) =
-            (words.next(), words.next(), words.next(), words.next())
-        else {
-            return Err(unreadable());
-        };
+        let (method, target, version) = words(text).ok_or_else(unreadable)?;
         let version = version_of(version).ok_or_else(unreadable)?;
         if !(1..=METHOD_BYTES_MAX).contains(&method.len()) || !TOKEN.contains_all(method) {
-            return Err(unreadable());
-        }
-        // The check of the target would also refuse a CR, but a CR is not part of the target.
-        if target.contains(&b'\r') {
             return Err(unreadable());
         }
         let target_start = start + method.len() + 1;
@@ -94,6 +89,15 @@ impl RequestLine {
             version,
         })
     }
+}
+
+/// The three words of a line. The check of the target would also refuse a space or a CR, but they are not part of the target.
+fn words(line: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let (method, rest) = line.split_at(line.iter().position(|byte| *byte == b' ')?);
+    let (target, version) = rest.split_last_chunk::<VERSION_BYTES>()?;
+    let (target, version) = (target.strip_prefix(b" ")?, version.strip_prefix(b" ")?);
+    (!octets::any(target, |octet| matches!(octet, b' ' | b'\r')))
+        .then_some((method, target, version))
 }
 
 /// The version as which a request or answer is interpreted.

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use http::StatusCode;
+use jiff::Timestamp;
 use std::time::{Duration, Instant};
 
 use super::compressing;
@@ -38,7 +39,8 @@ pub(super) fn pass(
         }
         LinkEvent::Head(head, ends) => {
             check(client, forwarding, head.status, now)?;
-            let head = begin(gate, client, exchange, forwarding, head, ends);
+            let now = exchange.time_at(now);
+            let head = begin(gate, client, exchange, forwarding, (head, ends), now);
             Ok(Some((Piece::Head(head, ends), ends)))
         }
         LinkEvent::Part(part, ends) => {
@@ -80,19 +82,18 @@ fn check(
     })
 }
 
-/// The head of a final answer as the client receives it.
+/// The head of a final answer, and whether the answer ends with it, as the client receives it.
 fn begin(
     gate: &Gate,
     client: &mut Client<'_>,
     exchange: &Exchange,
     forwarding: &mut Forwarding,
-    mut head: Box<Head>,
-    ends: bool,
+    (mut head, ends): (Box<Head>, bool),
+    now: Timestamp,
 ) -> Box<Head> {
     if gate.is_draining() {
         client.close_after();
     }
-    let now = gate.store.now();
     let fields = &mut head.fields;
     forward::clean_answer(head.status, fields, &exchange.snapshot.answer_denied);
     fields.reserve(respond::FIELDS);
