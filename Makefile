@@ -65,16 +65,16 @@ soak: test-tools ## inject faults for a long time: MINUTES, SEED, PARTS, DECISIO
 memory: test-tools ## measure the memory of idle TLS connections; CONNECTIONS (10000)
 	ulimit -n $$(ulimit -Hn); CONNECTIONS="$(CONNECTIONS)" cargo bench --locked --bench connections
 
-paths: ## compare how the gateway and upstreams read millions of attackers' paths; PATHS (10000000), SEED
+paths: build-tools ## compare how the gateway and upstreams read millions of attackers' paths; PATHS (10000000), SEED
 	PATHS="$(PATHS)" SEED="$(SEED)" cargo bench --locked --profile dev --bench paths
 
 fuzz: build-tools ## run every fuzz target for FUZZ_SECONDS (60) from its seeds; needs nightly and cargo-fuzz
 	FUZZ_SECONDS="$(FUZZ_SECONDS)" tests/fuzz/run
 
-hostile: ## measure the memory that each kind of hostile HTTP/2 connection costs; fails if one exceeds its limit
+hostile: build-tools ## measure the memory that each kind of hostile HTTP/2 connection costs; fails if one exceeds its limit
 	cargo bench --locked --bench hostile
 
-siege: ## run attacks beside honest clients, one by one and all together: IDLE, SLOW, GUESSING, RESETTING, CLIENTS, CALLS (tests/load/siege.rs)
+siege: build-tools ## run attacks beside honest clients, one by one and all together: IDLE, SLOW, GUESSING, RESETTING, CLIENTS, CALLS (tests/load/siege.rs)
 	IDLE="$(IDLE)" SLOW="$(SLOW)" GUESSING="$(GUESSING)" RESETTING="$(RESETTING)" CLIENTS="$(CLIENTS)" CALLS="$(CALLS)" \
 		cargo bench --locked --bench siege
 
