@@ -125,7 +125,8 @@ impl Answer {
     pub async fn write(self, client: &mut Client<'_>) -> Result<(), Failure> {
         let Answer { head, body } = self;
         let ends_here = body.is_empty();
-        let mut pieces = vec![Piece::Head(Box::new(head), ends_here)];
+        let mut pieces = Vec::with_capacity(2);
+        pieces.push(Piece::Head(Box::new(head), ends_here));
         if !ends_here {
             pieces.push(Piece::Part(body, true));
         }
