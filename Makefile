@@ -38,7 +38,7 @@ pgo: test-tools ## build target/pgo/touchline, a release build optimised by prof
 	@deploy/pgo
 
 define measured
-	cargo build --release --locked --bin touchline --example bare_pingora
+	cargo build --release --locked --bin touchline --example bare_pingora --example permitted
 	ulimit -n $$(ulimit -Hn); SLICE="$(SLICE)" ROUNDS="$(ROUNDS)" KEEP="$(KEEP)" cargo bench --locked --bench peers -- $(1)
 endef
 

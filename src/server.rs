@@ -20,7 +20,7 @@ use crate::admin::{AdminService, ConfigView, View};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::proxy::{Gate, Snapshot};
-use crate::store::{NodeName, Role};
+use crate::store::{NodeName, Role, Store};
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::diagnostics;
 use crate::telemetry::history::{History, SAMPLE_INTERVAL};
@@ -92,6 +92,20 @@ pub fn serve(
     begin: Begin,
     announce: impl FnOnce(&Addresses),
 ) -> Result<(), ServeError> {
+    serve_on(file, config, begin, announce, |store| store)
+}
+
+/// Runs a gateway like [`serve`], on what `store` makes of the configured store.
+///
+/// # Errors
+/// Those of [`serve`].
+pub fn serve_on(
+    file: &Path,
+    config: Config,
+    begin: Begin,
+    announce: impl FnOnce(&Addresses),
+    store: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store>,
+) -> Result<(), ServeError> {
     // Fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     diagnostics::install(
@@ -107,7 +121,7 @@ pub fn serve(
         .enable_all()
         .build()
         .map_err(|error| ServeError::System(error.to_string()))?;
-    let served = runtime.block_on(run(file, config, listener, predecessor, announce));
+    let served = runtime.block_on(run(file, config, listener, predecessor, announce, store));
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     served
 }
@@ -148,6 +162,7 @@ async fn run(
     listener: Listener,
     predecessor: Option<Predecessor>,
     announce: impl FnOnce(&Addresses),
+    store: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store>,
 ) -> Result<(), ServeError> {
     let system = |error: &dyn std::fmt::Display| ServeError::System(error.to_string());
     let mut stop = StopSignals::install().map_err(|error| system(&error))?;
@@ -159,7 +174,7 @@ async fn run(
     load_platform_certs_incl_env_into_store(&mut RootCertStore::empty())
         .map_err(|error| ServeError::Authorities(error.to_string()))?;
     let node = node_name();
-    let store = open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?;
+    let store = store(open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?);
     let predecessor = match predecessor {
         None => None,
         Some(one) => tokio::select! {

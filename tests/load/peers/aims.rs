@@ -9,7 +9,7 @@ use super::report::Report;
 use super::start;
 
 /// Compared contenders, and the most that the first may take of the other's CPU a request, as a multiple.
-const RATIOS: [(Kind, Kind, f64); 10] = [
+const RATIOS: [(Kind, Kind, f64); 11] = [
     (Kind::Redis, Kind::NginxLua, 0.65),
     (Kind::Embedded, Kind::Pingora, 1.0),
     (Kind::Redis, Kind::Pingora, 1.0),
@@ -20,14 +20,12 @@ const RATIOS: [(Kind, Kind, f64); 10] = [
     (Kind::Forbidden, Kind::Pingora, 0.5),
     (Kind::Exhausted, Kind::Pingora, 0.5),
     (Kind::RedisTls2, Kind::NginxTls2, 1.0),
+    (Kind::Permitted, Kind::Pingora, 0.85),
 ];
 /// Refusals that do not reach Redis: its work for all the other gateways meanwhile stays below this, in µs a request; the
 /// cheapest charge, of a key called so often that many share one call, takes 4.
 const WITHOUT_REDIS: [Kind; 2] = [Kind::Unknown, Kind::Exhausted];
 const NO_CALL_US: f64 = 1.0;
-/// What the edge may take without the store, as a multiple of bare pingora: the worker threads of the gateway on SQLite, whose store
-/// has threads of its own. Handing over the charge and taking its answer is in it.
-const EDGE_RATIO: f64 = 0.85;
 const ADDED_P50_MS: f64 = 0.2;
 const ADDED_P99_MS: f64 = 0.5;
 /// A machine whose own p99 varies more than that within a round has no use for the p99 of that round.
@@ -54,13 +52,6 @@ pub fn table(report: &Report) -> String {
         );
         table.line(&aim, &format!("{ratio:.2}"), ratio.median, most);
     }
-    let edge = report.ratio_of(Kind::Embedded, Kind::Pingora, |slice| slice.workers_cpu_us);
-    let aim = format!(
-        "{}, without the threads of its store: CPU a request at most {EDGE_RATIO} × {}",
-        Kind::Embedded.name(),
-        Kind::Pingora.name()
-    );
-    table.line(&aim, &format!("{edge:.2}"), edge.median, EDGE_RATIO);
     for kind in WITHOUT_REDIS {
         let redis = report.spread(kind, |found| found.redis_cpu_us);
         let aim = format!("{}: without Redis", kind.name());

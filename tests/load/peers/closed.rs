@@ -20,8 +20,6 @@ const SETTLING: Duration = Duration::from_millis(30);
 pub struct Slice {
     /// User and system time of the measured processes for a request, in microseconds.
     pub cpu_us: f64,
-    /// The part of Touchline's threads that serve requests, without those of its store.
-    pub workers_cpu_us: f64,
     /// The same of Redis.
     pub redis_cpu_us: f64,
     /// Answered requests a second.
@@ -103,13 +101,11 @@ impl Connections {
         let (mut latencies, elapsed) = self.saturate(time).await;
         tokio::time::sleep(SETTLING).await;
         let after = used();
-        let pairs = || after.iter().zip(&before);
-        let cpu: Duration = pairs().map(|(a, b)| a.since(b)).sum();
-        let workers: Duration = pairs().map(|(a, b)| a.of_workers_since(b)).sum();
+        let pairs = after.iter().zip(&before);
+        let cpu: Duration = pairs.map(|(after, before)| after.since(before)).sum();
         let per_request = |time: Duration| time.as_secs_f64() * 1e6 / latencies.len() as f64;
         Slice {
             cpu_us: per_request(cpu),
-            workers_cpu_us: per_request(workers),
             redis_cpu_us: per_request(Cpu::of(redis).since(&redis_before)),
             per_second: latencies.len() as f64 / elapsed.as_secs_f64(),
             p99_ms: percentile(&mut latencies, 0.99),

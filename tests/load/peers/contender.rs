@@ -60,6 +60,7 @@ impl Cast {
         let touchline = Path::new(TOUCHLINE);
         cast.on_either_store(stage, touchline, [Kind::Embedded, Kind::Redis])
             .await;
+        cast.permitted(stage).await;
         cast.refusing(stage, touchline, &made_up).await;
         match optimised() {
             Some(binary) => {
@@ -195,6 +196,17 @@ impl Cast {
                 cast.add(kind, gateway.http.port(), &keys, pid);
             });
         }
+    }
+
+    /// Touchline with a store that grants each charge at once.
+    async fn permitted(&mut self, stage: &Stage) {
+        let spec = stage.spec(stage.embedded_store("permitted"));
+        let binary = example("permitted");
+        let gateway = stage.gateway_of(&binary, "permitted", &spec).await;
+        let keys = issued(&gateway, "enterprise").await;
+        self.gateway(gateway, |cast, gateway, pid| {
+            cast.add(Kind::Permitted, gateway.http.port(), &keys, pid);
+        });
     }
 
     /// The second gateway on Redis: refused requests, and TLS.

@@ -24,6 +24,8 @@ pub enum Kind {
     Embedded,
     /// Touchline on Redis.
     Redis,
+    /// Touchline with a store that grants each charge at once.
+    Permitted,
     /// Touchline on SQLite, built by `make pgo`.
     EmbeddedPgo,
     /// Touchline on Redis, built by `make pgo`.
@@ -46,13 +48,14 @@ pub enum Kind {
 
 impl Kind {
     /// The contenders over clear connections, in the order of a round: compared contenders are neighbours.
-    pub const CLEAR: [Kind; 12] = [
+    pub const CLEAR: [Kind; 13] = [
         Kind::Direct,
         Kind::Haproxy,
         Kind::Nginx,
         Kind::Embedded,
         Kind::EmbeddedPgo,
         Kind::Pingora,
+        Kind::Permitted,
         Kind::RedisPgo,
         Kind::Redis,
         Kind::NginxLua,
@@ -98,6 +101,7 @@ impl Kind {
             Kind::NginxLua => "nginx + Lua + Redis",
             Kind::Embedded => "Touchline, embedded",
             Kind::Redis => "Touchline + Redis",
+            Kind::Permitted => "Touchline, a permit always given",
             Kind::EmbeddedPgo => "Touchline, embedded, by profile",
             Kind::RedisPgo => "Touchline + Redis, by profile",
             Kind::Unknown => "Touchline + Redis, unknown key, 401",
@@ -122,6 +126,7 @@ impl Kind {
             | Kind::NginxLua
             | Kind::Embedded
             | Kind::Redis
+            | Kind::Permitted
             | Kind::EmbeddedPgo
             | Kind::RedisPgo
             | Kind::Unknown
@@ -143,6 +148,7 @@ impl Kind {
             | Kind::NginxLua
             | Kind::Embedded
             | Kind::Redis
+            | Kind::Permitted
             | Kind::EmbeddedPgo
             | Kind::RedisPgo
             | Kind::NginxTls
@@ -169,6 +175,7 @@ impl Kind {
                 | Kind::NginxLua
                 | Kind::Embedded
                 | Kind::Redis
+                | Kind::Permitted
                 | Kind::EmbeddedPgo
                 | Kind::RedisPgo
         )

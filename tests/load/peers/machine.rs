@@ -15,59 +15,31 @@ pub const SECOND_CORE: &str = "1";
 const TICK: Duration = Duration::from_millis(10);
 const PAGE_BYTES: u64 = 4_096;
 
-/// The name of the gateway's threads that serve requests; those of its stores have others.
-const WORKER: &str = "worker";
-
 /// The CPU time of a process's threads so far, user and system.
-pub struct Cpu(BTreeMap<u32, Thread>);
-
-struct Thread {
-    is_worker: bool,
-    nanoseconds: u64,
-}
+pub struct Cpu(BTreeMap<u32, u64>);
 
 impl Cpu {
-    /// Reads the times of a process. In ticks of 10 ms if the kernel has no `schedstat`.
+    /// Reads the times of a process, in nanoseconds. In ticks of 10 ms if the kernel has no `schedstat`.
     pub fn of(pid: u32) -> Cpu {
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
         let used = threads.filter_map(|thread| {
             let thread = thread.ok()?;
             let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
-            let nanoseconds = text.split(' ').next()?.parse().ok()?;
-            let name = std::fs::read_to_string(thread.path().join("comm")).ok()?;
-            let is_worker = name.trim_end() == WORKER;
-            let used = Thread {
-                is_worker,
-                nanoseconds,
-            };
+            let used = text.split(' ').next()?.parse().ok()?;
             Some((thread.file_name().to_str()?.parse().ok()?, used))
         });
-        let used: BTreeMap<u32, Thread> = used.collect();
+        let used: BTreeMap<u32, u64> = used.collect();
         if used.is_empty() {
-            let all = Thread {
-                is_worker: true,
-                nanoseconds: in_ticks(pid),
-            };
-            return Cpu([(pid, all)].into());
+            return Cpu([(pid, in_ticks(pid))].into());
         }
         Cpu(used)
     }
 
     /// The time used since `before`, except by threads that have ended in between.
     pub fn since(&self, before: &Cpu) -> Duration {
-        self.of_threads_since(before, |_| true)
-    }
-
-    /// The same of the threads that serve requests.
-    pub fn of_workers_since(&self, before: &Cpu) -> Duration {
-        self.of_threads_since(before, |thread| thread.is_worker)
-    }
-
-    fn of_threads_since(&self, before: &Cpu, counts: fn(&Thread) -> bool) -> Duration {
-        let counted = self.0.iter().filter(|(_, thread)| counts(thread));
-        let used = counted.map(|(id, now)| {
-            let before = before.0.get(id).map_or(0, |before| before.nanoseconds);
-            now.nanoseconds.saturating_sub(before)
+        let used = self.0.iter().map(|(id, now)| {
+            let before = before.0.get(id).copied().unwrap_or_default();
+            now.saturating_sub(before)
         });
         Duration::from_nanos(used.sum())
     }

@@ -58,15 +58,10 @@ impl Report {
 
     /// The CPU of one contender as a multiple of another's, within each round.
     pub fn ratio(&self, one: Kind, other: Kind) -> Spread {
-        self.ratio_of(one, other, |slice| slice.cpu_us)
-    }
-
-    /// The same of a part of the first contender's CPU.
-    pub fn ratio_of(&self, one: Kind, other: Kind, part: fn(&Slice) -> f64) -> Spread {
         let others = &self.slices[&other];
         let pairs = self.slices[&one].iter().filter_map(|(round, slice)| {
             let other = others.get(round)?;
-            Some(part(slice) / other.cpu_us)
+            Some(slice.cpu_us / other.cpu_us)
         });
         Spread::of(pairs)
     }
@@ -227,16 +222,14 @@ impl Report {
 
     fn rounds_csv(&self) -> String {
         let mut rows =
-            "contender,round,cpu_us,workers_cpu_us,redis_cpu_us,requests_per_second,p99_ms\n"
-                .to_owned();
+            "contender,round,cpu_us,redis_cpu_us,requests_per_second,p99_ms\n".to_owned();
         for (kind, rounds) in &self.slices {
             for (round, found) in rounds {
                 let _ = writeln!(
                     rows,
-                    "\"{}\",{round},{:.3},{:.3},{:.3},{:.0},{:.3}",
+                    "\"{}\",{round},{:.3},{:.3},{:.0},{:.3}",
                     kind.name(),
                     found.cpu_us,
-                    found.workers_cpu_us,
                     found.redis_cpu_us,
                     found.per_second,
                     found.p99_ms

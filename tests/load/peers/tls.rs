@@ -44,7 +44,7 @@ pub fn measure(
         .unwrap_or_else(|error| panic!("{command:?}: {error} (make bench installs what it needs)"));
     assert!(output.status.success(), "{output:?}");
     let used = Cpu::of(measured);
-    let (cpu, workers) = (used.since(&before), used.of_workers_since(&before));
+    let cpu = used.since(&before);
     let redis_cpu = Cpu::of(redis).since(&redis_before);
     let status = calls.status.to_string();
     let (mut latencies, mut first, mut last) = (Vec::new(), u64::MAX, 0);
@@ -60,7 +60,6 @@ pub fn measure(
     let per_request = |time: Duration| time.as_secs_f64() * 1e6 / count;
     Slice {
         cpu_us: per_request(cpu),
-        workers_cpu_us: per_request(workers),
         redis_cpu_us: per_request(redis_cpu),
         per_second: count * 1e6 / (last - first) as f64,
         p99_ms: percentile(&mut latencies, 0.99),
