@@ -58,7 +58,12 @@ impl KeyId {
         KeyId(id)
     }
 
-    /// The 12 characters.
+    /// The 12 characters as octets of ASCII.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The 12 characters. Cost: a check of them.
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.0).unwrap_or_default()
     }

@@ -8,14 +8,16 @@ use http::HeaderValue;
 
 /// Forbids all caching.
 pub const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+/// Forbids shared caching.
+const PRIVATE: HeaderValue = HeaderValue::from_static("private");
 
 /// The new `Cache-Control` of an answer whose upstream sent `values`, or `None` if it stays unchanged. A value that cannot be
 /// parsed becomes `no-store`.
-pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<String> {
+pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<HeaderValue> {
     let mut kept: Vec<&str> = Vec::new();
     for value in values {
         let Some(directives) = std::str::from_utf8(value).ok().and_then(directives) else {
-            return Some("no-store".into());
+            return Some(NO_STORE);
         };
         for directive in directives {
             let (name, argument) = match directive.split_once('=') {
@@ -33,8 +35,12 @@ pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<S
             }
         }
     }
+    if kept.is_empty() {
+        return Some(PRIVATE);
+    }
     kept.insert(0, "private");
-    Some(kept.join(", "))
+    // Consists of parts of valid values.
+    Some(HeaderValue::try_from(kept.join(", ")).unwrap_or(NO_STORE))
 }
 
 /// Whether `Cache-Control` forbids changes of a message's bytes (RFC 9111 sections 5.2.1.6 and 5.2.2.6). A value that cannot be
@@ -85,7 +91,8 @@ mod tests {
     use super::*;
 
     fn control(values: &[&str]) -> Option<String> {
-        cache_control(values.iter().map(|value| value.as_bytes()))
+        let control = cache_control(values.iter().map(|value| value.as_bytes()));
+        control.map(|value| value.to_str().unwrap().to_owned())
     }
 
     #[test]
@@ -116,10 +123,7 @@ mod tests {
         ] {
             assert_eq!(control(values).as_deref(), expected, "{values:?}");
         }
-        assert_eq!(
-            cache_control([&b"max-age=\xff"[..]]).as_deref(),
-            Some("no-store")
-        );
+        assert_eq!(cache_control([&b"max-age=\xff"[..]]), Some(NO_STORE));
     }
 
     #[test]

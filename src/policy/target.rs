@@ -73,6 +73,18 @@ struct Checked;
 impl<'a> Target<'a> {
     /// Checks the raw bytes between method and version. Cost: one pass, without allocation unless there is escaped non-ASCII.
     pub fn parse(raw: &'a [u8]) -> Result<Target<'a>, TargetError> {
+        Target::check(raw).map(|(target, _)| target)
+    }
+
+    /// Checks a target like [`Target::parse`], and keeps its text.
+    pub(super) fn receive(raw: &[u8]) -> Result<ReceivedTarget, TargetError> {
+        Target::check(raw).map(|(target, text)| ReceivedTarget {
+            path_bytes: target.path.len(),
+            text: text.to_owned(),
+        })
+    }
+
+    fn check(raw: &'a [u8]) -> Result<(Target<'a>, &'a str), TargetError> {
         if raw.first() != Some(&b'/') {
             return Err(TargetError::NotOriginForm);
         }
@@ -86,12 +98,16 @@ impl<'a> Target<'a> {
             escapes(query)
                 .try_for_each(|escape| escape.map(|_| ()).ok_or(TargetError::InvalidEscape))?;
         }
-        Ok(target)
+        Ok((target, text))
     }
 
-    /// A target that [`Target::parse`] has accepted before. Cost: a search for the `?`.
-    pub(super) fn accepted(raw: &'a [u8]) -> Target<'a> {
-        Target::split(std::str::from_utf8(raw).unwrap_or_default())
+    /// A target that [`Target::parse`] has accepted before.
+    pub(super) fn accepted(received: &'a ReceivedTarget) -> Target<'a> {
+        Target {
+            path: received.path(),
+            query: received.text.get(received.path_bytes + 1..),
+            checked: Checked,
+        }
     }
 
     fn split(text: &'a str) -> Target<'a> {
@@ -104,6 +120,34 @@ impl<'a> Target<'a> {
             query,
             checked: Checked,
         }
+    }
+}
+
+/// A target in the head of a request, checked or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReceivedTarget {
+    text: String,
+    /// The bytes before the first `?`.
+    path_bytes: usize,
+}
+
+impl ReceivedTarget {
+    /// A target with this text. Cost: one allocation, and a search for the `?`.
+    pub fn new(text: &str) -> ReceivedTarget {
+        ReceivedTarget {
+            path_bytes: Target::split(text).path.len(),
+            text: text.to_owned(),
+        }
+    }
+
+    /// Path and query.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// The path.
+    pub fn path(&self) -> &str {
+        self.text.get(..self.path_bytes).unwrap_or_default()
     }
 }
 

@@ -315,7 +315,7 @@ impl Forwarding {
         if let Some(before) = self.assignment.take() {
             self.tried.push(before.server().clone());
         }
-        let key = identity(self.key.record.id.as_str());
+        let key = identity(self.key.record.id.as_bytes());
         let assignment = self.upstream.assign(key, &self.tried)?;
         let total = self.upstream.timeouts.total;
         let left = match self.attempts {

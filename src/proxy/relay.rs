@@ -247,7 +247,7 @@ impl Relay<'_, '_> {
                 host: forwarded_host
                     .map(HeaderValue::as_bytes)
                     .or(client.head.host()),
-                key_id: record.id.as_str(),
+                key_id: record.id.as_bytes(),
                 tier: record.tier.as_str(),
                 recorded,
             },

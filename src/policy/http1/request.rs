@@ -14,10 +14,10 @@ use super::fields::{
     options,
 };
 use super::framing::{Framing, KnownField, is_chunked};
-use super::request_line::{self, OriginForm, RequestLine};
+use super::request_line::{self, RequestLine};
 use super::{HeadBounds, TOKEN, Version, is_host, length, unreadable};
 use crate::policy::rejection::{Malformed, Rejection};
-use crate::policy::target::{Target, TargetError};
+use crate::policy::target::{ReceivedTarget, Target, TargetError};
 
 /// Empty lines that may precede a request line (RFC 9112 section 2.2 requires at least one to be accepted).
 const EMPTY_LINES_MAX: usize = 2;
@@ -34,7 +34,7 @@ pub struct RequestReader {
 
 impl RequestReader {
     /// Takes a head off the front of `buffer`; `None` until it is complete. The buffer is the same each time, with more at its
-    /// end; after a head, the next one begins. Cost: each byte is read once; one allocation for the positions of the fields.
+    /// end; after a head, the next one begins. Cost: each byte is read once; an allocation for the target and one for the positions of the fields.
     ///
     /// # Errors
     /// With the refusal of a head that can be read in more than one way, or is too large. The bytes after it cannot be read.
@@ -248,14 +248,10 @@ impl RequestPlaces {
     /// Takes the head off the front of the buffer from which it was read.
     pub fn take(self, buffer: &mut BytesMut) -> RequestHead {
         let bytes = buffer.split_to(self.end.min(buffer.len())).freeze();
-        let target = match self.line.target {
-            OriginForm::Sent(place) => bytes.slice(place.range()),
-            OriginForm::Made(target) => Bytes::from(target),
-        };
         RequestHead {
             method: self.line.method,
             version: self.line.version,
-            target,
+            target: self.line.target,
             authority: None,
             host: self.host.map(|host| bytes.slice(host.range())),
             framing: self.framing,
@@ -271,7 +267,7 @@ impl RequestPlaces {
 pub struct RequestHead {
     method: Method,
     version: Version,
-    target: Bytes,
+    target: ReceivedTarget,
     /// The `:authority` of HTTP/2.
     authority: Option<Bytes>,
     host: Option<Bytes>,
@@ -291,7 +287,7 @@ impl RequestHead {
         let host = parts.headers.get(HOST).map(HeaderValue::as_bytes);
         let length = parts.headers.get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
         RequestHead {
-            target: Bytes::copy_from_slice(target.as_bytes()),
+            target: ReceivedTarget::new(target),
             host: host.map(Bytes::copy_from_slice).or(authority.clone()),
             authority,
             framing: match length.and_then(super::length) {
@@ -314,23 +310,23 @@ impl RequestHead {
 
     /// The target as sent; over HTTP/1 in origin-form.
     pub fn raw_target(&self) -> &[u8] {
-        &self.target
+        self.target.as_str().as_bytes()
     }
 
-    /// The target. Cost: over HTTP/1, where the reader has checked it, a search for the `?`.
+    /// The target. Over HTTP/1 the reader has checked it.
     ///
     /// # Errors
     /// If it can be read in more than one way, which is possible over HTTP/2 only.
     pub fn target(&self) -> Result<Target<'_>, TargetError> {
         match self.version {
             Version::Http10 | Version::Http11 => Ok(Target::accepted(&self.target)),
-            Version::Http2 => Target::parse(&self.target),
+            Version::Http2 => Target::parse(self.raw_target()),
         }
     }
 
     /// The path, checked or not.
     pub fn path(&self) -> &str {
-        Target::accepted(&self.target).path
+        self.target.path()
     }
 
     /// The requested host: the authority of a target in absolute-form, `Host`, or `:authority`. Only HTTP/1.0 may have none.

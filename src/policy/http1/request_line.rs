@@ -3,15 +3,13 @@
 //! A target in absolute-form is interpreted as origin-form with its authority in place of `Host` (section 3.2.2), and a later
 //! minor version as 1.1 (RFC 9110 section 2.5).
 
-use std::borrow::Cow;
-
 use http::Method;
 
 use super::fields::FieldRange;
 use super::{HeadBounds, TOKEN, Version, connect_refused, is_host, unreadable};
 use crate::policy::octets;
 use crate::policy::rejection::{Malformed, Rejection};
-use crate::policy::target::{Absolute, Target, TargetError};
+use crate::policy::target::{Absolute, ReceivedTarget, Target, TargetError};
 
 /// No registered method is longer than 17 characters.
 const METHOD_BYTES_MAX: usize = 32;
@@ -26,19 +24,10 @@ const VERSION_BYTES: usize = 9;
 pub(super) struct RequestLine {
     pub(super) method: Method,
     /// The target in origin-form.
-    pub(super) target: OriginForm,
+    pub(super) target: ReceivedTarget,
     /// The authority of a target in absolute-form.
     pub(super) authority: Option<FieldRange>,
     pub(super) version: Version,
-}
-
-/// A target in origin-form.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum OriginForm {
-    /// As sent.
-    Sent(FieldRange),
-    /// With the `/` that an absolute-form may omit.
-    Made(Box<[u8]>),
 }
 
 /// The most bytes that a line can have, including its end.
@@ -114,11 +103,9 @@ fn origin(
     target: &[u8],
     start: usize,
     method: &Method,
-) -> Result<(OriginForm, Option<FieldRange>), TargetError> {
-    let end = start + target.len();
+) -> Result<(ReceivedTarget, Option<FieldRange>), TargetError> {
     let Some(absolute) = Absolute::of(target) else {
-        Target::parse(target)?;
-        return Ok((OriginForm::Sent(FieldRange::new(start, end)), None));
+        return Ok((Target::receive(target)?, None));
     };
     if !is_host(absolute.authority) {
         return Err(TargetError::InvalidAuthority);
@@ -127,13 +114,8 @@ fn origin(
     if absolute.is_bare() && *method == Method::OPTIONS {
         return Err(TargetError::NotOriginForm);
     }
-    let origin = absolute.origin_form();
-    Target::parse(&origin)?;
-    let authority_end = end - absolute.rest_bytes();
+    let origin = Target::receive(&absolute.origin_form())?;
+    let authority_end = start + target.len() - absolute.rest_bytes();
     let authority = FieldRange::new(authority_end - absolute.authority.len(), authority_end);
-    let origin = match origin {
-        Cow::Borrowed(sent) => OriginForm::Sent(FieldRange::new(end - sent.len(), end)),
-        Cow::Owned(made) => OriginForm::Made(made.into()),
-    };
     Ok((origin, Some(authority)))
 }

@@ -150,7 +150,7 @@ impl Names {
 
     /// The number of the set of ids that contains this one.
     pub fn id_set(id: KeyId) -> u32 {
-        crc32fast::hash(id.as_str().as_bytes()) % ID_SETS
+        crc32fast::hash(id.as_bytes()) % ID_SETS
     }
 
     /// One of the [`ID_SETS`] sets of ids.

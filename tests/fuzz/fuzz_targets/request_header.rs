@@ -92,7 +92,7 @@ fn assert_request(sent: &[(HeaderName, HeaderValue)]) {
             client: Some(&HeaderValue::from_static("192.0.2.1")),
             scheme: "https",
             host: Some(b"api.example"),
-            key_id: "0123456789ab",
+            key_id: b"0123456789ab",
             tier: "pro",
             recorded: None,
         },
