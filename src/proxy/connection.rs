@@ -48,6 +48,8 @@ pub mod writes;
 pub struct Connection {
     /// The client's address.
     pub client: SocketAddr,
+    /// The address as text, for log lines.
+    pub client_text: Box<str>,
     /// The address without its port, as sent to upstreams.
     pub address: HeaderValue,
     /// Whether the connection is over TLS.
@@ -67,6 +69,7 @@ impl Connection {
     pub fn new(client: SocketAddr, is_encrypted: bool) -> Arc<Connection> {
         Arc::new(Connection {
             client,
+            client_text: client.to_string().into(),
             address: forward::address(client.ip()),
             is_encrypted,
             retired: AtomicBool::new(false),

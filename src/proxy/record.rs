@@ -2,6 +2,7 @@
 //!
 //! Nothing is decided here. An API key that a client put into its path is redacted.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use super::admission::RouteId;
@@ -12,6 +13,7 @@ use super::gate::Gate;
 use super::trace::RequestFacts;
 use crate::policy::api_key;
 use crate::policy::enforcement::ShadowViolation;
+use crate::policy::forwarded::RequestSender;
 use crate::policy::http1::Version;
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
@@ -72,10 +74,14 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
     if sample.is_some_and(|percent| fastrand::u8(..100) >= percent) {
         return;
     }
+    let sender = exchange.origin.as_ref().map(|origin| match origin.client {
+        RequestSender::Connected(_) => Cow::Borrowed(&*client.connection.client_text),
+        RequestSender::Forwarded(client) => Cow::Owned(client.to_string()),
+    });
     gate.access_log.write(&Line {
         time: exchange.time,
         request_id: exchange.request_id_str(),
-        client: exchange.origin.as_ref().map(|origin| origin.client),
+        client: sender.as_deref(),
         protocol: match head.version() {
             Version::Http2 => "HTTP/2",
             Version::Http11 => "HTTP/1.1",

@@ -16,7 +16,6 @@ use prometheus::IntCounter;
 
 use self::file::NamedFile;
 use self::queue::Queue;
-use crate::policy::forwarded::RequestSender;
 
 mod file;
 mod line;
@@ -50,7 +49,7 @@ pub struct Line<'a> {
     /// The request id that the client and the upstream received.
     pub request_id: &'a str,
     /// The client's address, with its port if known.
-    pub client: Option<RequestSender>,
+    pub client: Option<&'a str>,
     /// `HTTP/1.0`, `HTTP/1.1` or `HTTP/2`.
     pub protocol: &'static str,
     /// The method.

@@ -14,7 +14,6 @@ use super::limits::bounds_of;
 use super::refusal;
 use super::wire::{LINGER, LINGER_BYTES, READ_BYTES};
 use crate::config::Limits;
-use crate::policy::forwarded::RequestSender;
 use crate::policy::http1::refused;
 use crate::policy::http1::request::{RequestHead, RequestReader};
 use crate::policy::redirect::{self, Redirect, Rule};
@@ -145,7 +144,7 @@ impl Redirected<'_> {
         gate.access_log.write(&Line {
             time: now,
             request_id: &id,
-            client: Some(RequestSender::Connected(self.client)),
+            client: Some(&self.client.to_string()),
             protocol: "HTTP/1.1",
             method: &api_key::redacted(&method, prefix),
             path: &api_key::redacted(&path, prefix),

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use crate::policy::forwarded::RequestSender;
 use crate::policy::http1::refused;
 use crate::policy::rejection::{PROBLEM_JSON, Rejection};
 use crate::policy::{api_key, request_id};
@@ -71,7 +70,7 @@ pub fn refuse(
     gate.access_log.write(&Line {
         time: now,
         request_id: &id,
-        client: Some(RequestSender::Connected(client)),
+        client: Some(&client.to_string()),
         protocol: "HTTP/1.1",
         method: &api_key::redacted(&method, prefix),
         path: &api_key::redacted(&path, prefix),
