@@ -188,8 +188,9 @@ impl<'c> Client<'c> {
     /// # Errors
     /// If the client has disconnected, or reads too little for too long.
     pub async fn write(&mut self, pieces: Vec<Piece>) -> Result<(), Failure> {
-        if let (Side::Http1(side), [Piece::Head(..), parts @ ..]) = (&mut self.side, &*pieces) {
-            side.reserve(parts.iter().map(Piece::body_bytes).sum());
+        if let (Side::Http1(side), [Piece::Head(head, _), parts @ ..]) = (&mut self.side, &*pieces)
+        {
+            side.reserve(head, parts.iter().map(Piece::body_bytes).sum());
         }
         for piece in pieces {
             match piece {

@@ -22,8 +22,9 @@ use crate::proxy::failure::{ClientFault, Failure, ServerFault};
 
 /// Bytes that a client may send ahead while a request is answered; more waits in the system's buffers.
 const AHEAD_BYTES_MAX: usize = 8 * 1024;
-/// Room for the head of most answers.
-const HEAD_BYTES: usize = 1024;
+/// Room for most fields of an answer, and for the fields and the line that are added to them.
+const FIELD_BYTES: usize = 48;
+const HEAD_BYTES: usize = 128;
 /// How long the discarded rest of a body may take.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -90,8 +91,9 @@ impl<'c> Http1Side<'c> {
     }
 
     /// Makes room for a head and these bytes of a body, which are written together.
-    pub(super) fn reserve(&mut self, body_bytes: usize) {
-        self.wire.reserve(HEAD_BYTES + body_bytes);
+    pub(super) fn reserve(&mut self, head: &Head, body_bytes: usize) {
+        let head_bytes = HEAD_BYTES + FIELD_BYTES * head.fields.count();
+        self.wire.reserve(head_bytes + body_bytes);
     }
 
     /// The connection's timer.
