@@ -30,13 +30,13 @@ pub const BURST_POLICY: &str = "burst";
 /// The name in `violated-policies` of a tier's `concurrent`.
 pub const CONCURRENT_POLICY: &str = "concurrent";
 
-/// Every header above; those of an upstream are removed.
-pub const ALL: [HeaderName; 5] = [
-    X_RATE_LIMIT_LIMIT,
-    X_RATE_LIMIT_REMAINING,
-    X_RATE_LIMIT_RESET,
-    RATE_LIMIT_POLICY,
-    RATE_LIMIT,
+/// The names of all headers above; those of an upstream are removed.
+pub const ALL: [&str; 5] = [
+    "x-ratelimit-limit",
+    "x-ratelimit-remaining",
+    "x-ratelimit-reset",
+    "ratelimit-policy",
+    "ratelimit",
 ];
 
 /// Room for the longest texts of a policy, its status and its reset.
@@ -147,6 +147,9 @@ mod tests {
                 "ratelimit: \"daily\";r=999;t=86000",
             ]
         );
+        let names = headers(Some(1));
+        let names = names.iter().filter_map(|field| field.split(':').next());
+        assert!(names.eq(ALL));
     }
 
     #[test]

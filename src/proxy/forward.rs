@@ -5,10 +5,7 @@
 
 use std::net::IpAddr;
 
-use http::header::{
-    CACHE_CONTROL, DATE, EXPECT, HOST, RETRY_AFTER, SERVER, SET_COOKIE, VARY,
-    X_CONTENT_TYPE_OPTIONS,
-};
+use http::header::{CACHE_CONTROL, EXPECT, HOST, VARY};
 use http::{HeaderName, HeaderValue, StatusCode};
 
 use crate::policy::header_pattern::{HeaderNames, HeaderPattern};
@@ -24,9 +21,6 @@ pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Set on every answer: clients must not guess the media type.
 pub const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
-/// Instructions for caches in front of a service that override `Cache-Control` (RFC 9213).
-const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
-const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
 /// The caller's trace (W3C Trace Context).
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
@@ -38,7 +32,6 @@ pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// The requested host.
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const PROXY_AUTHENTICATE: HeaderName = HeaderName::from_static("proxy-authenticate");
 
 /// The facts about a request that its upstream receives.
 #[derive(Debug)]
@@ -188,15 +181,16 @@ pub fn confine_answer(fields: &mut FieldList) {
 }
 
 /// Headers between an upstream and the gateway, or set by the gateway.
-const NOT_PASSED_ON: [HeaderName; 8] = [
-    PROXY_AUTHENTICATE,
-    SERVER,
-    DATE,
-    RETRY_AFTER,
-    X_REQUEST_ID,
-    X_CONTENT_TYPE_OPTIONS,
-    CDN_CACHE_CONTROL,
-    SURROGATE_CONTROL,
+const NOT_PASSED_ON: [&str; 8] = [
+    "proxy-authenticate",
+    "server",
+    "date",
+    "retry-after",
+    "x-request-id",
+    "x-content-type-options",
+    // Instructions for caches in front of a service that override Cache-Control (RFC 9213).
+    "cdn-cache-control",
+    "surrogate-control",
 ];
 
 /// Removes from the upstream's answer the headers that are hop-by-hop, frame its body, are set by the gateway or are `denied`.
@@ -204,9 +198,9 @@ pub fn clean_answer(status: StatusCode, fields: &mut FieldList, denied: &HeaderN
     // Caches and other clients may see an interim answer; only the final answer may set a cookie.
     let interim = status.is_informational();
     fields.retain_end_to_end(|name| {
-        let is = |own: &HeaderName| name.eq_ignore_ascii_case(own.as_str().as_bytes());
+        let is = |own: &&str| name.eq_ignore_ascii_case(own.as_bytes());
         let ours = NOT_PASSED_ON.iter().any(is) || rate_limit::ALL.iter().any(is);
-        !(ours || (interim && is(&SET_COOKIE)) || denied.fits(name))
+        !(ours || (interim && is(&"set-cookie")) || denied.fits(name))
     });
 }
 
