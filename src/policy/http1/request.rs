@@ -34,7 +34,8 @@ pub struct RequestReader {
 
 impl RequestReader {
     /// Takes a head off the front of `buffer`; `None` until it is complete. The buffer is the same each time, with more at its
-    /// end; after a head, the next one begins. Cost: each byte is read once; an allocation for the target and one for the positions of the fields.
+    /// end; after a head, the next one begins. Cost: each byte is read once; an allocation for the target and one for the positions of
+    /// the fields.
     ///
     /// # Errors
     /// With the refusal of a head that can be read in more than one way, or is too large. The bytes after it cannot be read.
