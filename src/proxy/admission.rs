@@ -83,7 +83,7 @@ pub struct AdmissionTrace {
     pub recording: Option<Box<Recording>>,
 }
 
-/// Admits a request that arrived at `time`, or refuses it. Notes are added to `trace`.
+/// Admits a request, or refuses it. Notes are added to `trace`.
 ///
 /// # Errors
 /// With the refusal of the first step that fails.
@@ -91,7 +91,6 @@ pub async fn admit(
     gate: &Gate,
     snapshot: &Snapshot,
     head: &RequestHead,
-    time: Timestamp,
     trace: &mut AdmissionTrace,
 ) -> Result<Admitted, Refusal> {
     let target = well_formed::check(head, &snapshot.head_limits); // 1
@@ -99,7 +98,6 @@ pub async fn admit(
     let mut edge = Edge {
         gate,
         snapshot,
-        time,
         trace,
     };
     let mut slot = None;
@@ -154,7 +152,6 @@ pub async fn admit(
 struct Edge<'a> {
     gate: &'a Gate,
     snapshot: &'a Snapshot,
-    time: Timestamp,
     trace: &'a mut AdmissionTrace,
 }
 
@@ -163,13 +160,13 @@ impl Edge<'_> {
         admission::presented(fields.all(&X_API_KEY), &self.snapshot.config.keys.prefix)
     }
 
-    /// Step 3 at an instant, or when the request arrived.
+    /// Step 3 at an instant, or now: the end of a request over HTTP/2 may have arrived long after its head.
     fn authenticate(
         &mut self,
         key: &KeyDigest,
         at: Option<Timestamp>,
     ) -> Result<KnownCaller, NoKey> {
-        let now = at.unwrap_or(self.time);
+        let now = at.unwrap_or_else(|| self.gate.store.now());
         let found = self.look_up(key, now);
         if let Some(recording) = &mut self.trace.recording {
             recording.authenticated();

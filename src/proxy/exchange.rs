@@ -318,10 +318,7 @@ impl Forwarding {
         let key = identity(self.key.record.id.as_bytes());
         let assignment = self.upstream.assign(key, &self.tried)?;
         let total = self.upstream.timeouts.total;
-        let left = match self.attempts {
-            1 => total,
-            _ => total.saturating_sub(self.since.elapsed()),
-        };
+        let left = total.saturating_sub(self.since.elapsed());
         let peer = Box::new(self.upstream.peer(assignment.server(), left));
         self.assignment = Some(assignment);
         Some((peer, self.anew))

@@ -84,8 +84,7 @@ async fn answer(
     }
     let admitted = match expect_no_body(client, &snapshot.head_limits, limits.request_read).await {
         Ok(()) => {
-            let (time, trace) = (exchange.time, &mut exchange.admission_trace);
-            admission::admit(gate, &snapshot, &client.head, time, trace).await
+            admission::admit(gate, &snapshot, &client.head, &mut exchange.admission_trace).await
         }
         Err(malformed) => Err(Refusal::of(Rejection::BadRequest(malformed))),
     };

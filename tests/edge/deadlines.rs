@@ -405,3 +405,36 @@ async fn an_http2_client_that_opens_no_window_loses_the_connection() {
     .await;
     scene.expect_used(&key, 1).await;
 }
+
+/// The end of a request over HTTP/2 may arrive long after its head: the key must be usable when the request is admitted. Reading
+/// the usage charges nothing, so no store would notice that the day has changed.
+#[tokio::test]
+async fn a_key_that_expires_before_the_end_of_an_http2_request_is_refused() {
+    const DAY_SECONDS: f64 = 86_400.0;
+    let scene = Scene::builder(TOUCHLINE).faketime().start().await;
+    let tomorrow = jiff::Zoned::now().tomorrow().unwrap().date().to_string();
+    let key = scene.issue_with("pro", &["--expires", &tomorrow]).await;
+    let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let under_way = async |count: f64| {
+        eventually("this number of requests is under way", async || {
+            let requests = scene.metric("touchline_in_flight_requests").await;
+            (requests == count).then_some(())
+        })
+        .await;
+    };
+    under_way(0.0).await;
+    let mut wire = Wire::open(&scene).await;
+    let fields = [
+        (":method", "GET"),
+        (":scheme", "http"),
+        (":authority", "localhost"),
+        (":path", "/api/v1/usage"),
+        ("x-api-key", &*key.key),
+    ];
+    assert!(wire.headers(1, &fields, false).await);
+    under_way(1.0).await;
+    scene.clock().set_offset(3.0 * DAY_SECONDS);
+    assert!(wire.send(&Frame::new(DATA, END_STREAM, 1, "")).await);
+    assert_eq!(wire.problem(1).await["code"], "INVALID_API_KEY");
+}
