@@ -197,7 +197,7 @@ impl<'c> Client<'c> {
                 Piece::Head(head, ends) => {
                     let status = head.status;
                     match &mut self.side {
-                        Side::Http1(side) => side.write_head(&head, ends),
+                        Side::Http1(side) => side.write_head(&head, ends).await?,
                         Side::Http2(side) => side.write_head(*head, ends)?,
                     }
                     if !status.is_informational() {

@@ -22,8 +22,9 @@ use crate::proxy::failure::{ClientFault, Failure, ServerFault};
 
 /// Bytes that a client may send ahead while a request is answered; more waits in the system's buffers.
 const AHEAD_BYTES_MAX: usize = 8 * 1024;
-/// Room for most fields of an answer, and for the fields and the line that are added to them.
+/// Room for most fields: a 401 has 6 of 17 to 50 bytes, with the allocator's fast path in reach.
 const FIELD_BYTES: usize = 48;
+/// Room for the parts of a head that are not among its fields: status line, `Date`, framing and `Connection`.
 const HEAD_BYTES: usize = 128;
 /// How long the discarded rest of a body may take.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -169,15 +170,18 @@ impl<'c> Http1Side<'c> {
         self.flush().await
     }
 
-    /// Gathers a head, of whatever size, to be written with what follows it.
-    pub(super) fn write_head(&mut self, head: &Head, ends: bool) {
-        if self.answer.is_some() {
-            return;
+    /// Gathers a head, to be written with what follows it; a head larger than the buffer is written at once.
+    pub(super) async fn write_head(&mut self, head: &Head, ends: bool) -> Result<(), Failure> {
+        if self.answer.is_none() {
+            match head.status.is_informational() {
+                true => self.gather_interim(head),
+                false => self.gather_final(head, ends),
+            }
         }
-        if head.status.is_informational() {
-            self.write_interim(head);
-            return;
-        }
+        self.wire.limit_gathered().await.map_err(broke)
+    }
+
+    fn gather_final(&mut self, head: &Head, ends: bool) {
         let framing = self.framing(head, ends);
         if framing == AnswerFraming::ByClose || self.wire.connection.is_retired() {
             self.keeps_open = false;
@@ -193,8 +197,8 @@ impl<'c> Http1Side<'c> {
         self.is_whole = ends;
     }
 
-    /// Gathers the head of an interim answer, which has no body. HTTP/1.0 has no interim answers (RFC 9110 section 15.2).
-    fn write_interim(&mut self, head: &Head) {
+    /// An interim answer has no body. HTTP/1.0 has no interim answers (RFC 9110 section 15.2).
+    fn gather_interim(&mut self, head: &Head) {
         if self.version != Version::Http10 {
             let mut out = HeadWriter::answer(self.wire.gathered(), head.status);
             out.pass_all(&head.fields);

@@ -90,7 +90,7 @@ impl Http1Wire {
         Poll::Ready(Ok(space.filled().len()))
     }
 
-    /// The buffer of the bytes to write, to append to without a limit.
+    /// The buffer of the bytes to write, to append one head to; [`Http1Wire::limit_gathered`] follows.
     pub(in crate::proxy) fn gathered(&mut self) -> &mut Vec<u8> {
         self.writes.gathered()
     }
@@ -111,6 +111,14 @@ impl Http1Wire {
             bytes = bytes.get(written..).unwrap_or_default();
         }
         Ok(())
+    }
+
+    /// Writes the gathered bytes if they are more than the buffer's limit.
+    pub(in crate::proxy) async fn limit_gathered(&mut self) -> io::Result<()> {
+        match self.writes.is_over_full() {
+            true => self.flush().await,
+            false => Ok(()),
+        }
     }
 
     pub(in crate::proxy) async fn flush(&mut self) -> io::Result<()> {

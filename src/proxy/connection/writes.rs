@@ -76,7 +76,12 @@ impl Writes {
         }
     }
 
-    /// The buffer, to append to without a limit.
+    /// Whether more is gathered than may be: it is to be written before anything follows.
+    pub fn is_over_full(&self) -> bool {
+        self.unwritten().len() > GATHERED_BYTES_MAX
+    }
+
+    /// The buffer, to append one head to, of any size that is accepted.
     pub fn gathered(&mut self) -> &mut Vec<u8> {
         &mut self.gathered
     }
@@ -203,5 +208,8 @@ mod tests {
             (&b"abc"[..], &b"abc"[..])
         );
         assert!(!writes.gather(&[b'd'; GATHERED_BYTES_MAX - 2]));
+        assert!(!writes.is_over_full());
+        writes.gathered().extend([b'e'; GATHERED_BYTES_MAX]);
+        assert!(writes.is_over_full());
     }
 }
