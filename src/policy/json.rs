@@ -1,6 +1,6 @@
 //! JSON written member by member (RFC 8259), for the texts that a request writes: its line in the access log and a problem body.
 //!
-//! Invariant: a text is written as it is only if nothing in it needs escaping; otherwise `serde_json` writes it.
+//! Invariant: a text is written unchanged only if nothing in it needs escaping; otherwise `serde_json` writes it.
 
 use super::octets;
 

@@ -61,7 +61,7 @@ pub fn any(octets: &[u8], is: impl Fn(u8) -> bool) -> bool {
     octets.iter().any(|octet| is(*octet))
 }
 
-/// The same without a branch for each octet.
+/// Whether any of the octets satisfies `is`, without a branch for each.
 fn any_of<const COUNT: usize>(octets: &[u8; COUNT], is: impl Fn(u8) -> bool) -> bool {
     octets.iter().fold(false, |any, octet| any | is(*octet))
 }

@@ -101,7 +101,7 @@ impl<'a> Target<'a> {
         Ok((target, text))
     }
 
-    /// A target that [`Target::parse`] has accepted before.
+    /// A target that was checked before: over HTTP/1, the reader of heads keeps none that was not.
     pub(super) fn accepted(received: &'a ReceivedTarget) -> Target<'a> {
         Target {
             path: received.path(),

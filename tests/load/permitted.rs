@@ -1,4 +1,4 @@
-//! The gateway with a permit for each request that may be charged: what `make bench` measures of the edge without the charge.
+//! The gateway with a permit for each request that may be charged, so that `make bench` measures the edge without the charge.
 //!
 //! `permitted serve --config FILE`: the program's own `serve`, whose store grants each charge at once and records none. All else
 //! is passed on to the configured store.

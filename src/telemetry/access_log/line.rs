@@ -81,7 +81,8 @@ fn milliseconds(out: &mut Vec<u8>, name: &str, duration: Option<Duration>) {
     };
     // Rounding may carry into the next second.
     let micros = (duration.subsec_nanos() + 500) / 1_000;
-    let millis = duration.as_secs().saturating_mul(1_000) + u64::from(micros / 1_000);
+    let millis = duration.as_secs().saturating_mul(1_000);
+    let millis = millis.saturating_add(u64::from(micros / 1_000));
     push_number(out, name, millis);
     fraction::<3>(out, micros % 1_000);
 }
