@@ -160,6 +160,24 @@ mod tests {
     }
 
     #[test]
+    fn durations_are_rounded_to_thousandths_of_a_millisecond() {
+        for (nanoseconds, expected) in [
+            (0, "0.000"),
+            (499, "0.000"),
+            (500, "0.001"),
+            (999_499, "0.999"),
+            (999_500, "1.000"),
+            (999_999_499, "999.999"),
+            (999_999_500, "1000.000"),
+            (61_000_000_001, "61000.000"),
+        ] {
+            let mut out = Vec::new();
+            milliseconds(&mut out, "", Some(Duration::from_nanos(nanoseconds)));
+            assert_eq!(String::from_utf8(out).unwrap(), expected, "{nanoseconds}");
+        }
+    }
+
+    #[test]
     fn what_is_not_known_is_null_or_left_out() {
         let found = written(&line("/a"));
         for name in ["client", "endpoint", "key_id", "tier", "upstream_ms"] {
