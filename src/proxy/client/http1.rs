@@ -22,7 +22,7 @@ use crate::proxy::failure::{ClientFault, Failure, ServerFault};
 
 /// Bytes that a client may send ahead while a request is answered; more waits in the system's buffers.
 const AHEAD_BYTES_MAX: usize = 8 * 1024;
-/// Room for most fields: a 401 has 6 of 17 to 50 bytes, with the allocator's fast path in reach.
+/// Room for one field of an answer. Most take less, so that the buffer of a short answer stays small and cheap to allocate.
 const FIELD_BYTES: usize = 48;
 /// Room for the parts of a head that are not among its fields: status line, `Date`, framing and `Connection`.
 const HEAD_BYTES: usize = 128;

@@ -81,7 +81,7 @@ impl Writes {
         self.unwritten().len() > GATHERED_BYTES_MAX
     }
 
-    /// The buffer, to append one head to, of any size that is accepted.
+    /// The buffer, to append a head to. The sizes of heads are limited where they are read.
     pub fn gathered(&mut self) -> &mut Vec<u8> {
         &mut self.gathered
     }
