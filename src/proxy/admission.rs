@@ -28,6 +28,7 @@ use crate::policy::rejection::Rejection;
 use crate::policy::token_bucket::Empty;
 use crate::store::ledger::NO_ENDPOINT;
 use crate::store::{Charge, Decision, KeyEntry, Receipt, RefusalReason, StoreError, UNBOUNDED};
+use crate::telemetry::metrics;
 
 /// A key that is missing from the replica counts as unknown only while the replica is at most this old; otherwise the answer is a
 /// 500.
@@ -240,7 +241,7 @@ impl Edge<'_> {
         };
         let asked = Instant::now();
         let decision = self.gate.store.charge(charge).await;
-        self.note_call("charge", asked, &decision);
+        self.note_call(metrics::CHARGE, asked, &decision);
         if let Some(recording) = &mut self.trace.recording {
             recording.charged(asked);
         }

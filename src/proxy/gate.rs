@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use super::forward::DeniedHeaders;
 use super::rates::Rates;
 use super::relay::connections::Connections;
+use super::series::SeriesTable;
 use super::threshold_events::ThresholdEvents;
 use super::upstreams::Upstream;
 use super::well_formed::HeadLimits;
@@ -63,6 +64,8 @@ pub struct Snapshot {
     pub challenge: HeaderValue,
     /// The `Strict-Transport-Security` of answers over TLS (RFC 6797 section 6.1), if configured.
     pub hsts: Option<HeaderValue>,
+    /// The metrics of its endpoints and tiers.
+    pub series: SeriesTable,
     /// The most of an answer that some upstream may send before the gateway reads it.
     pub window_bytes: u32,
     upstreams: HashMap<Arc<str>, Arc<Upstream>, RandomState>,
@@ -106,6 +109,7 @@ impl Snapshot {
         let windows = upstreams.values().map(|upstream| upstream.window_bytes());
         Snapshot {
             document: document(&config),
+            series: SeriesTable::new(&config),
             hsts: hsts(&config),
             challenge: rejection::challenge(&config.keys.realm),
             window_bytes: windows.max().unwrap_or(0),

@@ -11,6 +11,7 @@ use super::exchange::{Ending, Exchange, Stage};
 use super::failure::Failure;
 use super::gate::Gate;
 use super::trace::RequestFacts;
+use super::upstreams::Upstream;
 use crate::policy::api_key;
 use crate::policy::enforcement::ShadowViolation;
 use crate::policy::forwarded::RequestSender;
@@ -26,23 +27,30 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
     let endpoint = outcome.endpoint.unwrap_or(NONE);
     let duration = exchange.started.elapsed();
     let metrics = &gate.metrics;
-    metrics
-        .requests
-        .with_label_values(&[endpoint, outcome.tier.unwrap_or(NONE), outcome.word])
-        .inc();
+    let tier = outcome.tier.unwrap_or(NONE);
+    match &exchange.stage {
+        Stage::Forwarding(forwarding) if forwarding.ending.is_none() => {
+            let table = &exchange.snapshot.series;
+            table.with(metrics, endpoint, tier, |series| {
+                series.served.inc();
+                series.duration.observe(duration.as_secs_f64());
+            });
+        }
+        _ => {
+            let labels = [endpoint, tier, outcome.word];
+            metrics.requests.with_label_values(&labels).inc();
+            let durations = &metrics.request_duration;
+            let of_endpoint = durations.with_label_values(&[endpoint]);
+            of_endpoint.observe(duration.as_secs_f64());
+        }
+    }
     if let (Some(tier), Some(shadow_violation)) = (outcome.tier, outcome.shadow_violation) {
         let labels = [tier, shadow_violation.as_str()];
         metrics.shadow_refusals.with_label_values(&labels).inc();
     }
-    metrics
-        .request_duration
-        .with_label_values(&[endpoint])
-        .observe(duration.as_secs_f64());
     if let Some((upstream, waited)) = outcome.upstream {
-        metrics
-            .upstream_duration
-            .with_label_values(&[upstream])
-            .observe(waited.as_secs_f64());
+        let durations = &upstream.series(metrics).duration;
+        durations.observe(waited.as_secs_f64());
     }
     let cause = match (&exchange.stage, failure) {
         (Stage::Refused(refusal), _) if refusal.cause.is_some() => refusal.cause.clone(),
@@ -125,7 +133,7 @@ struct RecordedOutcome<'a> {
     shadow_violation: Option<ShadowViolation>,
     units: u32,
     refunded: bool,
-    upstream: Option<(&'a str, Duration)>,
+    upstream: Option<(&'a Upstream, Duration)>,
 }
 
 impl<'a> RecordedOutcome<'a> {
@@ -168,7 +176,7 @@ impl<'a> RecordedOutcome<'a> {
                 refunded: forwarding.refunded(),
                 upstream: forwarding
                     .header_after
-                    .map(|waited| (&*forwarding.upstream.name, waited)),
+                    .map(|waited| (&*forwarding.upstream, waited)),
                 ..nothing
             },
         }

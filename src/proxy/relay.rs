@@ -174,10 +174,11 @@ impl Relay<'_, '_> {
             failure: Failure::server(ServerFault::Unreached, error),
             reached: None,
         })?;
-        let kind = if reused { "reused" } else { "new" };
-        let labels = [&*self.forwarding.upstream.name, kind];
-        let connections = &self.gate.metrics.upstream_connections;
-        connections.with_label_values(&labels).inc();
+        let series = self.forwarding.upstream.series(&self.gate.metrics);
+        match reused {
+            true => series.reused.inc(),
+            false => series.new.inc(),
+        }
         let done = self.exchange_with(taken, &peer, upload).await;
         done.map_err(|failure| FailedAttempt {
             failure,

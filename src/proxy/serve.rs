@@ -113,10 +113,12 @@ async fn forward(
     exchange: &mut Exchange,
     permit: Permit,
 ) -> Result<(), Failure> {
-    let tier = permit.key().record.tier.as_str();
-    let charged = u64::from(permit.endpoint().cost.get());
-    let units = &gate.metrics.quota_units;
-    units.with_label_values(&[tier, "charged"]).inc_by(charged);
+    let (tier, endpoint) = (permit.key().record.tier.as_str(), permit.endpoint());
+    let charged = u64::from(endpoint.cost.get());
+    let table = &exchange.snapshot.series;
+    table.with(&gate.metrics, &endpoint.pattern, tier, |series| {
+        series.units.inc_by(charged);
+    });
     let forwarding = Forwarding::begin(gate, permit, client.blocked());
     let mut under_way = UnderWay {
         exchange,

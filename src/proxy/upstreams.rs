@@ -8,7 +8,7 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use arc_swap::ArcSwap;
 use http::{HeaderName, HeaderValue, Version};
 use pingora::upstreams::peer::HttpPeer;
 
+use super::series::UpstreamSeries;
 use crate::config::{self, HealthCheck, Timeouts};
 use crate::policy::choice::{self, Candidate, Choice, Occasion};
 use crate::policy::compression::Compression;
@@ -51,6 +52,7 @@ pub struct Upstream {
     configured: Vec<config::UpstreamServer>,
     places: ArcSwap<Vec<WeightedServer>>,
     turn: AtomicU64,
+    series: OnceLock<UpstreamSeries>,
 }
 
 /// A server with its weight in one upstream.
@@ -95,7 +97,14 @@ impl Upstream {
             configured: config.servers.clone(),
             places: ArcSwap::from_pointee(places),
             turn: AtomicU64::new(0),
+            series: OnceLock::new(),
         }
+    }
+
+    /// Its metrics of requests.
+    pub fn series(&self, metrics: &Metrics) -> &UpstreamSeries {
+        let look_up = || UpstreamSeries::look_up(metrics, &self.name);
+        self.series.get_or_init(look_up)
     }
 
     /// The current servers.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prometheus::core::Collector;
 use prometheus::{
-    Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
     Opts, Registry, TextEncoder,
 };
 
@@ -25,6 +25,8 @@ const HANDSHAKE_FAILURES: [&str; 7] = [
     "closed",
     "other",
 ];
+/// The call of the store that every forwarded request waits for.
+pub const CHARGE: &str = "charge";
 /// The label value of a request without endpoint, tier or upstream.
 pub const NONE: &str = "none";
 
@@ -57,6 +59,8 @@ pub struct Metrics {
     pub upstream_resolve_failures: IntCounterVec,
     /// `touchline_store_duration_seconds{operation}`: how long a request waited for the store.
     pub store_duration: HistogramVec,
+    /// Its series of charges, which is in every gateway.
+    charge_duration: Histogram,
     /// `touchline_store_errors_total{operation}`: calls of the store that failed.
     pub store_errors: IntCounterVec,
     /// `touchline_quota_units_total{tier,change}`: units `charged` and `refunded`.
@@ -226,6 +230,12 @@ impl Metrics {
         for outcome in ["exported", "dropped"] {
             trace_spans.with_label_values(&[outcome]);
         }
+        let store_duration = histogram(
+            "touchline_store_duration_seconds",
+            "Seconds that a request waited for the store",
+            "operation",
+            &STORE_BUCKETS,
+        )?;
         Ok(Metrics {
             trace_spans,
             requests: counter(
@@ -282,12 +292,8 @@ impl Metrics {
                 "Names of servers that could not be resolved again",
                 &["upstream"],
             )?,
-            store_duration: histogram(
-                "touchline_store_duration_seconds",
-                "Seconds that a request waited for the store",
-                "operation",
-                &STORE_BUCKETS,
-            )?,
+            charge_duration: store_duration.with_label_values(&[CHARGE]),
+            store_duration,
             store_errors: counter(
                 "touchline_store_errors_total",
                 "Calls of the store that failed",
@@ -410,9 +416,14 @@ impl Metrics {
 
     /// Records how long a request waited for the store and whether the call failed.
     pub fn store_call(&self, operation: &str, waited: Duration, failed: Result<(), ()>) {
-        self.store_duration
-            .with_label_values(&[operation])
-            .observe(waited.as_secs_f64());
+        let waited = waited.as_secs_f64();
+        match operation {
+            CHARGE => self.charge_duration.observe(waited),
+            _ => {
+                let durations = &self.store_duration;
+                durations.with_label_values(&[operation]).observe(waited);
+            }
+        }
         if failed.is_err() {
             self.store_errors.with_label_values(&[operation]).inc();
         }
