@@ -80,11 +80,13 @@ pub struct Usage {
 pub struct AdmissionTrace {
     /// Time spent waiting for the store.
     pub store_wait: Duration,
+    /// When the store last answered.
+    pub store_answered: Option<Instant>,
     /// The spans of a recorded request.
     pub recording: Option<Box<Recording>>,
 }
 
-/// Admits a request, or refuses it. Notes are added to `trace`.
+/// Admits a request that `arrived` just now, or refuses it. Notes are added to `trace`.
 ///
 /// # Errors
 /// With the refusal of the first step that fails.
@@ -92,6 +94,7 @@ pub async fn admit(
     gate: &Gate,
     snapshot: &Snapshot,
     head: &RequestHead,
+    arrived: Timestamp,
     trace: &mut AdmissionTrace,
 ) -> Result<Admitted, Refusal> {
     let target = well_formed::check(head, &snapshot.head_limits); // 1
@@ -101,7 +104,7 @@ pub async fn admit(
         snapshot,
         trace,
     };
-    let mut slot = None;
+    let (mut slot, mut arrived) = (None, Some(arrived));
     let mut next: NextNeed<'_> =
         admission::begin(head.method(), path, &snapshot.config.endpoints, None);
     loop {
@@ -109,7 +112,8 @@ pub async fn admit(
             NextNeed::Key(ask) => {
                 slot = None;
                 let presented = edge.presented(head.fields()); // 2
-                let found = presented.and_then(|key| edge.authenticate(&key, ask.at())); // 3
+                let at = arrived.take().or(ask.at());
+                let found = presented.and_then(|key| edge.authenticate(&key, at)); // 3
                 ask.answer(found)
             }
             NextNeed::Room(ask) => {
@@ -161,7 +165,7 @@ impl Edge<'_> {
         admission::presented(fields.all(&X_API_KEY), &self.snapshot.config.keys.prefix)
     }
 
-    /// Step 3 at an instant, or now: the end of a request over HTTP/2 may have arrived long after its head.
+    /// Step 3 at an instant, or now.
     fn authenticate(
         &mut self,
         key: &KeyDigest,
@@ -296,8 +300,10 @@ impl Edge<'_> {
 
     /// Counts a call of the store that began at `asked`.
     fn note_call<T>(&mut self, operation: &str, asked: Instant, outcome: &Result<T, StoreError>) {
-        let took = asked.elapsed();
+        let answered = Instant::now();
+        let took = answered.saturating_duration_since(asked);
         self.trace.store_wait += took;
+        self.trace.store_answered = Some(answered);
         let outcome = outcome.as_ref().map(|_| ()).map_err(|_| ());
         self.gate.metrics.store_call(operation, took, outcome);
     }

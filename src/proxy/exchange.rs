@@ -269,9 +269,14 @@ impl Served {
 }
 
 impl Forwarding {
-    /// Begins with a permit; its receipt is kept until it is refunded. `client_blocked` is how long the client's connection has
-    /// refused bytes so far.
-    pub fn begin(gate: &Arc<Gate>, permit: Permit, client_blocked: Duration) -> Forwarding {
+    /// Begins with a permit that was given at `since`; its receipt is kept until it is refunded. `client_blocked` is how long the
+    /// client's connection has refused bytes so far.
+    pub fn begin(
+        gate: &Arc<Gate>,
+        permit: Permit,
+        since: Instant,
+        client_blocked: Duration,
+    ) -> Forwarding {
         let key = permit.key().clone();
         let endpoint = permit.endpoint().clone();
         let (quota_status, shadow_violation) = (permit.quota_status(), permit.shadow_violation());
@@ -291,7 +296,7 @@ impl Forwarding {
             assignment: None,
             tried: Vec::new(),
             anew: false,
-            since: Instant::now(),
+            since,
             header_after: None,
             encoder: None,
             encoder_held: None,
@@ -305,9 +310,13 @@ impl Forwarding {
         }
     }
 
-    /// Begins an attempt, at another server than before if there is one. Returns the server's description, and whether the
-    /// attempt uses a new connection.
-    pub fn attempt(&mut self) -> Option<(Box<HttpPeer>, bool)> {
+    /// Begins an attempt, at another server than before if there is one. Returns the server's description, whether the attempt
+    /// uses a new connection, and when it begins.
+    pub fn attempt(&mut self) -> Option<(Box<HttpPeer>, bool, Instant)> {
+        let now = match self.attempts {
+            0 => self.since,
+            _ => Instant::now(),
+        };
         self.attempts += 1;
         self.header_after = None;
         (self.encoder, self.encoder_held) = (None, None);
@@ -318,10 +327,10 @@ impl Forwarding {
         let key = identity(self.key.record.id.as_bytes());
         let assignment = self.upstream.assign(key, &self.tried)?;
         let total = self.upstream.timeouts.total;
-        let left = total.saturating_sub(self.since.elapsed());
+        let left = total.saturating_sub(now.saturating_duration_since(self.since));
         let peer = Box::new(self.upstream.peer(assignment.server(), left));
         self.assignment = Some(assignment);
-        Some((peer, self.anew))
+        Some((peer, self.anew, now))
     }
 
     /// Requires a new connection for further attempts: if a kept connection had ended, so may all others of the same server.

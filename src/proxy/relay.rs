@@ -162,14 +162,14 @@ impl Relay<'_, '_> {
 
     /// One attempt at a server.
     async fn attempt(&mut self, upload: &mut Upload) -> Result<(), FailedAttempt> {
-        let Some((peer, is_fresh)) = self.forwarding.attempt() else {
+        let Some((peer, is_fresh, now)) = self.forwarding.attempt() else {
             let cause = "none of its servers has an address";
             return Err(FailedAttempt {
                 failure: Failure::server(ServerFault::Unreached, cause),
                 reached: None,
             });
         };
-        let taken = self.gate.connections.take(&peer, is_fresh).await;
+        let taken = self.gate.connections.take(&peer, is_fresh, now).await;
         let (taken, reused) = taken.map_err(|error| FailedAttempt {
             failure: Failure::server(ServerFault::Unreached, error),
             reached: None,
@@ -208,11 +208,10 @@ impl Relay<'_, '_> {
             return Err(gone);
         }
         let mut link = self.begin(taken, peer.is_tls())?;
-        let answered = self.drive(&mut link, peer, upload).await;
-        if answered.is_ok() {
-            link.finish(&self.gate.connections, peer).await;
-        }
-        answered
+        let ended = self.drive(&mut link, peer, upload).await?;
+        let connections = &self.gate.connections;
+        link.finish(connections, peer, ended.into_std()).await;
+        Ok(())
     }
 
     /// Sends the head of the request to the server of this attempt.
@@ -258,13 +257,13 @@ impl Relay<'_, '_> {
         Link::begin(taken, &outgoing, is_tls)
     }
 
-    /// Drives an exchange to the end of its answer.
+    /// Drives an exchange to the end of its answer. Returns when that arrived.
     async fn drive(
         &mut self,
         link: &mut Link,
         peer: &HttpPeer,
         upload: &mut Upload,
-    ) -> Result<(), Failure> {
+    ) -> Result<Instant, Failure> {
         let patience = peer.options.read_timeout.unwrap_or_default();
         let mut timer = self.client.lend_timer();
         let turn = self.client.turn().cloned();
@@ -289,9 +288,10 @@ impl Relay<'_, '_> {
             };
             match next {
                 NextEvent::Server(event) => {
-                    if self.pass(link, event?, upload).await? {
+                    let now = Instant::now();
+                    if self.pass(link, event?, upload, now).await? {
                         self.client.return_timer(timer);
-                        return Ok(());
+                        return Ok(now);
                     }
                     deadline = Instant::now() + patience;
                 }
@@ -347,15 +347,16 @@ impl Relay<'_, '_> {
         }
     }
 
-    /// Forwards an event, and those that follow at once. Returns whether the answer is complete.
+    /// Forwards an event that arrived at `now`, and those that follow at once. Returns whether the answer is complete.
     async fn pass(
         &mut self,
         link: &mut Link,
         event: LinkEvent,
         upload: &mut Upload,
+        now: Instant,
     ) -> Result<bool, Failure> {
         let (mut pieces, mut ended, mut failed) = (Vec::new(), false, None);
-        let (now, mut next) = (Instant::now(), Some(Ok(event)));
+        let mut next = Some(Ok(event));
         while let Some(event) = next.take() {
             let made = event.and_then(|event| {
                 let Relay {

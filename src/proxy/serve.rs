@@ -1,7 +1,7 @@
 //! One request, from its head to its line in the access log.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::admission::{self, Admitted, Permit, Refusal};
 use super::client::Client;
@@ -82,9 +82,15 @@ async fn answer(
     if client.connection.is_encrypted {
         exchange.hsts = snapshot.hsts.clone();
     }
-    let admitted = match expect_no_body(client, &snapshot.head_limits, limits.request_read).await {
+    let (mut arrived, mut ended) = (exchange.time, Ok(()));
+    if must_end_first(client, &snapshot.head_limits) {
+        ended = end_without_body(client, limits.request_read).await;
+        arrived = gate.store.now();
+    }
+    let admitted = match ended {
         Ok(()) => {
-            admission::admit(gate, &snapshot, &client.head, &mut exchange.admission_trace).await
+            let trace = &mut exchange.admission_trace;
+            admission::admit(gate, &snapshot, &client.head, arrived, trace).await
         }
         Err(malformed) => Err(Refusal::of(Rejection::BadRequest(malformed))),
     };
@@ -119,7 +125,9 @@ async fn forward(
     table.with(&gate.metrics, &endpoint.pattern, tier, |series| {
         series.units.inc_by(charged);
     });
-    let forwarding = Forwarding::begin(gate, permit, client.blocked());
+    let since = exchange.admission_trace.store_answered;
+    let since = since.unwrap_or_else(Instant::now);
+    let forwarding = Forwarding::begin(gate, permit, since, client.blocked());
     let mut under_way = UnderWay {
         exchange,
         forwarding: Some(Box::new(forwarding)),
@@ -250,21 +258,22 @@ async fn serve_own(
     written
 }
 
-/// Waits for the end of an HTTP/2 request whose method accepts no body, so that a body is refused before anything is charged or
-/// forwarded: over HTTP/2 a body need not be announced (RFC 9113 section 8.1). A head that is refused anyway is not waited for.
-/// Waits at most `patience`.
-async fn expect_no_body(
-    client: &mut Client<'_>,
-    limits: &HeadLimits,
-    patience: Duration,
-) -> Result<(), Malformed> {
-    if !client.is_http2() || client.is_body_done() {
-        return Ok(());
-    }
+/// Whether the end of a request must have arrived before the request is judged: over HTTP/2 a body need not be announced (RFC 9113
+/// section 8.1), so that one sent with a method that accepts none is refused before anything is charged or forwarded. A head that
+/// is refused anyway is not waited for.
+fn must_end_first(client: &Client<'_>, limits: &HeadLimits) -> bool {
     let head = &client.head;
-    if well_formed::takes_body(head.method()) || well_formed::check(head, limits).is_err() {
-        return Ok(());
-    }
+    client.is_http2()
+        && !client.is_body_done()
+        && !well_formed::takes_body(head.method())
+        && well_formed::check(head, limits).is_ok()
+}
+
+/// Waits for the end of a request without a body, at most for `patience`.
+///
+/// # Errors
+/// If it has a body, or does not end.
+async fn end_without_body(client: &mut Client<'_>, patience: Duration) -> Result<(), Malformed> {
     let end = async {
         while !client.is_body_done() {
             match client.read().await {

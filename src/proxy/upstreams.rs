@@ -8,8 +8,8 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;

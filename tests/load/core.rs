@@ -219,8 +219,8 @@ impl Bench {
         };
         let head = RequestReader::whole_head(&sent, &bounds).unwrap();
         Box::new(move || {
-            let mut trace = AdmissionTrace::default();
-            let admitted = admit(&self.gate, &self.snapshot, &head, &mut trace);
+            let (arrived, mut trace) = (self.gate.store.now(), AdmissionTrace::default());
+            let admitted = admit(&self.gate, &self.snapshot, &head, arrived, &mut trace);
             match self.runtime.block_on(admitted) {
                 Ok(Admitted::Forward(_) | Admitted::Document | Admitted::Usage(_)) => {
                     panic!("it was to be refused");

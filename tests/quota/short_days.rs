@@ -92,7 +92,8 @@ async fn call_without_pause(
     while !stop.load(Ordering::Relaxed) {
         let before = Timestamp::now();
         let snapshot = gate.snapshot();
-        let admitted = admit(&gate, &snapshot, &head, &mut AdmissionTrace::default()).await;
+        let (arrived, mut trace) = (gate.store.now(), AdmissionTrace::default());
+        let admitted = admit(&gate, &snapshot, &head, arrived, &mut trace).await;
         let after = Timestamp::now();
         let quota_status = match admitted {
             Ok(Admitted::Document | Admitted::Usage(_)) => panic!("an endpoint is forwarded"),

@@ -4,7 +4,7 @@
 //! HTTP/2 is shared: each exchange has a stream of it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pingora::connectors::http::v2::Connector;
 use pingora::protocols::http::client::HttpSession;
@@ -59,7 +59,8 @@ impl Default for Connections {
 }
 
 impl Connections {
-    /// A connection to `peer`, and whether it was used before. One that is to be `fresh` is made, and never shared.
+    /// A connection to `peer`, and whether it was used before. One that is to be `fresh` is made, and never shared; others that are
+    /// too old at `now` are closed.
     ///
     /// # Errors
     /// If none can be made within the peer's timeouts.
@@ -67,10 +68,11 @@ impl Connections {
         &self,
         peer: &HttpPeer,
         is_fresh: bool,
+        now: Instant,
     ) -> pingora::Result<(TakenConnection, bool)> {
         if peer.options.alpn == ALPN::H1 {
             let settings = peer.reuse_hash();
-            if !is_fresh && let Some(taken) = kept(&self.idle, settings) {
+            if !is_fresh && let Some(taken) = kept(&self.idle, settings, now) {
                 return Ok((taken, true));
             }
             // Seldom needed, and larger than all the rest of a request.
@@ -89,11 +91,10 @@ impl Connections {
         taken.await.map_err(gone)?
     }
 
-    /// Keeps a connection for a further exchange, for at most `patience`: nothing is under way on it, and nothing can be read from
-    /// it.
-    pub fn keep(&self, connection: OwnConnection, patience: Option<Duration>) {
+    /// Keeps a connection for a further exchange, `until` it is too old: nothing is under way on it.
+    pub fn keep(&self, connection: OwnConnection, until: Option<Instant>) {
         let OwnConnection { stream, settings } = connection;
-        self.idle.keep(stream, settings, patience);
+        self.idle.keep(stream, settings, until);
     }
 
     /// Closes those that are kept although their servers have closed them, or for too long: to be called now and then.
@@ -113,7 +114,7 @@ impl Connections {
             session = connector.reused_http_session(&peer).await?;
             if session.is_none()
                 && peer.options.alpn.get_min_http_version() == 1
-                && let Some(taken) = kept(&self.idle, peer.reuse_hash())
+                && let Some(taken) = kept(&self.idle, peer.reuse_hash(), Instant::now())
             {
                 return Ok((taken, true));
             }
@@ -144,9 +145,9 @@ impl Connections {
     }
 }
 
-/// A kept connection with these settings, if one is open.
-fn kept(idle: &Idle, settings: u64) -> Option<TakenConnection> {
-    let stream = idle.take(settings)?;
+/// A kept connection with these settings, if one is open at `now`.
+fn kept(idle: &Idle, settings: u64, now: Instant) -> Option<TakenConnection> {
+    let stream = idle.take(settings, now)?;
     let own = OwnConnection { stream, settings };
     Some(TakenConnection::Http1(own))
 }

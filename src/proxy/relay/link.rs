@@ -1,5 +1,7 @@
 //! One exchange with a server, over HTTP/1 or HTTP/2.
 
+use std::time::Instant;
+
 use bytes::Bytes;
 use pingora::upstreams::peer::HttpPeer;
 
@@ -69,12 +71,13 @@ impl Link {
         }
     }
 
-    /// Ends the exchange after a complete answer; its connection is kept if it is proven reusable.
-    pub async fn finish(self, connections: &Connections, peer: &HttpPeer) {
+    /// Ends the exchange after an answer that was complete at `now`; its connection is kept if it is proven reusable.
+    pub async fn finish(self, connections: &Connections, peer: &HttpPeer, now: Instant) {
         match self {
             Link::Http1(http1) => {
                 if let Some(own) = http1.into_reusable() {
-                    connections.keep(own, peer.options.idle_timeout);
+                    let patience = peer.options.idle_timeout;
+                    connections.keep(own, patience.and_then(|patience| now.checked_add(patience)));
                 }
             }
             Link::Http2(http2) => http2.finish().await,

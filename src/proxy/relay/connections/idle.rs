@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::pin::pin;
 use std::task::{Context, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ahash::RandomState;
 use parking_lot::Mutex;
@@ -36,9 +36,8 @@ struct IdleConnection {
 }
 
 impl Idle {
-    /// The connection to `server` that was used last, if one is open still.
-    pub fn take(&self, server: u64) -> Option<Stream> {
-        let now = Instant::now();
+    /// The connection to `server` that was used last, if one is open still at `now`.
+    pub fn take(&self, server: u64, now: Instant) -> Option<Stream> {
         loop {
             let mut waiting = self.0.lock().pop(server)?;
             if waiting.is_open(now) {
@@ -47,13 +46,12 @@ impl Idle {
         }
     }
 
-    /// Keeps a connection for at most `patience`; closes it where too many are kept.
-    pub fn keep(&self, stream: Stream, server: u64, patience: Option<Duration>) {
-        let until = patience.and_then(|patience| Instant::now().checked_add(patience));
-        let mut waiting = IdleConnection { stream, until };
+    /// Keeps a connection `until` it is too old; closes it where too many are kept.
+    pub fn keep(&self, stream: Stream, server: u64, until: Option<Instant>) {
         let mut kept = self.0.lock();
-        if kept.count < KEPT_MAX && waiting.is_quiet() {
+        if kept.count < KEPT_MAX {
             kept.count += 1;
+            let waiting = IdleConnection { stream, until };
             kept.by_server.entry(server).or_default().push(waiting);
         }
     }
@@ -97,13 +95,18 @@ impl IdleConnection {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
     const SERVER: u64 = 7;
-    const LONG: Option<Duration> = Some(Duration::from_secs(60));
+    /// The end of a time that no test reaches.
+    fn late() -> Option<Instant> {
+        Instant::now().checked_add(Duration::from_secs(60))
+    }
 
     /// A connection, and the server's end of it.
     async fn connection() -> (Stream, TcpStream) {
@@ -137,10 +140,10 @@ mod tests {
             let (stream, server) = connection().await;
             ids.push(stream.id());
             servers.push(server);
-            idle.keep(stream, SERVER, LONG);
+            idle.keep(stream, SERVER, late());
         }
-        assert!(idle.take(SERVER + 1).is_none());
-        let taken: Vec<_> = std::iter::from_fn(|| idle.take(SERVER)).collect();
+        assert!(idle.take(SERVER + 1, Instant::now()).is_none());
+        let taken: Vec<_> = std::iter::from_fn(|| idle.take(SERVER, Instant::now())).collect();
         assert_eq!(
             taken.iter().map(|one| one.id()).collect::<Vec<_>>(),
             [ids[1], ids[0]]
@@ -152,13 +155,13 @@ mod tests {
     async fn one_that_its_server_has_closed_or_written_to_is_closed() {
         let idle = Idle::default();
         let (stream, server) = connection().await;
-        idle.keep(stream, SERVER, LONG);
+        idle.keep(stream, SERVER, late());
         idle.close_ended();
         assert_eq!(kept(&idle), 1);
         drop(server);
         closes_all(&idle).await;
         let (stream, mut server) = connection().await;
-        idle.keep(stream, SERVER, LONG);
+        idle.keep(stream, SERVER, late());
         server.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
         closes_all(&idle).await;
     }
@@ -167,8 +170,8 @@ mod tests {
     async fn one_that_is_too_old_is_not_taken() {
         let idle = Idle::default();
         let (stream, _server) = connection().await;
-        idle.keep(stream, SERVER, Some(Duration::ZERO));
-        assert!(idle.take(SERVER).is_none());
+        idle.keep(stream, SERVER, Some(Instant::now()));
+        assert!(idle.take(SERVER, Instant::now()).is_none());
         assert_eq!(kept(&idle), 0);
     }
 
@@ -177,7 +180,7 @@ mod tests {
         let idle = Idle::default();
         idle.0.lock().count = KEPT_MAX;
         let (stream, _server) = connection().await;
-        idle.keep(stream, SERVER, LONG);
-        assert!(idle.take(SERVER).is_none());
+        idle.keep(stream, SERVER, late());
+        assert!(idle.take(SERVER, Instant::now()).is_none());
     }
 }

@@ -354,12 +354,12 @@ impl Batcher {
 
     /// Passes the replies to their waiters. A call counts as awaited until its waiters have their results.
     fn answer_waiters(&mut self, mut replies: Vec<Reply>) {
+        let now = std::time::Instant::now();
         while let (Some((slot, call)), Some(reply)) = (self.calls.last(), replies.pop()) {
             let verdicts = {
                 let mut state = slot.state.lock();
                 state.shunned = false;
                 state.account.leave_out(is_waiting);
-                let now = std::time::Instant::now();
                 let verdicts = state.account.settle(call.number, &reply, now);
                 // The store has lost its record: the next call, made at once, restores it.
                 let held = reply.version.map_or(0, |version| version + 1);
