@@ -1,8 +1,12 @@
 //! HTTP/2 clients that ask for much and take nothing: what they cost is bounded, others do not notice, and a client that
 //! takes its answers gets all of them.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use harness::upstream::Script;
 use harness::{Behaviour, Call, EndpointSpec, IssuedKey, PATIENCE, Protocol, Scene, eventually};
+use tokio::sync::Semaphore;
 
 use super::frames::{DATA, END_STREAM, Frame, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire};
 use super::{MARKETS, TOUCHLINE, limit_hits};
@@ -99,6 +103,44 @@ async fn costs_little(protocol: &'static str) {
     }
     // The rest of them waits for its turn.
     assert!(scene.upstream.count() < 200, "{}", scene.upstream.count());
+}
+
+#[tokio::test]
+async fn small_parts_that_a_client_does_not_take_leave_the_connection_to_the_upstream_to_others() {
+    const PARTS: usize = 20_000;
+    let (scene, key) = scene_over("http2", "response_write: 60s", 0).await;
+    let allowed = Arc::new(Semaphore::new(PARTS));
+    let events = Behaviour::Parts {
+        kind: "text/event-stream",
+        parts: vec!["data: 1\n\n"; PARTS],
+        allowed: allowed.clone(),
+    };
+    scene
+        .upstream
+        .behave(move |asked| match asked.target_text() {
+            target if target == MARKETS => events.clone(),
+            _ => Behaviour::Echo,
+        });
+    let mut wire = Wire::with_settings(&scene, CLOSED).await;
+    assert!(wire.get(1, MARKETS, &key.key).await);
+    eventually("the upstream can send no more", async || {
+        let before = allowed.available_permits();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        (before < PARTS && allowed.available_permits() == before).then_some(())
+    })
+    .await;
+    let honest = scene.client(Protocol::Http1);
+    for _ in 0..3 {
+        let answer = honest.call(Call::get("/api/v1/data/small").key(&key)).await;
+        assert_eq!(answer.status, 200);
+    }
+    let asked = scene.upstream.recorded();
+    assert!(
+        asked
+            .iter()
+            .all(|one| one.connection == asked[0].connection)
+    );
+    assert!(allowed.available_permits() > 0, "all parts were taken");
 }
 
 #[tokio::test]

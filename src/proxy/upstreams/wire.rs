@@ -2,7 +2,7 @@
 //! HTTP/1.1 or HTTP/2.
 //!
 //! An HTTP/2 connection carries requests of many clients. The unread part of a client's answer stays in that stream's window and
-//! must leave room for the others, so the connection's window is as large as those of all its streams together.
+//! must leave room for the others, so only the windows of streams bound what a server may send.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +22,11 @@ use crate::policy::http2_memory::UPSTREAM_WINDOW_BYTES;
 /// advised to allow at least 100 (RFC 9113 section 6.5.2). With fewer, a lost packet or a failing connection delays fewer
 /// requests, and the work is spread over the threads of both sides.
 const STREAMS_MAX: u32 = 32;
+
+/// The window of a connection, which never stops a server before its streams do: the largest (RFC 9113 section 6.9.1). `h2` ends a
+/// connection whose unread small frames cost more than half of its window, at 256 bytes less their payload each. Full windows of
+/// one-byte frames on all streams cost a quarter of this half.
+const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 
 /// The properties shared by the connections to an upstream.
 #[derive(Debug)]
@@ -117,7 +122,7 @@ impl Wire {
         if options.alpn != ALPN::H1 {
             options.max_h2_streams = STREAMS_MAX as usize;
             options.h2_stream_window_size = Some(UPSTREAM_WINDOW_BYTES);
-            options.h2_connection_window_size = Some(UPSTREAM_WINDOW_BYTES * STREAMS_MAX);
+            options.h2_connection_window_size = Some(CONNECTION_WINDOW_BYTES);
         }
         peer
     }
