@@ -375,7 +375,8 @@ impl Forwarding {
         self.slot = None;
     }
 
-    /// Notes that the request is about to be written to a connection of the present server.
+    /// Notes that the request is about to be written to a connection of the present server. A failure before it is written becomes a
+    /// 500, which is refunded.
     pub fn note_sent(&mut self) {
         self.charged.note_sent();
     }

@@ -222,8 +222,6 @@ impl Relay<'_, '_> {
             forwarding,
             ..
         } = self;
-        // A failure before it is written becomes a 500, which is refunded.
-        forwarding.note_sent();
         let server = forwarding.server();
         let recorded = exchange
             .admission_trace
@@ -254,7 +252,11 @@ impl Relay<'_, '_> {
             denied: &exchange.snapshot.denied,
             secret: forwarding.upstream.header.as_ref(),
         };
-        Link::begin(taken, &outgoing, is_tls)
+        let link = Link::begin(taken, &outgoing, is_tls)?;
+        if link.is_sent_at_once() {
+            forwarding.note_sent();
+        }
+        Ok(link)
     }
 
     /// Drives an exchange to the end of its answer. Returns when that arrived.
@@ -280,9 +282,13 @@ impl Relay<'_, '_> {
         let mut deadline = Instant::now() + patience;
         loop {
             let listens = upload.ended() || link.takes_more() || !held.is_empty();
+            let exchanged = async {
+                self.forwarding.note_sent();
+                link.next().await
+            };
             let next = tokio::select! {
                 biased;
-                event = reads.read(link.next()) => NextEvent::Server(event),
+                event = reads.read(exchanged) => NextEvent::Server(event),
                 part = next(self.client, upload.ended()), if listens => NextEvent::Client(part),
                 () = std::future::poll_fn(|context| timer.poll_until(deadline, context)) => NextEvent::Late,
             };

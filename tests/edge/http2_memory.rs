@@ -167,6 +167,28 @@ async fn answers_that_nobody_takes_are_given_up_and_charged_and_those_that_follo
 }
 
 #[tokio::test]
+async fn a_request_that_is_reset_while_answers_wait_is_free_if_no_upstream_has_it() {
+    let (scene, key) = scene_with("response_write: 60s", MIB).await;
+    let mut wire = Wire::with_settings(&scene, CLOSED).await;
+    let (mut stream, mut forwarded) = (1, 0);
+    // Until the answers that nobody takes leave no room for the next one.
+    loop {
+        assert!(wire.get(stream, MARKETS, &key.key).await);
+        scene.expect_used(&key, forwarded + 1).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        if scene.upstream.count() as u64 == forwarded {
+            break;
+        }
+        (stream, forwarded) = (stream + 2, forwarded + 1);
+    }
+    assert!(forwarded > 0);
+    let reset = 8_u32.to_be_bytes();
+    assert!(wire.send(&Frame::new(RST_STREAM, 0, stream, reset)).await);
+    scene.expect_used(&key, forwarded).await;
+    assert_eq!(scene.upstream.count() as u64, forwarded);
+}
+
+#[tokio::test]
 async fn a_client_that_takes_its_answers_late_gets_every_one_whole() {
     const ANSWER_BYTES: usize = 200_000;
     for protocol in ["http1", "http2"] {

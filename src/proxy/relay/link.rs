@@ -38,6 +38,11 @@ impl Link {
         })
     }
 
+    /// Whether the request is sent without a call of [`Link::next`], which alone sends one over HTTP/1.
+    pub fn is_sent_at_once(&self) -> bool {
+        matches!(self, Link::Http2(_))
+    }
+
     /// Waits for the next event, while pushed bytes are written. Cancel-safe.
     ///
     /// # Errors
