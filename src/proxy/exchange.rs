@@ -338,6 +338,11 @@ impl Forwarding {
         self.anew = true;
     }
 
+    /// Gives up the place at the present server, which has not acted on the request and may get it again.
+    pub fn release_server(&mut self) {
+        self.assignment = None;
+    }
+
     /// The server of the present attempt.
     pub fn server(&self) -> Option<&Arc<Server>> {
         self.assignment.as_ref().map(Assignment::server)

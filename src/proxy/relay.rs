@@ -145,6 +145,9 @@ impl Relay<'_, '_> {
         if !again || passed_on || !upload.can_be_sent_again() {
             return Err(failure);
         }
+        if fate != Fate::Unknown {
+            self.forwarding.release_server();
+        }
         self.note_retry(match (fate, failure.fault) {
             (Fate::Stale, _) => "stale",
             (Fate::Unprocessed, _) => "refused",

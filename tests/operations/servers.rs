@@ -241,6 +241,36 @@ async fn a_server_that_fails_requests_is_left_out_and_brought_back_by_a_served_o
 }
 
 #[tokio::test]
+async fn a_server_that_did_not_act_on_a_request_is_preferred_to_one_that_is_out() {
+    const REFUSED_STREAM: u32 = 7;
+    let health = "protocol: http2, health: { path: /healthz, interval: 100ms, timeout: 30s }";
+    let mut scene = Scene::builder(TOUCHLINE)
+        .more_servers(1)
+        .spec(move |spec| spec.upstream_extra = health.into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    scene.more_upstreams[0].stop().await;
+    eventually("one server is out", async || {
+        (is_up(&scene, &scene.more_upstreams[0]).await == Some(false)).then_some(())
+    })
+    .await;
+    let refused = AtomicBool::new(false);
+    scene
+        .upstream
+        .behave(move |_| match refused.fetch_not(Ordering::Relaxed) {
+            false => Behaviour::ResetStream(REFUSED_STREAM),
+            true => Behaviour::Echo,
+        });
+    let client = scene.client(Protocol::Http1);
+    for _ in 0..4 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    assert_eq!(scene.upstream.count(), 8);
+    scene.expect_used(&key, 4).await;
+}
+
+#[tokio::test]
 async fn a_get_that_one_server_breaks_off_is_answered_by_another_and_a_post_is_not() {
     let mut scene = Scene::builder(TOUCHLINE)
         .more_servers(1)

@@ -111,7 +111,8 @@ impl Connections {
         let mut reused = false;
         let mut session = None;
         if !is_fresh {
-            session = connector.reused_http_session(&peer).await?;
+            // One that has ended meanwhile is an error of the library; the server was not asked.
+            session = connector.reused_http_session(&peer).await.ok().flatten();
             if session.is_none()
                 && peer.options.alpn.get_min_http_version() == 1
                 && let Some(taken) = kept(&self.idle, peer.reuse_hash(), Instant::now())
