@@ -27,6 +27,8 @@ pub mod request;
 mod request_line;
 pub mod writer;
 
+pub use request_line::METHOD_BYTES_MAX;
+
 use fields::FieldBounds;
 
 /// The methods that an endpoint can accept, as in `Allow`.

@@ -95,7 +95,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
             Version::Http11 => "HTTP/1.1",
             Version::Http10 => "HTTP/1.0",
         },
-        method: head.method().as_str(),
+        method: &api_key::redacted(head.method().as_str(), prefix),
         path: &api_key::redacted(head.path(), prefix),
         endpoint: outcome.endpoint,
         key_id: outcome.key_id,

@@ -67,7 +67,7 @@ pub fn check<'a>(head: &'a RequestHead, limits: &HeadLimits) -> Result<Target<'a
     if head.raw_target().len() > limits.target_bytes_max {
         return Err(Rejection::UriTooLong);
     }
-    if is_too_large(head.fields(), header_bytes(head.fields()), limits) {
+    if head.is_oversized() || is_too_large(head.fields(), header_bytes(head.fields()), limits) {
         return Err(Rejection::HeadersTooLarge);
     }
     let target = head.target();
@@ -88,26 +88,23 @@ fn is_too_large(fields: &FieldList, header_bytes: usize, limits: &HeadLimits) ->
     fields.count() > limits.header_count_max || header_bytes > limits.header_bytes_max
 }
 
-/// Replaces an HTTP/2 head that will be refused for its size by a small one that will be refused in the same way: a field takes
-/// one byte on the wire, and a hundred in memory for as long as the client delays reading the refusal. Returns the head's
-/// original size.
+/// Drops the fields of an HTTP/2 head that will be refused for its size, except its request id: a field takes one byte on the wire,
+/// and a hundred in memory for as long as the client delays reading the refusal. Returns the size that is left.
 pub fn lighten(head: &mut RequestHead, limits: &HeadLimits) -> usize {
-    let fields = head.fields_mut();
+    let fields = head.fields();
     let bytes = header_bytes(fields);
     if !is_too_large(fields, bytes, limits) {
         return bytes;
     }
-    let mut light = FieldList::default();
+    let mut kept = FieldList::default();
     let id = fields.first(&X_REQUEST_ID);
     let id = id.filter(|id| request_id::is_acceptable(id));
     if let Some(id) = id.and_then(|id| HeaderValue::from_bytes(id).ok()) {
-        light.append(X_REQUEST_ID, id);
+        kept.append(X_REQUEST_ID, id);
     }
-    for _ in 0..=limits.header_count_max {
-        light.append(HeaderName::from_static("x"), HeaderValue::from_static(""));
-    }
-    *fields = light;
-    header_bytes(fields)
+    let bytes = header_bytes(&kept);
+    head.reduce(kept);
+    bytes
 }
 
 fn malformed(reason: Malformed) -> Rejection {
@@ -130,6 +127,10 @@ fn check_http2(head: &RequestHead) -> Result<(), Rejection> {
     let (length, second) = (lengths.next(), lengths.next());
     if second.is_some() || length.is_some_and(|length| http1::length(length).is_none()) {
         return Err(malformed(Malformed::Framing));
+    }
+    // As over HTTP/1.
+    if head.method().as_str().len() > http1::METHOD_BYTES_MAX {
+        return Err(malformed(Malformed::Head));
     }
     Ok(())
 }

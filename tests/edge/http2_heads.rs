@@ -198,3 +198,19 @@ async fn a_head_over_http2_that_the_library_cannot_read_is_counted() {
     }
     scene.expect_used(&key, PROTOCOLS.len() as u64).await;
 }
+
+#[tokio::test]
+async fn a_long_method_is_refused_and_a_key_in_a_method_is_not_logged() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let mut wire = Wire::open(&scene).await;
+    let (host, more) = ([(":authority", "localhost")], [("x-api-key", &*key.key)]);
+    for (stream, method) in [(1, &*key.key), (3, &"x".repeat(33))] {
+        ask(&mut wire, stream, method, &host, &more, true).await;
+        assert_eq!(wire.problem(stream).await["code"], "BAD_REQUEST");
+    }
+    for line in scene.gateways[0].logged(2).await {
+        assert!(!line.to_string().contains(&key.key[17..]), "{line}");
+    }
+    scene.expect_used(&key, 0).await;
+}

@@ -116,6 +116,29 @@ async fn a_changed_limit_holds_from_the_next_request_and_touches_no_count() {
 }
 
 #[tokio::test]
+async fn a_raised_limit_of_headers_holds_on_open_http2_connections_too() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.extra_yaml = "limits: { header_count: 64 }".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http2Tls);
+    let many = || {
+        let call = Call::get(MARKETS).key(&key);
+        (0..80).fold(call, |call, number| {
+            call.header(&format!("x-{number}"), "1")
+        })
+    };
+    assert_eq!(client.call(many()).await.status, 431);
+    let before = config_of(&scene).await;
+    scene.spec.extra_yaml = "limits: { header_count: 128 }".into();
+    scene.gateways[0].configure(&scene.spec);
+    applied_after(&scene, &before).await;
+    assert_eq!(client.call(many()).await.status, 200);
+    scene.expect_used(&key, 1).await;
+}
+
+#[tokio::test]
 async fn tiers_endpoints_upstreams_limits_and_keys_change_live() {
     let mut scene = Scene::builder(TOUCHLINE).more_servers(1).start().await;
     let key = scene.issue("starter").await;

@@ -259,6 +259,7 @@ impl RequestPlaces {
             keeps_open: self.keeps_open,
             expects_continue: self.expects_continue,
             fields: FieldList::new(bytes, self.fields),
+            is_oversized: false,
         }
     }
 }
@@ -276,6 +277,7 @@ pub struct RequestHead {
     keeps_open: bool,
     expects_continue: bool,
     fields: FieldList,
+    is_oversized: bool,
 }
 
 impl RequestHead {
@@ -301,6 +303,7 @@ impl RequestHead {
             method: parts.method,
             version: Version::Http2,
             fields: parts.headers.into(),
+            is_oversized: false,
         }
     }
 
@@ -350,9 +353,15 @@ impl RequestHead {
         &self.fields
     }
 
-    /// All fields, to be changed.
-    pub fn fields_mut(&mut self) -> &mut FieldList {
-        &mut self.fields
+    /// Keeps only these fields of a head that is too large, and from now on counts as such under any limits.
+    pub fn reduce(&mut self, kept: FieldList) {
+        self.fields = kept;
+        self.is_oversized = true;
+    }
+
+    /// Whether the head was too large.
+    pub fn is_oversized(&self) -> bool {
+        self.is_oversized
     }
 
     /// The framing of the body. Over HTTP/2, where frames end it: the announced length, or else chunks, with or without a body.

@@ -11,8 +11,8 @@ use crate::policy::octets;
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::target::{Absolute, ReceivedTarget, Target, TargetError};
 
-/// No registered method is longer than 17 characters.
-const METHOD_BYTES_MAX: usize = 32;
+/// The longest method that is accepted, in bytes. No registered one is longer than 17.
+pub const METHOD_BYTES_MAX: usize = 32;
 /// The bytes of a request line without method and target: two spaces, the version, CR and LF.
 const LINE_OVERHEAD_BYTES: usize = 12;
 

@@ -25,7 +25,7 @@ use crate::proxy::client::http2::Http2Side;
 use crate::proxy::client::{Client, Side};
 use crate::proxy::gate::Gate;
 use crate::proxy::serve::serve as serve_request;
-use crate::proxy::well_formed::{self, HeadLimits};
+use crate::proxy::well_formed;
 
 /// Streams of a connection that the library resets because of what the client sent, before it ends the connection. The guard
 /// counts them towards `limits.h2_resets` too, and ends the connection earlier unless that allows more.
@@ -47,7 +47,6 @@ pub struct StreamTerms {
     idle: Duration,
     /// For a request's body, and for a client to read any part of its answer.
     timeouts: [Duration; 2],
-    head_limits: HeadLimits,
     allowance: Arc<Allowance>,
 }
 
@@ -63,7 +62,6 @@ impl StreamTerms {
             library: library(limits),
             idle: limits.keepalive_idle,
             timeouts: [limits.request_read, limits.response_write],
-            head_limits: HeadLimits::of(limits),
             allowance: Allowance::new(limits, gate.metrics.limit_hits.clone()),
         }
     }
@@ -144,8 +142,11 @@ async fn serve_stream(
 ) {
     let (parts, body) = request.into_parts();
     let mut head = RequestHead::of_http2(parts);
-    let head_bytes = well_formed::lighten(&mut head, &terms.head_limits);
-    let window_bytes = terms.gate.snapshot().window_bytes;
+    let (head_bytes, window_bytes) = {
+        let snapshot = terms.gate.snapshot();
+        let head_bytes = well_formed::lighten(&mut head, &snapshot.head_limits);
+        (head_bytes, snapshot.window_bytes)
+    };
     let arrived = Instant::now();
     let has_body = !body.is_end_stream() && head.framing() != Framing::Length(0);
     let bytes = request_bytes(head_bytes as u64, has_body, window_bytes);
