@@ -107,17 +107,15 @@ const UNSENT_BYTES_MAX: u32 = 128 * 1024;
 struct Times {
     /// The age from which it accepts no further request.
     age: Duration,
-    /// The time from then on until its end.
+    /// How long its requests may take, by the configuration of its beginning.
     last_requests: Duration,
 }
 
-/// The longest time that an answer may take.
-fn longest_upstream(snapshot: &Snapshot) -> Duration {
-    let upstreams = snapshot.config.upstreams.iter();
-    upstreams
-        .map(|upstream| upstream.timeouts.total)
-        .max()
-        .unwrap_or_default()
+/// The longest time that the requests of a connection may take.
+fn last_requests(snapshot: &Snapshot) -> Duration {
+    let (limits, upstreams) = (&snapshot.config.limits, &snapshot.config.upstreams);
+    let totals = upstreams.iter().map(|upstream| upstream.timeouts.total);
+    limits.request_read + totals.max().unwrap_or_default() + limits.response_write
 }
 
 /// The name of a limit in metrics.
@@ -199,9 +197,7 @@ impl AcceptContext {
         };
         let times = Times {
             age: limits.connection_age,
-            last_requests: limits.request_read
-                + longest_upstream(&snapshot)
-                + limits.response_write,
+            last_requests: last_requests(&snapshot),
         };
         // A long connection must not keep an old configuration in memory.
         drop(snapshot);
@@ -275,7 +271,8 @@ impl AcceptContext {
         // Fails only if the connection is no longer served.
         let _ = end.send(true);
         // Requests have their own deadlines; this one is for a client that neither ends nor answers.
-        let _ = tokio::time::timeout(times.last_requests, serving).await;
+        let patience = last_requests(&self.gate.snapshot()).max(times.last_requests);
+        let _ = tokio::time::timeout(patience, serving).await;
     }
 
     fn note_limit(&self, limit: &str) {
