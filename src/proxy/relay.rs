@@ -302,6 +302,8 @@ impl Relay<'_, '_> {
                         self.client.return_timer(timer);
                         return Ok(now);
                     }
+                    // Waits for the client during the write end here.
+                    paused = turn.as_ref().map_or(Duration::ZERO, |turn| turn.paused());
                     deadline = Instant::now() + patience;
                 }
                 NextEvent::Client(part) => {

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use harness::client::{HOST, Until};
 use harness::upstream::Script;
-use harness::{Behaviour, IssuedKey, PATIENCE, Protocol, Scene, eventually};
+use harness::{Behaviour, Call, IssuedKey, PATIENCE, Protocol, Scene, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
-use super::frames::{DATA, END_STREAM, Frame, PING, RST_STREAM, Wire};
+use super::frames::{DATA, END_STREAM, Frame, PING, RST_STREAM, WINDOW_UPDATE, Wire};
 use super::{MARKETS, TOUCHLINE, assert_problem, limit_hits};
 
 /// More than the buffers between upstream and client hold.
@@ -108,6 +108,31 @@ async fn a_slow_second_head_is_refused_too_and_an_idle_connection_closed() {
     );
     assert_eq!(closed(idle).await, b"");
     assert!(limit_hits(&scene, "keepalive_idle").await >= 1.0);
+    scene.expect_used(&key, 2).await;
+}
+
+#[tokio::test]
+async fn an_empty_line_behind_a_body_begins_no_request() {
+    let scene = hasty("request_head: 500ms").await;
+    let key = scene.issue("starter").await;
+    let request = format!(
+        "POST {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\nContent-Length: 2\r\n\r\n{{}}\r\n",
+        key.key
+    );
+    let mut socket = connect(&scene).await;
+    for _ in 0..2 {
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"}") {
+            assert!(socket.read_buf(&mut answer).await.unwrap() > 0);
+        }
+        assert!(
+            answer.starts_with(b"HTTP/1.1 200 "),
+            "{}",
+            answer.escape_ascii()
+        );
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
     scene.expect_used(&key, 2).await;
 }
 
@@ -404,6 +429,67 @@ async fn an_http2_client_that_opens_no_window_loses_the_connection() {
     })
     .await;
     scene.expect_used(&key, 1).await;
+}
+
+#[tokio::test]
+async fn an_http2_client_that_makes_an_answer_late_pays_for_it() {
+    let scene = Scene::builder(TOUCHLINE)
+        .timeout("total", "1s")
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let large = "x".repeat(1024 * 1024);
+    scene
+        .upstream
+        .always(Behaviour::Answer(Script::json(200, &large)));
+    let mut wire = Wire::open(&scene).await;
+    wire.get(1, MARKETS, &key.key).await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    // Less than the rest, for the stream and the connection.
+    let more = 200_000_u32.to_be_bytes();
+    for stream in [0, 1] {
+        assert!(wire.send(&Frame::new(WINDOW_UPDATE, 0, stream, more)).await);
+    }
+    while wire.next().await.expect("the connection stays").kind != RST_STREAM {}
+    let lines = scene.gateways[0].logged(1).await;
+    assert_eq!(lines[0]["outcome"], "cut", "{}", lines[0]);
+    assert_eq!(lines[0]["refunded"], false, "{}", lines[0]);
+    scene.expect_used(&key, 1).await;
+}
+
+#[tokio::test]
+async fn a_server_that_takes_a_body_slowly_has_no_more_time_than_any() {
+    /// The server takes eight mebibytes a second at most.
+    const BODY_BYTES: usize = 100 * 1024 * 1024;
+    let listener = TcpSocket::new_v4().unwrap();
+    listener.set_recv_buffer_size(256 * 1024).unwrap();
+    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = listener.listen(8).unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let mut part = [0; 64 * 1024];
+        while let Ok(1..) = socket.read(&mut part).await {
+            tokio::time::sleep(Duration::from_millis(8)).await;
+        }
+    });
+    let scene = Scene::builder(TOUCHLINE)
+        .timeout("total", "2s")
+        .spec(move |spec| {
+            spec.upstream = address;
+            spec.extra_yaml = "limits: { body_bytes: 128MiB }".into();
+            spec.endpoints[0].methods.push("POST".into());
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let call = Call::new("POST", MARKETS).body(vec![b'x'; BODY_BYTES]);
+    let answer = scene.client(Protocol::Http1).call(call.key(&key)).await;
+    assert_eq!(answer.status, 500, "{answer:?}");
+    let lines = scene.gateways[0].logged(1).await;
+    let cause = lines[0]["cause"].as_str().unwrap_or_default();
+    assert!(cause.contains("took longer than timeouts.total"), "{cause}");
+    scene.expect_used(&key, 0).await;
 }
 
 /// The end of a request over HTTP/2 may arrive long after its head: the key must be usable when the request is admitted. Reading

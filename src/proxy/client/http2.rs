@@ -156,12 +156,10 @@ impl Http2Side {
         let sent = tokio::time::timeout(timeout, async {
             while !part.is_empty() {
                 answer.reserve_capacity(part.len());
-                while answer.capacity() == 0 {
-                    match poll_fn(|context| answer.poll_capacity(context)).await {
-                        Some(Ok(_)) => {}
-                        Some(Err(error)) => return Err(error),
-                        None => return Err(Reason::CANCEL.into()),
-                    }
+                if answer.capacity() == 0 {
+                    let asked = Instant::now();
+                    wait_for_capacity(answer).await?;
+                    self.turn.note_paused(asked.elapsed());
                 }
                 let piece = part.split_to(answer.capacity().min(part.len()));
                 answer.send_data(piece, ends && part.is_empty())?;
@@ -184,6 +182,18 @@ impl Http2Side {
         self.is_whole = ends;
         Ok(())
     }
+}
+
+/// Waits until the client reads, so that more can be sent.
+async fn wait_for_capacity(answer: &mut SendStream<Bytes>) -> Result<(), h2::Error> {
+    while answer.capacity() == 0 {
+        match poll_fn(|context| answer.poll_capacity(context)).await {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return Err(error),
+            None => return Err(Reason::CANCEL.into()),
+        }
+    }
+    Ok(())
 }
 
 /// The failure for a stream that has ended. The library resets it with PROTOCOL_ERROR if the request violates the protocol: its

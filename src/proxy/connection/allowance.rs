@@ -181,6 +181,11 @@ impl Turn {
         Duration::from_millis(self.paused_ms.load(Ordering::Relaxed))
     }
 
+    /// Counts a time for which it was paused.
+    pub fn note_paused(&self, paused: Duration) {
+        self.paused_ms.fetch_add(millis(paused), Ordering::Relaxed);
+    }
+
     /// Whether it is paused now.
     pub fn is_paused(&self) -> bool {
         self.is_paused.load(Ordering::Relaxed)
@@ -249,8 +254,7 @@ impl Reads {
         let holds = turn.held_bytes.load(Ordering::Relaxed) > 0;
         if holds || allowance.poll_room(context).is_ready() {
             if let Some((since, _)) = self.pause.take() {
-                let paused = millis(since.elapsed());
-                turn.paused_ms.fetch_add(paused, Ordering::Relaxed);
+                turn.note_paused(since.elapsed());
                 turn.is_paused.store(false, Ordering::Relaxed);
             }
             return Poll::Ready(Ok(Some(turn.hold(UNSEEN_BYTES))));

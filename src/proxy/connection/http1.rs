@@ -147,7 +147,13 @@ impl Http1Connection {
         limit: &'static str,
         end: &mut EndRequest<impl Future<Output = ()> + Unpin>,
     ) -> NextInput {
-        while self.wire.unread.is_empty() {
+        loop {
+            // Some clients end a body with an empty line too many (RFC 9112 section 2.2), which begins no request.
+            match &*self.wire.unread {
+                b"\r\n" | b"\r\n\r\n" => self.wire.unread = BytesMut::new(),
+                [] => {}
+                _ => break,
+            }
             let more = tokio::select! {
                 biased;
                 more = self.wire.read_more(deadline) => more,

@@ -30,7 +30,10 @@ pub(super) fn pass(
     now: Instant,
 ) -> Result<Option<Made>, Failure> {
     match event {
-        LinkEvent::Written => Ok(None),
+        LinkEvent::Written => {
+            check_time(client, forwarding, now)?;
+            Ok(None)
+        }
         LinkEvent::Interim(mut head) => {
             check_time(client, forwarding, now)?;
             let denied = &exchange.snapshot.answer_denied;
