@@ -267,7 +267,7 @@ async fn run(
     // Fails only if all services have already ended.
     let _ = shutdown.send(true);
     tokio::select! {
-        () = drained(&metrics, &mut bound, deadline) => {}
+        () = drained(&gate, &mut bound, deadline) => {}
         () = stop.wait() => tracing::warn!("stopping at once after a second signal"),
     }
     let left = metrics.in_flight.get();
@@ -376,15 +376,16 @@ async fn sample(gate: Arc<Gate>, history: Arc<History>) {
 }
 
 /// Waits until no request is in flight and no client is connected, or until the deadline. Clients that do not close their
-/// connections are not waited for after [`FAREWELL`] without a request.
-async fn drained(metrics: &Metrics, bound: &mut Bound, deadline: Instant) {
+/// connections are not waited for after [`FAREWELL`] without a request or an answer that they have not taken.
+async fn drained(gate: &Gate, bound: &mut Bound, deadline: Instant) {
+    let metrics = &gate.metrics;
     let left = deadline.saturating_duration_since(Instant::now());
     if tokio::time::timeout(left, bound.closed()).await.is_err() {
         return;
     }
     let mut quiet_since = Instant::now();
     while Instant::now() < deadline {
-        if metrics.in_flight.get() > 0 {
+        if metrics.in_flight.get() > 0 || gate.has_backlog() {
             quiet_since = Instant::now();
         } else if metrics.connections.get() == 0 || quiet_since.elapsed() > FAREWELL {
             return;

@@ -57,6 +57,7 @@ pub struct Connection {
     retired: AtomicBool,
     retire: Notify,
     broken_off: AtomicBool,
+    backlog: AtomicBool,
     malformed: AtomicU32,
 }
 
@@ -75,8 +76,18 @@ impl Connection {
             retired: AtomicBool::new(false),
             retire: Notify::new(),
             broken_off: AtomicBool::new(false),
+            backlog: AtomicBool::new(false),
             malformed: AtomicU32::new(0),
         })
+    }
+
+    /// Notes whether its client refuses bytes over HTTP/2, where answers may be over before their bytes are written.
+    fn note_backlog(&self, has_backlog: bool) {
+        self.backlog.store(has_backlog, Ordering::Relaxed);
+    }
+
+    fn has_backlog(&self) -> bool {
+        self.backlog.load(Ordering::Relaxed)
     }
 
     /// Ends the connection after the requests in flight: no further one is accepted.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ahash::RandomState;
@@ -181,6 +181,8 @@ pub struct Gate {
     /// How much of their tiers' burst and concurrency the keys have used.
     pub rates: Arc<Rates>,
     draining: AtomicBool,
+    /// HTTP/2 connections with a backlog.
+    backlogs: AtomicUsize,
 }
 
 impl Gate {
@@ -205,6 +207,7 @@ impl Gate {
             failed_authentications: Mutex::new(TokenBuckets::new(FAILING_ADDRESSES_MAX)),
             rates: Rates::new(),
             draining: AtomicBool::new(false),
+            backlogs: AtomicUsize::new(0),
         }
     }
 
@@ -253,6 +256,19 @@ impl Gate {
     /// Starts to drain the gateway: connections are closed after their current request.
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
+    }
+
+    /// Counts a connection whose client refuses bytes of answers that are over, or no longer does.
+    pub fn note_backlog(&self, has_backlog: bool) {
+        match has_backlog {
+            true => self.backlogs.fetch_add(1, Ordering::Relaxed),
+            false => self.backlogs.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+
+    /// Whether answers that are over still wait for their clients.
+    pub fn has_backlog(&self) -> bool {
+        self.backlogs.load(Ordering::Relaxed) > 0
     }
 
     /// Whether the gateway is draining.

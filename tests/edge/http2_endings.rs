@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use harness::client::next_request_id;
-use harness::upstream::Release;
+use harness::upstream::{Release, Script};
 use harness::{Behaviour, IssuedKey, Scene, Store, eventually};
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
@@ -374,4 +374,70 @@ async fn a_client_that_hangs_up_before_its_upstream_is_reached_is_refunded() {
         upstream.read_to_end(&mut received).await.unwrap();
         assert!(received.is_empty(), "{received:?}");
     }
+}
+
+/// The settings of a client that takes all answers at once: a window of 2 MiB for each stream.
+const OPEN: &[(u16, u32)] = &[(4, 2 * 1024 * 1024)];
+/// As many streams as may be open at once.
+const STREAMS: u32 = 100;
+/// Little enough that the HTTP/2 library takes an answer as a whole.
+const ANSWER_BYTES: usize = 15_000;
+
+/// A connection whose client has asked for many answers and reads none, once all of them were served: most of their bytes wait in
+/// the gateway for the client's socket.
+async fn with_unread_answers(limits: &str) -> (Scene, Wire) {
+    let yaml = format!("limits: {{ {limits} }}");
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(move |spec| spec.extra_yaml = yaml)
+        .start()
+        .await;
+    let key = scene.issue("enterprise").await;
+    let answer = Script::json(200, &"x".repeat(ANSWER_BYTES));
+    scene.upstream.always(Behaviour::Answer(answer));
+    let mut wire = Wire::with_settings(&scene, OPEN).await;
+    let more = 0x7fff_0000_u32.to_be_bytes();
+    assert!(wire.send(&Frame::new(WINDOW_UPDATE, 0, 0, more)).await);
+    for number in 0..STREAMS {
+        assert!(wire.get(2 * number + 1, MARKETS, &key.key).await);
+    }
+    let lines = scene.gateways[0].logged(STREAMS as usize).await;
+    assert!(lines.iter().all(|line| line["outcome"] == "served"));
+    (scene, wire)
+}
+
+async fn expect_all_whole(wire: &mut Wire) {
+    let (mut whole, mut bytes) = (0, 0);
+    while whole < STREAMS {
+        let frame = wire.next().await.expect("an answer");
+        assert_ne!(frame.kind, RST_STREAM, "{frame:?}");
+        if frame.kind == DATA {
+            bytes += frame.payload.len();
+            whole += u32::from(frame.flags & END_STREAM != 0);
+        }
+    }
+    assert_eq!(bytes, ANSWER_BYTES * STREAMS as usize);
+}
+
+#[tokio::test]
+async fn served_answers_reach_a_slow_client_whose_connection_was_retired() {
+    let limits = format!("requests_per_connection: {STREAMS}");
+    let (_scene, mut wire) = with_unread_answers(&limits).await;
+    // Longer than a client may take to act on a GOAWAY.
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    expect_all_whole(&mut wire).await;
+}
+
+#[tokio::test]
+async fn served_answers_reach_a_slow_client_although_the_gateway_stops() {
+    let (mut scene, mut wire) = with_unread_answers("shutdown_grace: 20s").await;
+    scene.gateways[0].process().ask_to_end();
+    // Longer than a client without requests is waited for.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(scene.gateways[0].process().ended(), None);
+    expect_all_whole(&mut wire).await;
+    wire.end().await;
+    eventually("the gateway ends", async || {
+        scene.gateways[0].process().ended()
+    })
+    .await;
 }

@@ -27,6 +27,8 @@ pub struct Guard {
     unread: BytesMut,
     http2: Box<Http2Guard>,
     writes: Writes,
+    /// Whether the client refuses bytes.
+    has_backlog: bool,
     requests_max: u64,
 }
 
@@ -46,6 +48,7 @@ impl Guard {
             unread,
             http2: Box::new(Http2Guard::new(rates_of(limits))),
             writes: Writes::new(patience_of(limits)),
+            has_backlog: false,
             requests_max: limits.requests_per_connection,
         }
     }
@@ -55,6 +58,14 @@ impl Guard {
         if requests >= self.requests_max && !self.connection.is_retired() {
             self.note_limit("requests_per_connection");
             self.connection.retire();
+        }
+    }
+
+    fn note_backlog(&mut self, has_backlog: bool) {
+        if has_backlog != self.has_backlog {
+            self.has_backlog = has_backlog;
+            self.connection.note_backlog(has_backlog);
+            self.gate.note_backlog(has_backlog);
         }
     }
 
@@ -97,8 +108,11 @@ impl AsyncWrite for Guard {
             gate,
             ..
         } = &mut *self;
-        let written = ready!(writes.poll_write(transport, cx, buf))
-            .inspect_err(|error| note_slow(gate, error))?;
+        let Poll::Ready(written) = writes.poll_write(transport, cx, buf) else {
+            self.note_backlog(true);
+            return Poll::Pending;
+        };
+        let written = written.inspect_err(|error| note_slow(gate, error))?;
         let flood = http2.note_sent(buf.get(..written).unwrap_or_default());
         let malformed = http2.take_malformed();
         if malformed > 0 {
@@ -118,10 +132,14 @@ impl AsyncWrite for Guard {
             gate,
             ..
         } = &mut *self;
-        let flushed =
-            ready!(writes.poll_flush(transport, cx)).inspect_err(|error| note_slow(gate, error));
-        writes.release();
-        Poll::Ready(flushed)
+        let flushed = writes.poll_flush(transport, cx);
+        let has_backlog = flushed.is_pending();
+        if let Poll::Ready(flushed) = &flushed {
+            writes.release();
+            let _ = flushed.as_ref().inspect_err(|error| note_slow(gate, error));
+        }
+        self.note_backlog(has_backlog);
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -138,6 +156,7 @@ impl Drop for Guard {
     fn drop(&mut self) {
         let mut context = Context::from_waker(std::task::Waker::noop());
         let _ = self.writes.poll_flush(&mut self.transport, &mut context);
+        self.note_backlog(false);
     }
 }
 

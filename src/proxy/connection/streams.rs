@@ -96,7 +96,7 @@ pub(super) async fn serve(
     let open = Arc::new(OpenStreams::default());
     let asked = pin!(async { ending.wait_for(|ending| *ending).await.is_ok() });
     let mut asked = OnWake::new(asked);
-    let mut idle = OnWake::new(Box::pin(open.idle(terms.idle)));
+    let mut idle = OnWake::new(Box::pin(open.idle(&terms.connection, terms.idle)));
     let mut stopped: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
@@ -114,7 +114,7 @@ pub(super) async fn serve(
             // The GOAWAY excludes requests that are still in transit, and the client learns this from it.
             connection.graceful_shutdown();
             stopped = Some(Instant::now());
-            idle = OnWake::new(Box::pin(open.idle(CLOSING)));
+            idle = OnWake::new(Box::pin(open.idle(&terms.connection, CLOSING)));
             continue;
         };
         // However the connection ended, the library ends its requests.
@@ -167,13 +167,13 @@ struct OpenStreams {
 }
 
 impl OpenStreams {
-    /// Returns once no stream has been open for `patience`, which begins now.
-    async fn idle(&self, patience: Duration) {
+    /// Returns once no stream of the connection has been open for `patience`, which begins now, and its client has not refused bytes.
+    async fn idle(&self, connection: &Connection, patience: Duration) {
         let mut quiet_since = Instant::now();
         loop {
             tokio::time::sleep_until(quiet_since + patience).await;
             let last_end = match self.count.load(Ordering::Acquire) {
-                0 => *self.last_end.lock(),
+                0 if !connection.has_backlog() => *self.last_end.lock(),
                 _ => Some(Instant::now()),
             };
             match last_end {
