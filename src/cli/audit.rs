@@ -7,7 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use jiff::Timestamp;
 use jiff::civil::Date;
 
-use super::key_argument::{KeyArgument, KeyParser, id_of};
+use super::key_argument::{KeyArgument, id_of};
 use super::output::{
     RowsFormat, parse_date, parse_name, to_the_second, write_csv, write_json, write_table,
 };
@@ -23,7 +23,7 @@ const TABLE_HEADER: [&str; 6] = ["at", "key", "who", "what", "change", "reason"]
 #[derive(Debug, Args)]
 pub(super) struct AuditArguments {
     /// Only changes of this key: its id, or the key itself.
-    #[arg(long, value_parser = KeyParser, value_name = "ID")]
+    #[arg(long, value_name = "ID")]
     key: Option<KeyArgument>,
     /// The first day, in the quota's time zone.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]

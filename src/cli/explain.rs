@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::key_argument::{KeyArgument, KeyParser};
+use super::key_argument::KeyArgument;
 use super::output::{
     RecordFormat, escape, prose, to_the_second, write_json, write_record, write_table,
 };
@@ -28,7 +28,7 @@ use crate::proxy::well_formed::{self, HeadLimits};
 #[derive(Debug, Args)]
 pub(super) struct ExplainArguments {
     /// The id of the key (the 12 characters between its two underscores), or the key itself.
-    #[arg(long, value_parser = KeyParser, value_name = "ID")]
+    #[arg(long, value_name = "ID")]
     key_id: KeyArgument,
     /// The method.
     #[arg(long, default_value = "GET")]

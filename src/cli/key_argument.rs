@@ -6,7 +6,7 @@
 use std::ffi::OsStr;
 
 use anyhow::bail;
-use clap::builder::TypedValueParser;
+use clap::builder::{TypedValueParser, ValueParserFactory};
 use clap::error::ErrorKind;
 use clap::{Arg, Command, Error};
 
@@ -103,6 +103,14 @@ pub(super) async fn id_of(
 /// Parses a [`KeyArgument`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KeyParser;
+
+impl ValueParserFactory for KeyArgument {
+    type Parser = KeyParser;
+
+    fn value_parser() -> KeyParser {
+        KeyParser
+    }
+}
 
 impl TypedValueParser for KeyParser {
     type Value = KeyArgument;

@@ -6,7 +6,7 @@ use std::io::Write;
 use clap::{Args, Subcommand};
 use jiff::civil::Date;
 
-use super::key_argument::{KeyArgument, KeyParser};
+use super::key_argument::KeyArgument;
 use super::output::{RecordFormat, RowsFormat, parse_date};
 use super::session::{Session, UsageError};
 use crate::config::Config;
@@ -94,7 +94,7 @@ struct LedgerQuery {
     #[arg(long, value_name = "YYYY-MM", conflicts_with_all = ["from", "to"])]
     month: Option<Month>,
     /// Only this key: its id, or the key itself.
-    #[arg(long, value_parser = KeyParser, value_name = "ID")]
+    #[arg(long, value_name = "ID")]
     key: Option<KeyArgument>,
     /// Only the keys of this customer, written exactly as stored.
     #[arg(long, value_name = "NAME")]
