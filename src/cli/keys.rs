@@ -9,9 +9,9 @@ use std::io::Write;
 use anyhow::{Context, bail};
 use clap::Subcommand;
 
-pub(super) use arguments::Signature;
+pub(super) use arguments::ChangeOptions;
 
-use super::key_argument::{KeyArgument, KeyParser};
+use super::key_argument::KeyArgument;
 use super::output::RecordFormat;
 use super::session::{Session, UsageError, note};
 use crate::config::Config;
@@ -42,7 +42,6 @@ pub(super) enum KeysCommand {
     #[command(after_help = "Example:\n  touchline keys show 4fZk09QwXy2B")]
     Show {
         /// The public id of the key, or the key itself.
-        #[arg(value_parser = KeyParser)]
         id: KeyArgument,
         /// The format of the result.
         #[arg(short, long, value_enum, default_value = "table")]
@@ -121,56 +120,30 @@ pub(super) fn run(
     config: Config,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    match command {
-        KeysCommand::Issue(order) => {
-            let tier = configured_tier(&config, &order.tier)?;
-            Session::run(config, async |session| {
-                issue::issue(session, order, tier, out).await
-            })
-        }
-        KeysCommand::List(wanted) => Session::run(config, async |session| {
-            find::list(session, wanted, out).await
-        }),
-        KeysCommand::Show { id, output } => Session::run(config, async |session| {
-            find::show(session, id.id(session).await?, *output, out).await
-        }),
-        KeysCommand::Rotate(order) => Session::run(config, async |session| {
-            issue::rotate(session, order, out).await
-        }),
-        KeysCommand::Suspend(order) => Session::run(config, async |session| {
-            orders::suspend(session, order, out).await
-        }),
-        KeysCommand::Resume(order) => Session::run(config, async |session| {
-            orders::resume(session, order, out).await
-        }),
-        KeysCommand::Revoke(order) => Session::run(config, async |session| {
-            orders::revoke(session, order, out).await
-        }),
-        KeysCommand::SetTier(order) => {
-            let tier = configured_tier(&config, &order.tier)?;
-            Session::run(config, async |session| {
-                orders::set_tier(session, order, &tier, out).await
-            })
-        }
-        KeysCommand::SetExpiry(order) => Session::run(config, async |session| {
-            orders::set_expiry(session, order, out).await
-        }),
-        KeysCommand::SetLabel(order) => Session::run(config, async |session| {
-            orders::set_label(session, order, out).await
-        }),
-        KeysCommand::SetCustomer(order) => Session::run(config, async |session| {
-            orders::set_customer(session, order, out).await
-        }),
-        KeysCommand::Grant(order) => Session::run(config, async |session| {
-            orders::grant(session, order, out).await
-        }),
-        KeysCommand::Import(order) => Session::run(config, async |session| {
-            transfer::import(session, order, out).await
-        }),
-        KeysCommand::Export(order) => Session::run(config, async |session| {
-            transfer::export(session, order, out).await
-        }),
+    // An unknown tier is reported without opening the store.
+    if let KeysCommand::Issue(issue::IssueArguments { tier, .. })
+    | KeysCommand::SetTier(arguments::SetTierArguments { tier, .. }) = command
+    {
+        configured_tier(&config, tier)?;
     }
+    Session::run(config, async |session| match command {
+        KeysCommand::Issue(order) => issue::issue(session, order, out).await,
+        KeysCommand::List(wanted) => find::list(session, wanted, out).await,
+        KeysCommand::Show { id, output } => {
+            find::show(session, id.id(session).await?, *output, out).await
+        }
+        KeysCommand::Rotate(order) => issue::rotate(session, order, out).await,
+        KeysCommand::Suspend(order) => orders::suspend(session, order, out).await,
+        KeysCommand::Resume(order) => orders::resume(session, order, out).await,
+        KeysCommand::Revoke(order) => orders::revoke(session, order, out).await,
+        KeysCommand::SetTier(order) => orders::set_tier(session, order, out).await,
+        KeysCommand::SetExpiry(order) => orders::set_expiry(session, order, out).await,
+        KeysCommand::SetLabel(order) => orders::set_label(session, order, out).await,
+        KeysCommand::SetCustomer(order) => orders::set_customer(session, order, out).await,
+        KeysCommand::Grant(order) => orders::grant(session, order, out).await,
+        KeysCommand::Import(order) => transfer::import(session, order, out).await,
+        KeysCommand::Export(order) => transfer::export(session, order, out).await,
+    })
 }
 
 fn configured_tier(config: &Config, name: &str) -> anyhow::Result<TierName> {

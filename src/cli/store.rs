@@ -8,7 +8,7 @@ use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::keys::Signature;
+use super::keys::ChangeOptions;
 use super::output::{
     RecordFormat, escape, parse_name, to_the_second, write_json, write_record, write_table,
 };
@@ -79,10 +79,7 @@ pub(super) struct ForgetArguments {
     #[arg(value_parser = parse_name, value_name = "NODE")]
     node: String,
     #[command(flatten)]
-    signature: Signature,
-    /// The format of the result.
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: RecordFormat,
+    options: ChangeOptions,
 }
 
 /// A removed gateway.
@@ -122,9 +119,9 @@ fn forget(config: Config, order: &ForgetArguments, out: &mut dyn Write) -> anyho
     let name = escape(&order.node);
     Session::run(config, async |session| {
         let node = NodeName(order.node.clone());
-        let author = order.signature.author();
+        let author = order.options.author();
         match session.store.forget_gateway(&node, &author).await? {
-            Forgotten::Struck { heard } => match order.output {
+            Forgotten::Struck { heard } => match order.options.output {
                 RecordFormat::Json => write_json(
                     out,
                     &ForgottenView {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use jiff::civil::Date;
 
-use crate::cli::key_argument::{KeyArgument, KeyParser};
+use crate::cli::key_argument::KeyArgument;
 use crate::cli::output::{RecordFormat, parse_date, parse_name};
 use crate::policy::audit::Author;
 
@@ -32,23 +32,6 @@ impl AuthorArguments {
     }
 }
 
-/// The author of a change and the reason, for the audit trail.
-#[derive(Debug, Args)]
-pub(in crate::cli) struct Signature {
-    #[command(flatten)]
-    by: AuthorArguments,
-    /// The reason, kept in the audit trail.
-    #[arg(long, value_parser = parse_name, value_name = "TEXT")]
-    reason: Option<String>,
-}
-
-impl Signature {
-    /// The author for the trail.
-    pub(in crate::cli) fn author(&self) -> Author {
-        self.by.author(self.reason.as_deref())
-    }
-}
-
 /// The user and host of this process, from the operating system.
 fn user_and_host() -> String {
     let part = |name: Result<String, whoami::Error>| {
@@ -58,39 +41,50 @@ fn user_and_host() -> String {
     format!("{}@{}", part(whoami::username()), part(whoami::hostname()))
 }
 
+/// The author of a change and the reason, for the audit trail, and the format of the result.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct ChangeOptions {
+    #[command(flatten)]
+    by: AuthorArguments,
+    /// The reason, kept in the audit trail.
+    #[arg(long, value_parser = parse_name, value_name = "TEXT")]
+    reason: Option<String>,
+    /// The format of the result.
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(in crate::cli) output: RecordFormat,
+}
+
+impl ChangeOptions {
+    /// The author for the trail.
+    pub(in crate::cli) fn author(&self) -> Author {
+        self.by.author(self.reason.as_deref())
+    }
+}
+
 /// A change after which a client always loses access.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct CutArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyParser)]
     pub(super) id: KeyArgument,
     /// Do not ask for confirmation; required without a terminal.
     #[arg(long)]
     pub(super) yes: bool,
     #[command(flatten)]
-    pub(super) signature: Signature,
-    /// The format of the result.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(super) output: RecordFormat,
+    pub(super) options: ChangeOptions,
 }
 
 /// A change without further arguments, after which no client loses access.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct PlainArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyParser)]
     pub(super) id: KeyArgument,
     #[command(flatten)]
-    pub(super) signature: Signature,
-    /// The format of the result.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(super) output: RecordFormat,
+    pub(super) options: ChangeOptions,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct RotateArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyParser)]
     pub(super) id: KeyArgument,
     /// How long the old secret stays valid, such as 24h, at most 90d; with 0s it ends at once.
     #[arg(long, value_parser = parse_overlap, value_name = "DURATION")]
@@ -99,16 +93,12 @@ pub(in crate::cli) struct RotateArguments {
     #[arg(long)]
     pub(super) yes: bool,
     #[command(flatten)]
-    pub(super) signature: Signature,
-    /// The format of the result.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(super) output: RecordFormat,
+    pub(super) options: ChangeOptions,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetTierArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyParser)]
     pub(super) id: KeyArgument,
     /// A tier of the configuration.
     pub(super) tier: String,
@@ -116,16 +106,12 @@ pub(in crate::cli) struct SetTierArguments {
     #[arg(long)]
     pub(super) yes: bool,
     #[command(flatten)]
-    pub(super) signature: Signature,
-    /// The format of the result.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(super) output: RecordFormat,
+    pub(super) options: ChangeOptions,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetExpiryArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyParser)]
     pub(super) id: KeyArgument,
     /// The last day of the subscription, in the quota's time zone, or `never`.
     #[arg(value_parser = parse_last_day, value_name = "DATE|never")]
@@ -134,16 +120,12 @@ pub(in crate::cli) struct SetExpiryArguments {
     #[arg(long)]
     pub(super) yes: bool,
     #[command(flatten)]
-    pub(super) signature: Signature,
-    /// The format of the result.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(super) output: RecordFormat,
+    pub(super) options: ChangeOptions,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetLabelArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyParser)]
     pub(super) id: KeyArgument,
     /// The customer's name for the key.
     #[arg(value_parser = parse_name, required_unless_present = "none", conflicts_with = "none")]
@@ -152,31 +134,23 @@ pub(in crate::cli) struct SetLabelArguments {
     #[arg(long)]
     pub(super) none: bool,
     #[command(flatten)]
-    pub(super) signature: Signature,
-    /// The format of the result.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(super) output: RecordFormat,
+    pub(super) options: ChangeOptions,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetCustomerArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyParser)]
     pub(super) id: KeyArgument,
     /// The customer who pays for the key.
     #[arg(value_parser = parse_name)]
     pub(super) text: String,
     #[command(flatten)]
-    pub(super) signature: Signature,
-    /// The format of the result.
-    #[arg(short, long, value_enum, default_value = "table")]
-    pub(super) output: RecordFormat,
+    pub(super) options: ChangeOptions,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct GrantArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyParser)]
     pub(super) id: KeyArgument,
     /// The units, at least 1.
     #[arg(long, value_name = "UNITS")]

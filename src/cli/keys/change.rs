@@ -52,8 +52,8 @@ impl ChangeOutcome {
     }
 }
 
-/// Makes the change that `wish` returns for the store's time, once: if another command changes the record first, `wish` is applied
-/// to the new record. `verb` begins the question, such as `Suspend`; `author` is recorded in the audit trail.
+/// Makes a change once: if another command changes the record first, the change is applied to the new record. `author` is recorded
+/// in the audit trail.
 ///
 /// # Errors
 /// [`UsageError`] if a client would lose something, the change is not confirmed and there is no terminal to ask on. Nothing is changed then,
@@ -61,16 +61,14 @@ impl ChangeOutcome {
 pub(super) async fn make(
     session: &Session,
     id: KeyId,
-    verb: &str,
     consent: Consent,
     author: &Author,
-    wish: impl Fn(Timestamp) -> anyhow::Result<KeyChange>,
+    change: &KeyChange,
 ) -> anyhow::Result<ChangeOutcome> {
     let mut agreed: Option<Vec<Loss>> = None;
     for _ in 0..CHANGE_TRIES {
         let now = session.store.server_time().await?;
         let before = existing(session, id).await?;
-        let change = wish(now)?;
         let Some(after) = change
             .applied_to(&before, now)
             .with_context(|| format!("{id} was not changed"))?
@@ -84,7 +82,7 @@ pub(super) async fn make(
         let losses = lifecycle::losses(&before, &after, now, |tier| offer(&session.config, tier));
         let settled = losses.is_empty() || agreed.as_ref() == Some(&losses);
         if consent == Consent::Ask && !settled {
-            ask(&question(verb, &before, &losses), &losses)?;
+            ask(&question(verb(change), &before, &losses), &losses)?;
             // Time passed while the operator was asked, and the record may have changed: both are read again.
             agreed = Some(losses);
             continue;
@@ -142,6 +140,21 @@ fn offer(config: &Config, name: &TierName) -> Option<TierOffer> {
 fn effects(losses: &[Loss]) -> String {
     let texts: Vec<String> = losses.iter().map(Loss::to_string).collect();
     texts.join("; ")
+}
+
+/// The beginning of the question whether to make a change.
+fn verb(change: &KeyChange) -> &'static str {
+    match change {
+        KeyChange::Rotate { .. } => "Rotate",
+        KeyChange::Suspend => "Suspend",
+        KeyChange::Resume => "Resume",
+        KeyChange::Revoke => "Revoke",
+        KeyChange::SetTier(_) => "Change the tier of",
+        KeyChange::SetExpiry(_) => "End the subscription of",
+        KeyChange::SetLabel(_) => "Label",
+        KeyChange::SetCustomer(_) => "Reassign",
+        KeyChange::Grant { .. } => "Grant to",
+    }
 }
 
 fn question(verb: &str, record: &KeyRecord, losses: &[Loss]) -> String {

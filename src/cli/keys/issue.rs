@@ -7,17 +7,17 @@ use clap::Args;
 use jiff::Timestamp;
 use jiff::civil::Date;
 
-use super::arguments::{RotateArguments, Signature};
+use super::arguments::{ChangeOptions, RotateArguments};
 use super::change::{Consent, make};
 use super::view::{ChangedView, DetailView, IssuedView, KeyView};
-use super::{Session, note};
+use super::{Session, configured_tier, note};
 use crate::cli::output::{
     RecordFormat, parse_date, parse_name, to_the_second, write_json, write_record,
 };
 use crate::policy::api_key::{ApiKey, os_entropy};
 use crate::policy::audit::{self, Author};
 use crate::policy::calendar::Calendar;
-use crate::policy::key_record::{Action, KeyRecord, LastChange, TierName};
+use crate::policy::key_record::{Action, KeyRecord, LastChange};
 use crate::policy::lifecycle::KeyChange;
 
 #[derive(Debug, Args)]
@@ -35,10 +35,7 @@ pub(in crate::cli) struct IssueArguments {
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     expires: Option<Date>,
     #[command(flatten)]
-    signature: Signature,
-    /// The format of the result.
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: RecordFormat,
+    options: ChangeOptions,
 }
 
 /// The first instant after the last day of a subscription.
@@ -57,16 +54,16 @@ fn end_of_subscription(
 pub(super) async fn issue(
     session: &Session,
     arguments: &IssueArguments,
-    tier: TierName,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    let tier = configured_tier(&session.config, &arguments.tier)?;
     let now = session.store.server_time().await?;
     let expires = arguments
         .expires
         .map(|last_day| end_of_subscription(&session.config.calendar, last_day, now))
         .transpose()?;
     let key = ApiKey::generate(&session.config.keys.prefix, &mut os_entropy);
-    let author = arguments.signature.author();
+    let author = arguments.options.author();
     let issued = LastChange {
         reason: author.reason,
         ..LastChange::first(Action::Issue, author.who)
@@ -78,7 +75,7 @@ pub(super) async fn issue(
     };
     let (record, mark) = session.store.create_key(record).await?;
     let view = KeyView::of(&record, now);
-    let shown = match arguments.output {
+    let shown = match arguments.options.output {
         RecordFormat::Json => write_json(
             out,
             &IssuedView {
@@ -99,7 +96,7 @@ pub(super) async fn issue(
             record.id
         );
     }
-    if arguments.output == RecordFormat::Table {
+    if arguments.options.output == RecordFormat::Table {
         note("Keep the key safe: it is not stored and cannot be shown again.");
     }
     session.applied(Some(&mark)).await
@@ -112,21 +109,18 @@ pub(super) async fn rotate(
 ) -> anyhow::Result<()> {
     let id = order.id.id(session).await?;
     let key = ApiKey::for_id(&session.config.keys.prefix, id, &mut os_entropy);
-    let consent = Consent::of(order.yes);
-    let author = order.signature.author();
-    let outcome = make(session, id, "Rotate", consent, &author, |_| {
-        Ok(KeyChange::Rotate {
-            digest: key.digest(),
-            overlap: order.overlap,
-        })
-    })
-    .await?;
+    let author = order.options.author();
+    let change = KeyChange::Rotate {
+        digest: key.digest(),
+        overlap: order.overlap,
+    };
+    let outcome = make(session, id, Consent::of(order.yes), &author, &change).await?;
     let Some((record, mark)) = &outcome.made else {
         bail!("{id} was not rotated: try again");
     };
     let detail = DetailView::of(record, outcome.now);
     let previous_until = detail.previous_until;
-    let shown = match order.output {
+    let shown = match order.options.output {
         RecordFormat::Json => write_json(
             out,
             &ChangedView {
@@ -146,7 +140,7 @@ pub(super) async fn rotate(
         // Not the error itself, because a closed pipe counts as success elsewhere.
         return Err(unshown(session, &outcome.before, record, &author, &error).await);
     }
-    if order.output == RecordFormat::Table {
+    if order.options.output == RecordFormat::Table {
         note("Keep the key safe: it is not stored and cannot be shown again.");
         note(&previous_until.map_or_else(
             || "The old key is refused from now on.".to_owned(),

@@ -7,15 +7,15 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 
 use super::arguments::{
-    CutArguments, GrantArguments, LastDay, PlainArguments, SetCustomerArguments,
+    ChangeOptions, CutArguments, GrantArguments, LastDay, PlainArguments, SetCustomerArguments,
     SetExpiryArguments, SetLabelArguments, SetTierArguments,
 };
 use super::change::{ChangeOutcome, Consent, make};
 use super::view::{ChangedView, DetailView, GrantView, end};
-use super::{Session, note};
+use super::{Session, configured_tier, note};
+use crate::cli::key_argument::KeyArgument;
 use crate::cli::output::{RecordFormat, escape, write_json};
 use crate::policy::calendar::Calendar;
-use crate::policy::key_record::TierName;
 use crate::policy::lifecycle::KeyChange;
 
 /// How far ahead units may be granted. The limit bounds the record, which keeps each day with a grant.
@@ -23,37 +23,32 @@ const GRANT_DAYS_AHEAD_MAX: i64 = 400;
 
 pub(super) async fn suspend(
     session: &Session,
-    order: &CutArguments,
+    CutArguments { id, yes, options }: &CutArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let id = order.id.id(session).await?;
-    let consent = Consent::of(order.yes);
-    let author = order.signature.author();
-    let outcome = make(session, id, "Suspend", consent, &author, |_| {
-        Ok(KeyChange::Suspend)
-    })
+    let outcome = made(
+        session,
+        *id,
+        options,
+        Consent::of(*yes),
+        &KeyChange::Suspend,
+    )
     .await?;
-    let sentence = sentence_of(&outcome, &format!("{id} is suspended"));
-    finish(session, &outcome, order.output, None, &sentence, out).await
+    finish(session, options, &outcome, "is suspended", out).await
 }
 
 pub(super) async fn resume(
     session: &Session,
-    order: &PlainArguments,
+    PlainArguments { id, options }: &PlainArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let id = order.id.id(session).await?;
-    let author = order.signature.author();
-    let outcome = make(session, id, "Resume", Consent::Ask, &author, |_| {
-        Ok(KeyChange::Resume)
-    })
-    .await?;
-    let sentence = sentence_of(&outcome, &format!("{id} is active"));
-    finish(session, &outcome, order.output, None, &sentence, out).await?;
-    let expires = outcome.after().expires;
-    if expires.is_some_and(|expires| expires <= outcome.now) {
+    let outcome = made(session, *id, options, Consent::Ask, &KeyChange::Resume).await?;
+    finish(session, options, &outcome, "is active", out).await?;
+    let record = outcome.after();
+    if record.expires.is_some_and(|expires| expires <= outcome.now) {
         note(&format!(
-            "Its subscription has ended: renew it with `touchline keys set-expiry {id} DATE`."
+            "Its subscription has ended: renew it with `touchline keys set-expiry {} DATE`.",
+            record.id
         ));
     }
     Ok(())
@@ -61,38 +56,26 @@ pub(super) async fn resume(
 
 pub(super) async fn revoke(
     session: &Session,
-    order: &CutArguments,
+    CutArguments { id, yes, options }: &CutArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let id = order.id.id(session).await?;
-    let consent = Consent::of(order.yes);
-    let author = order.signature.author();
-    let outcome = make(session, id, "Revoke", consent, &author, |_| {
-        Ok(KeyChange::Revoke)
-    })
-    .await?;
-    let sentence = sentence_of(&outcome, &format!("{id} is revoked"));
-    finish(session, &outcome, order.output, None, &sentence, out).await
+    let outcome = made(session, *id, options, Consent::of(*yes), &KeyChange::Revoke).await?;
+    finish(session, options, &outcome, "is revoked", out).await
 }
 
 pub(super) async fn set_tier(
     session: &Session,
     order: &SetTierArguments,
-    tier: &TierName,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let id = order.id.id(session).await?;
-    let consent = Consent::of(order.yes);
-    let author = order.signature.author();
-    let outcome = make(session, id, "Change the tier of", consent, &author, |_| {
-        Ok(KeyChange::SetTier(tier.clone()))
-    })
-    .await?;
-    let sentence = match &outcome.made {
-        Some(_) => format!("{id} is in tier {tier}, was in {}", outcome.before.tier),
-        None => format!("{id} is in tier {tier} already"),
+    let (tier, consent) = (&order.tier, Consent::of(order.yes));
+    let change = KeyChange::SetTier(configured_tier(&session.config, tier)?);
+    let outcome = made(session, order.id, &order.options, consent, &change).await?;
+    let state = match &outcome.made {
+        Some(_) => format!("is in tier {tier}, was in {}", outcome.before.tier),
+        None => format!("is in tier {tier}"),
     };
-    finish(session, &outcome, order.output, None, &sentence, out).await
+    finish(session, &order.options, &outcome, &state, out).await
 }
 
 pub(super) async fn set_expiry(
@@ -100,32 +83,19 @@ pub(super) async fn set_expiry(
     order: &SetExpiryArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let id = order.id.id(session).await?;
     let calendar = &session.config.calendar;
     let expires = match order.last_day {
         LastDay::Never => None,
         LastDay::On(date) => Some(Timestamp::from_second(calendar.day_of(date)?.end)?),
     };
-    let consent = Consent::of(order.yes);
-    let author = order.signature.author();
-    let outcome = make(
-        session,
-        id,
-        "End the subscription of",
-        consent,
-        &author,
-        |_| Ok(KeyChange::SetExpiry(expires)),
-    )
-    .await?;
-    let sentence = match &outcome.made {
-        Some(_) => format!(
-            "{id} expires {}, was {}",
-            end(calendar, expires),
-            end(calendar, outcome.before.expires)
-        ),
-        None => format!("{id} expires {} already", end(calendar, expires)),
+    let (change, consent) = (KeyChange::SetExpiry(expires), Consent::of(order.yes));
+    let outcome = made(session, order.id, &order.options, consent, &change).await?;
+    let [new, old] = [expires, outcome.before.expires].map(|expires| end(calendar, expires));
+    let state = match &outcome.made {
+        Some(_) => format!("expires {new}, was {old}"),
+        None => format!("expires {new}"),
     };
-    finish(session, &outcome, order.output, None, &sentence, out).await
+    finish(session, &order.options, &outcome, &state, out).await
 }
 
 pub(super) async fn set_label(
@@ -133,18 +103,13 @@ pub(super) async fn set_label(
     order: &SetLabelArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let id = order.id.id(session).await?;
-    let label = &order.text;
-    let author = order.signature.author();
-    let outcome = make(session, id, "Label", Consent::Ask, &author, |_| {
-        Ok(KeyChange::SetLabel(label.clone()))
-    })
-    .await?;
-    let sentence = match label {
-        Some(label) => sentence_of(&outcome, &format!("{id} is labelled {}", escape(label))),
-        None => sentence_of(&outcome, &format!("{id} is without a label")),
+    let change = KeyChange::SetLabel(order.text.clone());
+    let outcome = made(session, order.id, &order.options, Consent::Ask, &change).await?;
+    let state = match &order.text {
+        Some(label) => format!("is labelled {}", escape(label)),
+        None => "is without a label".to_owned(),
     };
-    finish(session, &outcome, order.output, None, &sentence, out).await
+    finish(session, &order.options, &outcome, &state, out).await
 }
 
 pub(super) async fn set_customer(
@@ -152,15 +117,10 @@ pub(super) async fn set_customer(
     order: &SetCustomerArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let id = order.id.id(session).await?;
-    let customer = &order.text;
-    let author = order.signature.author();
-    let outcome = make(session, id, "Reassign", Consent::Ask, &author, |_| {
-        Ok(KeyChange::SetCustomer(customer.clone()))
-    })
-    .await?;
-    let sentence = sentence_of(&outcome, &format!("{id} is of {}", escape(customer)));
-    finish(session, &outcome, order.output, None, &sentence, out).await
+    let change = KeyChange::SetCustomer(order.text.clone());
+    let outcome = made(session, order.id, &order.options, Consent::Ask, &change).await?;
+    let state = format!("is of {}", escape(&order.text));
+    finish(session, &order.options, &outcome, &state, out).await
 }
 
 pub(super) async fn grant(
@@ -173,13 +133,9 @@ pub(super) async fn grant(
     // The day is fixed here, so that a retry after midnight grants for the same day.
     let date = grant_day(calendar, order.day, session.store.server_time().await?)?;
     let author = order.by.author(Some(&order.reason));
-    let outcome = make(session, id, "Grant to", Consent::Ask, &author, |_| {
-        Ok(KeyChange::Grant {
-            date,
-            units: order.extra,
-        })
-    })
-    .await?;
+    let units = order.extra;
+    let change = KeyChange::Grant { date, units };
+    let outcome = make(session, id, Consent::Ask, &author, &change).await?;
     let extra = order.extra.get();
     let record = outcome.after();
     let limit = session
@@ -197,7 +153,7 @@ pub(super) async fn grant(
         extra,
         reason: &order.reason,
     };
-    finish(
+    announce(
         session,
         &outcome,
         order.output,
@@ -222,15 +178,36 @@ fn grant_day(calendar: &Calendar, wanted: Option<Date>, now: Timestamp) -> anyho
     Ok(date)
 }
 
-fn sentence_of(outcome: &ChangeOutcome, sentence: &str) -> String {
-    match outcome.made {
-        Some(_) => sentence.to_owned(),
-        None => format!("{sentence} already"),
-    }
+/// Makes an ordered change.
+async fn made(
+    session: &Session,
+    id: KeyArgument,
+    options: &ChangeOptions,
+    consent: Consent,
+    change: &KeyChange,
+) -> anyhow::Result<ChangeOutcome> {
+    let id = id.id(session).await?;
+    make(session, id, consent, &options.author(), change).await
+}
+
+/// [Announces](announce) the state of a key after a change.
+async fn finish(
+    session: &Session,
+    options: &ChangeOptions,
+    outcome: &ChangeOutcome,
+    state: &str,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let already = match outcome.made {
+        Some(_) => "",
+        None => " already",
+    };
+    let sentence = format!("{} {state}{already}", outcome.before.id);
+    announce(session, outcome, options.output, None, &sentence, out).await
 }
 
 /// Writes the outcome of a change, and waits until the gateways have applied it.
-async fn finish(
+async fn announce(
     session: &Session,
     outcome: &ChangeOutcome,
     output: RecordFormat,
@@ -254,9 +231,8 @@ async fn finish(
         }
     }
     // Also after a command that changed nothing: it may repeat one whose change was not confirmed.
-    session
-        .applied(outcome.made.as_ref().map(|(_, mark)| mark))
-        .await
+    let mark = outcome.made.as_ref().map(|(_, mark)| mark);
+    session.applied(mark).await
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::check::{Checker, GivenId, ImportProblem, ImportableKey, Setting};
 use super::{FileFormat, Session, UsageError, is_standard, rows};
-use crate::cli::keys::arguments::Signature;
+use crate::cli::keys::arguments::ChangeOptions;
 use crate::cli::output::{RecordFormat, write_json};
 use crate::policy::api_key::{KeyId, os_entropy};
 use crate::policy::key_record::{Action, LastChange};
@@ -35,10 +35,7 @@ pub(in crate::cli) struct ImportArguments {
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    signature: Signature,
-    /// The format of the result.
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: RecordFormat,
+    options: ChangeOptions,
 }
 
 /// The outcome of an import.
@@ -81,7 +78,7 @@ pub(in crate::cli::keys) async fn import(
         (outcome.imported, outcome.present) = (writing.added, writing.present);
         mark = writing.mark;
     }
-    write_outcome(&outcome, order.output, out)?;
+    write_outcome(&outcome, order.options.output, out)?;
     match order.dry_run {
         false => session.applied(mark.as_ref()).await,
         true => Ok(()),
@@ -94,7 +91,7 @@ async fn check(
     order: &ImportArguments,
     format: FileFormat,
 ) -> anyhow::Result<Vec<ImportableKey>> {
-    let author = order.signature.author();
+    let author = order.options.author();
     let setting = Setting {
         calendar: &session.config.calendar,
         tiers: session
