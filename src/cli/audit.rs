@@ -88,10 +88,7 @@ pub(super) fn run(
 fn write(entries: &[Entry], output: RowsFormat, out: &mut dyn Write) -> anyhow::Result<()> {
     match output {
         RowsFormat::Json => write_json(out, &entries),
-        RowsFormat::Csv => {
-            let rows: Result<Vec<_>, _> = entries.iter().map(csv_row).collect();
-            write_csv(out, &CSV_HEADER, rows?)
-        }
+        RowsFormat::Csv => write_csv(out, &CSV_HEADER, entries),
         RowsFormat::Table => {
             let rows: Vec<_> = entries.iter().map(table_row).collect();
             write_table(out, &TABLE_HEADER, &[], &rows)
@@ -99,34 +96,16 @@ fn write(entries: &[Entry], output: RowsFormat, out: &mut dyn Write) -> anyhow::
     }
 }
 
-fn csv_row(entry: &Entry) -> serde_json::Result<Vec<String>> {
-    Ok(vec![
-        entry.at.to_string(),
-        key(entry, ""),
-        entry.who.clone(),
-        entry.what.as_str().to_owned(),
-        serde_json::to_string(&entry.before)?,
-        serde_json::to_string(&entry.after)?,
-        entry.reason.clone().unwrap_or_default(),
-    ])
-}
-
 fn table_row(entry: &Entry) -> Vec<String> {
+    let key = entry.key.map(|key| key.to_string());
     vec![
         to_the_second(entry.at),
-        key(entry, "-"),
+        key.unwrap_or_else(|| "-".to_owned()),
         entry.who.clone(),
         entry.what.as_str().to_owned(),
         change(&entry.before, &entry.after),
         entry.reason.clone().unwrap_or_default(),
     ]
-}
-
-/// The id of the key that was changed, or `none`.
-fn key(entry: &Entry, none: &str) -> String {
-    entry
-        .key
-        .map_or_else(|| none.to_owned(), |key| key.to_string())
 }
 
 /// The changed facts for people; for a new key, all facts.

@@ -13,6 +13,7 @@ use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, pr
 use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 use terminal_size::{Width, terminal_size_of};
 
 pub(super) mod long_table;
@@ -144,18 +145,29 @@ pub(super) fn write_json_rows(
     Ok(out.flush()?)
 }
 
-/// Writes rows as CSV, row by row, with a header line also if there are no rows.
+/// Writes the [cells] of rows as CSV, row by row, with a header line also if there are no rows.
 pub(super) fn write_csv(
     out: &mut dyn Write,
     header: &[&str],
-    rows: impl IntoIterator<Item = Vec<String>>,
+    rows: impl IntoIterator<Item = impl Serialize>,
 ) -> anyhow::Result<()> {
     let mut writer = csv::Writer::from_writer(out);
     writer.write_record(header)?;
     for row in rows {
-        writer.write_record(row)?;
+        writer.write_record(cells(&row, header)?)?;
     }
     Ok(writer.flush()?)
+}
+
+/// The members of a row's JSON object that `names` lists: a text as it is, null as an empty cell, all else as JSON.
+pub(super) fn cells(row: &impl Serialize, names: &[&str]) -> serde_json::Result<Vec<String>> {
+    let row = serde_json::to_value(row)?;
+    let cell = |name: &&str| match row.get(name) {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    };
+    Ok(names.iter().map(cell).collect())
 }
 
 /// Writes a table; the columns named in `numbers` are aligned to the right.
@@ -300,6 +312,8 @@ pub(super) fn parse_date(text: &str) -> Result<Date, String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn written(write: impl FnOnce(&mut Vec<u8>) -> anyhow::Result<()>) -> String {
@@ -311,15 +325,15 @@ mod tests {
     #[test]
     fn csv_quotes_what_needs_quotes_and_always_has_its_header() {
         let rows = [
-            vec!["a,b".to_owned(), "say \"hi\"\nyou".to_owned()],
-            vec![String::new(), "é".to_owned()],
+            json!({ "two": "say \"hi\"\nyou", "one": "a,b", "three": 3 }),
+            json!({ "one": null, "two": "é" }),
         ];
         assert_eq!(
             written(|out| write_csv(out, &["one", "two"], rows)),
             "one,two\n\"a,b\",\"say \"\"hi\"\"\nyou\"\n,é\n"
         );
         assert_eq!(
-            written(|out| write_csv(out, &["one", "two"], [])),
+            written(|out| write_csv(out, &["one", "two"], [Value::Null; 0])),
             "one,two\n"
         );
     }

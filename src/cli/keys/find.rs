@@ -111,7 +111,7 @@ pub(super) async fn list(
     let out = &mut BufWriter::new(out);
     match wanted.output {
         RowsFormat::Json => write_json_rows(out, views()),
-        RowsFormat::Csv => write_csv(out, &LIST_HEADER, views().map(|view| view.csv_row())),
+        RowsFormat::Csv => write_csv(out, &LIST_HEADER, views()),
         RowsFormat::Table => {
             let calendar = &session.config.calendar;
             let cells = |record: &KeyRecord| {

@@ -146,21 +146,6 @@ impl<'a> KeyView<'a> {
             ("updated", to_the_second(self.updated)),
         ]
     }
-
-    pub(super) fn csv_row(&self) -> Vec<String> {
-        vec![
-            self.id.to_string(),
-            self.customer.to_owned(),
-            self.label.unwrap_or_default().to_owned(),
-            self.tier.to_string(),
-            self.state.as_str().to_owned(),
-            self.expires
-                .map(|expires| expires.to_string())
-                .unwrap_or_default(),
-            self.created.to_string(),
-            self.updated.to_string(),
-        ]
-    }
 }
 
 impl<'a> DetailView<'a> {
@@ -241,17 +226,13 @@ mod tests {
             fields.contains(&("state", "expired".to_owned()))
                 && fields.contains(&("expires", "after 2026-11-21".to_owned()))
         );
-        assert_eq!(view.csv_row().len(), LIST_HEADER.len());
         let json = serde_json::to_value(&view).unwrap();
         assert_eq!(json["state"], "active");
         assert_eq!(json["expired"], true);
         assert_eq!(json["label"], serde_json::Value::Null);
         assert_eq!(json["expires"], "2026-11-22T00:00:00Z");
         let digest = key.digest().to_string();
-        assert!(
-            !json.to_string().contains(&digest)
-                && !format!("{fields:?}{:?}", view.csv_row()).contains(&digest)
-        );
+        assert!(!json.to_string().contains(&digest) && !format!("{fields:?}").contains(&digest));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::{Session, keys_of};
 use crate::cli::output::long_table::{BATCH_ROWS, LongTable};
-use crate::cli::output::{RowsFormat, prose};
+use crate::cli::output::{RowsFormat, prose, write_csv};
 use crate::cli::session::note;
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
@@ -178,6 +178,17 @@ struct Invoice<'i> {
     sums: InvoiceSums,
 }
 
+/// A line in CSV.
+#[derive(Serialize)]
+struct InvoiceRow<'i> {
+    month: Month,
+    #[serde(flatten)]
+    line: &'i InvoiceLine,
+    months: &'static str,
+    unused_keys: &'static str,
+    rule: &'static str,
+}
+
 /// The rules, as fields and in words.
 #[derive(Serialize)]
 struct InvoiceRules {
@@ -294,18 +305,15 @@ fn csv(
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     let rules = terms.config.billing;
-    let fields = [
-        rules.months.as_str(),
-        rules.unused_keys.as_str(),
-        rules.phrase(),
-    ];
-    let mut writer = csv::Writer::from_writer(out);
-    writer.write_record(COLUMNS.iter().chain(&RULE_COLUMNS))?;
-    for line in lines {
-        let cells = line.cells(terms.month);
-        writer.write_record(cells.iter().map(String::as_str).chain(fields))?;
-    }
-    Ok(writer.flush()?)
+    let header: Vec<&str> = COLUMNS.iter().chain(&RULE_COLUMNS).copied().collect();
+    let rows = lines.iter().map(|line| InvoiceRow {
+        month: terms.month,
+        line,
+        months: rules.months.as_str(),
+        unused_keys: rules.unused_keys.as_str(),
+        rule: rules.phrase(),
+    });
+    write_csv(out, &header, rows)
 }
 
 /// Writes a table for people: dollars instead of cents, the month only once, and the rules below.
@@ -319,16 +327,18 @@ fn table(
     let [_, _, _, _, numbers @ .., _] = header;
     let sums = InvoiceSums::of(lines);
     let total = [lines::total(terms.month, &sums)];
-    let rows = |lines: &[InvoiceLine]| -> Vec<Vec<String>> {
-        lines.iter().map(|line| line.shown(terms.month)).collect()
+    let rows = |lines: &[InvoiceLine]| -> serde_json::Result<Vec<Vec<String>>> {
+        lines.iter().map(InvoiceLine::shown).collect()
     };
     let mut table = LongTable::new(&header, &numbers);
     let batches = || lines.chunks(BATCH_ROWS).map(rows);
-    batches().for_each(|rows| table.measure(&rows));
+    for rows in batches() {
+        table.measure(&rows?);
+    }
     table.measure(&total);
     table.write_header(out)?;
     for rows in batches() {
-        table.write(out, &rows)?;
+        table.write(out, &rows?)?;
     }
     table.write(out, &total)?;
     footer(terms, &sums, out)

@@ -95,12 +95,7 @@ fn end_json(out: &mut dyn Write, rows: &[GroupRow], total: &UsageCounts) -> anyh
 
 fn csv(out: &mut dyn Write, by: Grouping, rows: &[GroupRow]) -> anyhow::Result<()> {
     let header: Vec<&str> = by.columns().iter().chain(&NUMBERS).copied().collect();
-    let cells = rows.iter().map(|row| {
-        let numbers = row.counts.numbers().into_iter();
-        let numbers = numbers.map(|number| number.to_string());
-        named(row).chain(numbers).collect()
-    });
-    write_csv(out, &header, cells)
+    write_csv(out, &header, rows)
 }
 
 /// The cells before the numbers.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::rows::{self, Columns, Digests, ExportedRow};
+use super::rows::{self, Columns, Digests, ExportedGrants, ExportedRow};
 use super::{FileFormat, Session, is_standard, note};
 use crate::cli::output::private_file;
 use crate::policy::key_record::KeyRecord;
@@ -34,7 +34,7 @@ pub(in crate::cli::keys) async fn export(
         false => Columns::Public,
     };
     let records = session.store.all_keys().await?;
-    let rows = records.iter().map(|record| row(record, columns));
+    let rows = records.iter().map(|record| row(record, format, columns));
     if is_standard(&order.file) {
         return rows::write(format, rows, columns, BufWriter::new(out));
     }
@@ -46,27 +46,23 @@ pub(in crate::cli::keys) async fn export(
     Ok(())
 }
 
-fn row(record: &KeyRecord, columns: Columns) -> ExportedRow<'_> {
+fn row(record: &KeyRecord, format: FileFormat, columns: Columns) -> ExportedRow<'_> {
     let previous = record.previous.as_ref();
     ExportedRow {
-        id: record.id.as_str(),
+        id: record.id,
         customer: &record.customer,
         label: record.label.as_deref(),
-        tier: record.tier.as_str(),
-        state: record.state.as_str(),
-        expires: record.expires.map(|expires| expires.to_string()),
-        grants: record
-            .grants
-            .iter()
-            .map(|(date, units)| (date.to_string(), *units))
-            .collect(),
-        created: record.created.to_string(),
+        tier: &record.tier,
+        state: record.state,
+        expires: record.expires,
+        grants: ExportedGrants::of(&record.grants, format),
+        created: record.created,
         digests: match columns {
             Columns::Public => None,
             Columns::WithDigests => Some(Digests {
-                digest: record.digest.to_string(),
-                previous_digest: previous.map(|previous| previous.digest.to_string()),
-                previous_until: previous.map(|previous| previous.until.to_string()),
+                digest: record.digest,
+                previous_digest: previous.map(|previous| previous.digest),
+                previous_until: previous.map(|previous| previous.until),
             }),
         },
     }

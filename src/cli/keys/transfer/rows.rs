@@ -5,10 +5,15 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 
+use jiff::Timestamp;
+use jiff::civil::Date;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::FileFormat;
+use crate::cli::output::write_csv;
+use crate::policy::api_key::{KeyDigest, KeyId};
+use crate::policy::key_record::{KeyState, TierName};
 
 /// Every field of a row, by its name in CSV headers and JSON objects.
 pub(super) const FIELDS: [&str; 12] = [
@@ -241,24 +246,47 @@ fn written_days(days: &serde_json::Map<String, Value>) -> Option<String> {
 /// A key as a row.
 #[derive(Serialize)]
 pub(super) struct ExportedRow<'a> {
-    pub(super) id: &'a str,
+    pub(super) id: KeyId,
     pub(super) customer: &'a str,
     pub(super) label: Option<&'a str>,
-    pub(super) tier: &'a str,
-    pub(super) state: &'a str,
-    pub(super) expires: Option<String>,
-    pub(super) grants: BTreeMap<String, u64>,
-    pub(super) created: String,
+    pub(super) tier: &'a TierName,
+    pub(super) state: KeyState,
+    pub(super) expires: Option<Timestamp>,
+    pub(super) grants: ExportedGrants<'a>,
+    pub(super) created: Timestamp,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(super) digests: Option<Digests>,
+}
+
+/// The grants of a key that a row may have.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum ExportedGrants<'a> {
+    /// An object of dates and units.
+    Days(&'a BTreeMap<Date, u64>),
+    /// A text such as `2026-11-21=500 2026-11-28=200`.
+    Text(String),
+}
+
+impl ExportedGrants<'_> {
+    /// The grants as a file of this format has them.
+    pub(super) fn of(days: &BTreeMap<Date, u64>, format: FileFormat) -> ExportedGrants<'_> {
+        let text = |(date, units)| format!("{date}={units}");
+        match format {
+            FileFormat::Csv => {
+                ExportedGrants::Text(days.iter().map(text).collect::<Vec<_>>().join(" "))
+            }
+            FileFormat::Jsonl => ExportedGrants::Days(days),
+        }
+    }
 }
 
 /// The digests of a key that a row may have.
 #[derive(Serialize)]
 pub(super) struct Digests {
-    pub(super) digest: String,
-    pub(super) previous_digest: Option<String>,
-    pub(super) previous_until: Option<String>,
+    pub(super) digest: KeyDigest,
+    pub(super) previous_digest: Option<KeyDigest>,
+    pub(super) previous_until: Option<Timestamp>,
 }
 
 /// Writes rows; CSV has the columns of digests only if `with_digests`.
@@ -266,11 +294,15 @@ pub(super) fn write<'a>(
     format: FileFormat,
     rows: impl Iterator<Item = ExportedRow<'a>>,
     columns: Columns,
-    out: impl Write,
+    mut out: impl Write,
 ) -> anyhow::Result<()> {
-    match format {
-        FileFormat::Csv => write_csv(rows, columns, out),
-        FileFormat::Jsonl => write_lines(rows, out),
+    match (format, columns) {
+        (FileFormat::Csv, Columns::Public) => write_csv(&mut out, &PUBLIC_COLUMNS, rows),
+        (FileFormat::Csv, Columns::WithDigests) => {
+            let names = [PUBLIC_COLUMNS.as_slice(), &DIGEST_COLUMNS].concat();
+            write_csv(&mut out, &names, rows)
+        }
+        (FileFormat::Jsonl, _) => write_lines(rows, out),
     }
 }
 
@@ -281,41 +313,6 @@ pub(super) enum Columns {
     Public,
     /// The columns with digests.
     WithDigests,
-}
-
-fn write_csv<'a>(
-    rows: impl Iterator<Item = ExportedRow<'a>>,
-    columns: Columns,
-    out: impl Write,
-) -> anyhow::Result<()> {
-    let names: Vec<&str> = match columns {
-        Columns::Public => PUBLIC_COLUMNS.to_vec(),
-        Columns::WithDigests => [PUBLIC_COLUMNS.as_slice(), &DIGEST_COLUMNS].concat(),
-    };
-    let mut writer = csv::Writer::from_writer(out);
-    writer.write_record(&names)?;
-    for row in rows {
-        let grants = row.grants.iter();
-        let grants: Vec<String> = grants
-            .map(|(date, units)| format!("{date}={units}"))
-            .collect();
-        let grants = grants.join(" ");
-        let expires = row.expires.as_deref().unwrap_or_default();
-        let mut cells = vec![
-            row.id,
-            row.customer,
-            row.label.unwrap_or_default(),
-            row.tier,
-        ];
-        cells.extend([row.state, expires, &grants, &row.created]);
-        if let Some(digests) = &row.digests {
-            let optional = [&digests.previous_digest, &digests.previous_until];
-            cells.push(&digests.digest);
-            cells.extend(optional.map(|cell| cell.as_deref().unwrap_or_default()));
-        }
-        writer.write_record(&cells)?;
-    }
-    Ok(writer.flush()?)
 }
 
 const PUBLIC_COLUMNS: [&str; 8] = [

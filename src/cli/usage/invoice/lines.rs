@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::civil::Date;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-use super::{BillingTerms, CURRENCY, InvoiceSums, Month};
+use super::{BillingTerms, COLUMNS, CURRENCY, InvoiceSums, Month};
+use crate::cli::output::cells;
 use crate::cli::usage::{billed_tier, price_cents};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
@@ -34,20 +35,9 @@ pub(super) enum Use {
     None,
 }
 
-impl Use {
-    fn as_str(self) -> &'static str {
-        match self {
-            Use::Used => "used",
-            Use::Refunded => "refunded",
-            Use::None => "none",
-        }
-    }
-}
-
 /// One key in one tier. Some hundred thousand of them are in memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct InvoiceLine {
-    #[serde(serialize_with = "text")]
     pub(super) customer: Arc<str>,
     pub(super) key: KeyId,
     pub(super) label: Option<Box<str>>,
@@ -67,10 +57,6 @@ pub(super) struct InvoiceLine {
     /// The use of the key, in all its tiers.
     #[serde(rename = "use")]
     pub(super) used: Use,
-}
-
-fn text<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(text)
 }
 
 /// The lines in the order of tiers; none for a key without a counted day and without a request.
@@ -199,44 +185,21 @@ impl InvoiceLine {
         (&self.customer, self.key, &self.tier)
     }
 
-    /// The cells of the line's row, amounts in cents.
-    pub(super) fn cells(&self, month: Month) -> Vec<String> {
-        let optional =
-            |cents: Option<u64>| cents.map(|cents| cents.to_string()).unwrap_or_default();
-        vec![
-            month.to_string(),
-            self.customer.to_string(),
-            self.key.to_string(),
-            self.label.as_deref().unwrap_or_default().to_owned(),
-            self.tier.to_string(),
-            optional(self.price_cents),
-            self.days.to_string(),
-            self.requests.to_string(),
-            self.charged.to_string(),
-            self.refunded.to_string(),
-            self.unattributed.to_string(),
-            self.over.to_string(),
-            self.adjusted.to_string(),
-            self.billed_units.to_string(),
-            optional(self.amount_cents),
-            self.used.as_str().to_owned(),
-        ]
-    }
-
     /// The cells for people: without the month, amounts in dollars.
-    pub(super) fn shown(&self, month: Month) -> Vec<String> {
-        let mut cells = self.cells(month).split_off(1);
+    pub(super) fn shown(&self) -> serde_json::Result<Vec<String>> {
+        let [_, columns @ ..] = &COLUMNS;
+        let mut cells = cells(self, columns)?;
         if let [_, _, _, _, price, .., amount, _] = cells.as_mut_slice() {
             *price = dollars(self.price_cents);
             *amount = dollars(self.amount_cents);
         }
-        cells
+        Ok(cells)
     }
 }
 
 /// The last row for people.
 pub(super) fn total(month: Month, sums: &InvoiceSums) -> Vec<String> {
-    let mut total = vec![String::new(); super::COLUMNS.len() - 1];
+    let mut total = vec![String::new(); COLUMNS.len() - 1];
     if let [first, .., over, _, _, amount, _] = total.as_mut_slice() {
         *first = format!("total of {month}, {CURRENCY}");
         *over = sums.over.to_string();

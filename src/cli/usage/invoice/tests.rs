@@ -1,4 +1,5 @@
 use super::*;
+use crate::cli::output::cells;
 use crate::cli::usage::grouping::tests::{cell, config, day};
 use crate::policy::billing::{self, Months, UnusedKeys};
 use crate::policy::key_record::KeyState;
@@ -232,15 +233,21 @@ fn the_table_shows_dollars_and_the_csv_cents() {
     let record = record("pro", "Acme");
     let usage = [day("2026-10-01", record.id, vec![cell("pro", "/a", 25)])];
     let lines = output(&usage, &record);
-    let cells = lines[0].cells(month("2026-10")).join(",");
+    let row = InvoiceRow {
+        month: month("2026-10"),
+        line: &lines[0],
+        months: "by_day",
+        unused_keys: "bill",
+        rule: "",
+    };
     assert_eq!(
-        cells,
+        cells(&row, &COLUMNS).unwrap().join(","),
         format!(
             "2026-10,Acme,{},,pro,29900,31,25,25,1,1,5,0,20,29900,used",
             record.id
         )
     );
-    let shown = lines[0].shown(month("2026-10"));
+    let shown = lines[0].shown().unwrap();
     assert_eq!(
         (shown[4].as_str(), shown[13].as_str()),
         ("299.00", "299.00")
