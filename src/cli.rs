@@ -195,10 +195,17 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
+/// Whether the reader of the output has closed it; a writer of JSON or CSV wraps that error.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<io::Error>()
-        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    let plain = error.downcast_ref::<io::Error>().map(io::Error::kind);
+    let json = error.downcast_ref::<serde_json::Error>();
+    let csv = error.downcast_ref::<csv::Error>();
+    let csv = csv.and_then(|error| match error.kind() {
+        csv::ErrorKind::Io(error) => Some(error.kind()),
+        _ => None,
+    });
+    let kind = plain.or(json.and_then(serde_json::Error::io_error_kind));
+    kind.or(csv) == Some(io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]
@@ -366,9 +373,26 @@ mod tests {
         assert_eq!(exit_code(&UsageError("no".into()).into()), 2);
         assert_eq!(exit_code(&NotConfirmed("no".into()).into()), 3);
         assert_eq!(exit_code(&anyhow::anyhow!("no")), 1);
-        assert!(is_closed_pipe(
-            &io::Error::from(io::ErrorKind::BrokenPipe).into()
-        ));
         assert!(!is_closed_pipe(&anyhow::anyhow!("no")));
+    }
+
+    #[test]
+    fn a_closed_pipe_is_recognised_however_much_was_written() {
+        let closed = || {
+            let (reader, writer) = io::pipe().unwrap();
+            drop(reader);
+            writer
+        };
+        for length in [1, 100_000] {
+            let rows = || vec![serde_json::json!({ "name": "x" }); length];
+            for error in [
+                output::write_json(&mut closed(), &rows()),
+                output::write_json_rows(&mut closed(), rows().into_iter()),
+                output::write_csv(&mut closed(), &["name"], rows()),
+                output::write_table(&mut closed(), &["name"], &[], &vec![vec![]; length]),
+            ] {
+                assert!(is_closed_pipe(&error.unwrap_err()), "{length} rows");
+            }
+        }
     }
 }
