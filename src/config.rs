@@ -28,6 +28,9 @@ mod schema;
 mod secret;
 mod sections;
 
+use outline::{Outline, Position};
+use outside::Surroundings;
+
 pub use choices::{
     AccessLogTarget, Cleartext, ClientMode, DurabilitySetting, Level, LogFormat, OutagePolicy,
     Protocol, ProxyProtocol,
@@ -93,8 +96,7 @@ impl StoreConfig {
     }
 
     fn of_text(text: &str) -> Result<StoreConfig, ConfigErrors> {
-        let env = |name: &str| std::env::var(name).ok();
-        let config = Config::parse("STORE", &format!("{text}\n{NEEDED}"), &env)?;
+        let config = Config::parse("STORE", &format!("{text}\n{NEEDED}"), &variable)?;
         Ok(config.store)
     }
 }
@@ -132,49 +134,18 @@ impl Config {
         running: Option<&Running<'_>>,
     ) -> Result<Config, ConfigErrors> {
         let name = path.display().to_string();
-        let fail = |line, column, message: String, hint: &str| ConfigErrors {
-            file: name.clone(),
-            problems: vec![Problem {
-                line,
-                column,
-                path: String::new(),
-                message,
-                hint: Some(hint.to_owned()),
-            }],
-        };
         let bytes = read_at_most(path, FILE_BYTES_MAX + 1).map_err(|error| {
-            fail(
-                1,
-                1,
-                format!("cannot read the file: {error}"),
-                "name it with --config FILE or TOUCHLINE_CONFIG",
-            )
+            let message = format!("cannot read the file: {error}");
+            let hint = "name it with --config FILE or TOUCHLINE_CONFIG";
+            ConfigErrors::new(&name, vec![Position::START.of_file(&message, hint)])
         })?;
-        if bytes.len() > FILE_BYTES_MAX {
-            return Err(fail(
-                1,
-                1,
-                "the file is too large".to_owned(),
-                "at most 1MiB",
-            ));
-        }
-        let text = std::str::from_utf8(&bytes).map_err(|error| {
-            let valid = bytes.get(..error.valid_up_to()).unwrap_or_default();
-            let (line, column) = end_of(&String::from_utf8_lossy(valid));
-            fail(
-                line,
-                column,
-                "the file is not UTF-8".to_owned(),
-                "save it as UTF-8",
-            )
-        })?;
-        Config::parse_over(
-            &name,
-            text,
-            &|variable| std::env::var(variable).ok(),
+        let surroundings = Surroundings {
+            env: &variable,
+            resolve: &resolve,
             purpose,
-            running,
-        )
+        };
+        parse_in(&name, &bytes, &surroundings, running)
+            .map_err(|problems| ConfigErrors::new(&name, problems))
     }
 
     /// Checks a text. `file_name` is shown in problems; `env` returns the values of variables. Reads the files that `…_file` keys
@@ -187,7 +158,7 @@ impl Config {
         text: &str,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Config, ConfigErrors> {
-        Config::parse_over(file_name, text, env, Purpose::Serve, None)
+        Config::parse_resolving(file_name, text, env, &resolve)
     }
 
     /// As [`Config::parse`], with the addresses of a `host:port` from `resolve`.
@@ -200,62 +171,41 @@ impl Config {
         env: &dyn Fn(&str) -> Option<String>,
         resolve: &dyn Fn(&str) -> std::io::Result<Vec<SocketAddr>>,
     ) -> Result<Config, ConfigErrors> {
-        let surroundings = outside::Surroundings {
+        let surroundings = Surroundings {
             env,
             resolve,
             purpose: Purpose::Serve,
         };
-        parse_in(file_name, text, &surroundings, None)
-            .map_err(|problems| ConfigErrors::new(file_name, problems))
-    }
-
-    fn parse_over(
-        file_name: &str,
-        text: &str,
-        env: &dyn Fn(&str) -> Option<String>,
-        purpose: Purpose,
-        running: Option<&Running<'_>>,
-    ) -> Result<Config, ConfigErrors> {
-        let surroundings = outside::Surroundings {
-            env,
-            resolve: &resolve,
-            purpose,
-        };
-        parse_in(file_name, text, &surroundings, running)
+        parse_in(file_name, text.as_bytes(), &surroundings, None)
             .map_err(|problems| ConfigErrors::new(file_name, problems))
     }
 }
 
 fn parse_in(
     file_name: &str,
-    text: &str,
-    surroundings: &outside::Surroundings<'_>,
+    bytes: &[u8],
+    surroundings: &Surroundings<'_>,
     running: Option<&Running<'_>>,
 ) -> Result<Config, Vec<Problem>> {
-    let start = outline::Position::START;
-    let root = outline::Path::default();
-    if text.len() > FILE_BYTES_MAX {
-        return Err(vec![start.problem(
-            &root,
-            "the file is too large",
-            Some("at most 1MiB"),
-        )]);
+    let start = Position::START;
+    if bytes.len() > FILE_BYTES_MAX {
+        return Err(vec![start.of_file("the file is too large", "at most 1MiB")]);
     }
-    let outline = Arc::new(outline::Outline::of(text)?);
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let valid = bytes.get(..error.valid_up_to()).unwrap_or_default();
+        let end = end_of(&String::from_utf8_lossy(valid));
+        vec![end.of_file("the file is not UTF-8", "save it as UTF-8")]
+    })?;
+    let outline = Arc::new(Outline::of(text)?);
     if outline.is_empty() {
-        return Err(vec![start.problem(
-            &root,
-            "the file is empty",
-            Some("begin with the shipped gateway.yaml"),
-        )]);
+        let hint = "begin with the shipped gateway.yaml";
+        return Err(vec![start.of_file("the file is empty", hint)]);
     }
     let section = serde_yaml::from_str(text).map_err(|error| {
-        let position = error
-            .location()
-            .map_or(start, |location| outline::Position {
-                line: location.line(),
-                column: location.column(),
-            });
+        let position = error.location().map_or(start, |location| Position {
+            line: location.line(),
+            column: location.column(),
+        });
         vec![outline::syntax_problem(text, position, &error.to_string())]
     })?;
     let mut check = check::Check::new(&outline, surroundings);
@@ -268,6 +218,11 @@ fn parse_in(
         Some(config) if check.problems().is_empty() => Ok(config),
         Some(_) | None => Err(check.into_problems()),
     }
+}
+
+/// An environment variable of the process.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }
 
 /// Resolves a `host:port` with the system's resolver. If it takes longer than [`RESOLVE_TIMEOUT`], its thread is left behind.
@@ -292,11 +247,12 @@ fn read_at_most(path: &Path, bytes_max: usize) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The line and column just after `text`.
-fn end_of(text: &str) -> (usize, usize) {
-    let line = text.matches('\n').count() + 1;
-    let column = text.chars().rev().take_while(|c| *c != '\n').count() + 1;
-    (line, column)
+/// The position just after `text`.
+fn end_of(text: &str) -> Position {
+    Position {
+        line: text.matches('\n').count() + 1,
+        column: text.chars().rev().take_while(|c| *c != '\n').count() + 1,
+    }
 }
 
 fn hash_of(text: &str) -> String {

@@ -60,6 +60,11 @@ impl Position {
         }
     }
 
+    /// A problem of the whole file.
+    pub(super) fn of_file(self, message: &str, hint: &str) -> Problem {
+        self.problem(&Path::default(), message, Some(hint))
+    }
+
     pub(super) fn problem(self, path: &Path, message: &str, hint: Option<&str>) -> Problem {
         Problem {
             line: self.line,

@@ -72,7 +72,8 @@ fn fixed<'a>(running: &'a Config, next: &'a Config) -> Vec<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Purpose;
+    use crate::config::outside::Surroundings;
+    use crate::config::{Problem, Purpose, parse_in};
 
     const TRAFFIC: &str = "
 tiers: {pro: {daily: 5}, starter: {daily: 1}}
@@ -94,14 +95,18 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
                 _ => Ok(0),
             },
         };
-        match Config::parse_over("g.yaml", next, &|_| None, Purpose::Serve, Some(&over)) {
-            Ok(_) => Vec::new(),
-            Err(errors) => errors
-                .problems
-                .iter()
-                .map(|problem| format!("{} {}", problem.line, problem.path))
-                .collect(),
-        }
+        let surroundings = Surroundings {
+            env: &|_| None,
+            resolve: &|name| panic!("{name}"),
+            purpose: Purpose::Serve,
+        };
+        let refused = parse_in("g.yaml", next.as_bytes(), &surroundings, Some(&over)).err();
+        let mut problems = refused.unwrap_or_default();
+        problems.sort_by(Problem::by_place);
+        let problems = problems.iter();
+        problems
+            .map(|problem| format!("{} {}", problem.line, problem.path))
+            .collect()
     }
 
     #[test]

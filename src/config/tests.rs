@@ -50,7 +50,7 @@ fn parse(text: &str) -> Result<Config, ConfigErrors> {
         resolve: &resolve,
         purpose: Purpose::Serve,
     };
-    parse_in("g.yaml", text, &surroundings, None)
+    parse_in("g.yaml", text.as_bytes(), &surroundings, None)
         .map_err(|problems| ConfigErrors::new("g.yaml", problems))
 }
 

@@ -303,7 +303,7 @@ fn a_reload_changes_every_row_but_those_that_need_a_restart_which_it_refuses_at_
             resolve: &resolve,
             purpose: Purpose::Serve,
         };
-        let problems = parse_in("g.yaml", &next, &surroundings, Some(&over))
+        let problems = parse_in("g.yaml", next.as_bytes(), &surroundings, Some(&over))
             .err()
             .unwrap_or_default();
         let paths: Vec<&str> = problems
@@ -439,7 +439,7 @@ fn problems_alone(file: &Value, purpose: Purpose) -> Vec<String> {
         purpose,
     };
     let text = serde_yaml::to_string(file).unwrap();
-    let problems = parse_in("g.yaml", &text, &surroundings, None).err();
+    let problems = parse_in("g.yaml", text.as_bytes(), &surroundings, None).err();
     let problems = problems.unwrap_or_default().into_iter();
     problems.map(|problem| problem.path).collect()
 }
