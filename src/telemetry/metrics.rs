@@ -118,6 +118,16 @@ pub struct Metrics {
     config_info: IntGaugeVec,
 }
 
+/// Adds a family to the registry.
+fn registered<F: Collector + Clone + 'static>(
+    registry: &Registry,
+    family: Result<F, prometheus::Error>,
+) -> Result<F, prometheus::Error> {
+    let family = family?;
+    registry.register(Box::new(family.clone()))?;
+    Ok(family)
+}
+
 impl Metrics {
     /// All families in a registry of their own.
     ///
@@ -126,46 +136,18 @@ impl Metrics {
     pub fn new() -> Result<Metrics, prometheus::Error> {
         let registry = Registry::new();
         let counter = |name: &str, help: &str, labels: &[&str]| {
-            let family = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(family.clone()))?;
-            Ok::<_, prometheus::Error>(family)
+            registered(&registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
         let histogram = |name: &str, help: &str, label: &str, buckets: &[f64]| {
-            let family = HistogramVec::new(
-                HistogramOpts::new(name, help).buckets(buckets.to_vec()),
-                &[label],
-            )?;
-            registry.register(Box::new(family.clone()))?;
-            Ok::<_, prometheus::Error>(family)
+            let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+            registered(&registry, HistogramVec::new(options, &[label]))
         };
-        let gauge = |name: &str, help: &str| {
-            let family = IntGauge::new(name, help)?;
-            registry.register(Box::new(family.clone()))?;
-            Ok::<_, prometheus::Error>(family)
+        let gauge = |name: &str, help: &str| registered(&registry, IntGauge::new(name, help));
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            registered(&registry, IntGaugeVec::new(Opts::new(name, help), labels))
         };
-        let gauges = |name: &str, help: &str| {
-            let family = IntGaugeVec::new(Opts::new(name, help), &["upstream", "server"])?;
-            registry.register(Box::new(family.clone()))?;
-            Ok::<_, prometheus::Error>(family)
-        };
-        let keys_age = GaugeVec::new(
-            Opts::new(
-                "touchline_keys_age_seconds",
-                "Seconds since the key table was known to be current",
-            ),
-            &[],
-        )?;
-        registry.register(Box::new(keys_age.clone()))?;
-        let clock_leap = Gauge::new(
-            "touchline_clock_leap_seconds",
-            "Size of the clock's last leap; 0 while the clock is reliable",
-        )?;
-        registry.register(Box::new(clock_leap.clone()))?;
-        let access_log_dropped = IntCounter::new(
-            "touchline_access_log_dropped_lines_total",
-            "Access log lines lost because they could not be written, or not fast enough",
-        )?;
-        registry.register(Box::new(access_log_dropped.clone()))?;
+        let of_servers = |name: &str, help: &str| gauges(name, help, &["upstream", "server"]);
+        let seconds = |name: &str, help: &str| registered(&registry, Gauge::new(name, help));
         #[cfg(target_os = "linux")]
         registry.register(Box::new(
             prometheus::process_collector::ProcessCollector::for_self(),
@@ -173,62 +155,39 @@ impl Metrics {
         let build = IntGauge::with_opts(
             Opts::new("touchline_build_info", "Always 1; the version is a label")
                 .const_label("version", env!("CARGO_PKG_VERSION")),
-        )?;
-        build.set(1);
-        registry.register(Box::new(build))?;
-        let config_applied = Gauge::new(
-            "touchline_config_applied_timestamp_seconds",
-            "When the running configuration was applied, in Unix seconds",
-        )?;
-        registry.register(Box::new(config_applied.clone()))?;
-        let config_info = IntGaugeVec::new(
-            Opts::new(
-                "touchline_config_info",
-                "Always 1; the hash of the running configuration is a label",
-            ),
-            &["hash"],
-        )?;
-        registry.register(Box::new(config_info.clone()))?;
+        );
+        registered(&registry, build)?.set(1);
         let handshakes_failed = counter(
             "touchline_tls_handshakes_failed_total",
             "TLS handshakes of clients that failed",
             &["reason"],
         )?;
-        for reason in HANDSHAKE_FAILURES {
-            handshakes_failed.with_label_values(&[reason]);
-        }
-        let certificate_end = IntGaugeVec::new(
-            Opts::new(
-                "touchline_certificate_end_seconds",
-                "Unix time at which a certificate shown to clients ends",
-            ),
-            &["certificate"],
-        )?;
-        registry.register(Box::new(certificate_end.clone()))?;
         let config_reloads = counter(
             "touchline_config_reloads_total",
             "Configurations applied and refused since the start",
             &["outcome"],
         )?;
-        for outcome in ["applied", "refused"] {
-            // Created at the start, so that Prometheus sees the first one as an increase.
-            config_reloads.with_label_values(&[outcome]);
-        }
         let webhook_attempts = counter(
             "touchline_webhook_attempts_total",
             "Attempts to deliver an event, and events given up",
             &["outcome"],
         )?;
-        for outcome in ["delivered", "failed", "given_up"] {
-            webhook_attempts.with_label_values(&[outcome]);
-        }
         let trace_spans = counter(
             "touchline_trace_spans_total",
             "Spans exported, and dropped because the queue was full or the collector failed",
             &["outcome"],
         )?;
-        for outcome in ["exported", "dropped"] {
-            trace_spans.with_label_values(&[outcome]);
+        // Created at the start, so that Prometheus sees the first event as an increase.
+        let outcomes: [(&IntCounterVec, &[&str]); 4] = [
+            (&handshakes_failed, &HANDSHAKE_FAILURES),
+            (&config_reloads, &["applied", "refused"]),
+            (&webhook_attempts, &["delivered", "failed", "given_up"]),
+            (&trace_spans, &["exported", "dropped"]),
+        ];
+        for (family, values) in outcomes {
+            for value in values {
+                family.with_label_values(&[value]);
+            }
         }
         let store_duration = histogram(
             "touchline_store_duration_seconds",
@@ -255,15 +214,15 @@ impl Metrics {
                 "upstream",
                 &REQUEST_BUCKETS,
             )?,
-            upstream_server_answered: gauges(
+            upstream_server_answered: of_servers(
                 "touchline_upstream_server_answered",
                 "1 if the last request or check was answered, 0 if it failed",
             )?,
-            upstream_server_up: gauges(
+            upstream_server_up: of_servers(
                 "touchline_upstream_server_up",
                 "1 while the server of an upstream gets requests",
             )?,
-            upstream_in_flight: gauges(
+            upstream_in_flight: of_servers(
                 "touchline_upstream_in_flight_requests",
                 "Requests in flight at a server of an upstream",
             )?,
@@ -349,22 +308,51 @@ impl Metrics {
             )?,
             keys: gauge("touchline_keys", "Keys in the replica of the key table")?,
             keys_loaded: gauge("touchline_keys_loaded", "1 once the key table was loaded")?,
-            keys_age,
+            keys_age: registered(
+                &registry,
+                GaugeVec::new(
+                    Opts::new(
+                        "touchline_keys_age_seconds",
+                        "Seconds since the key table was known to be current",
+                    ),
+                    &[],
+                ),
+            )?,
             gateways_silent: gauge(
                 "touchline_gateways_silent",
                 "Silent gateways, which stopped reporting without signing off",
             )?,
-            clock_leap,
-            certificate_end,
+            clock_leap: seconds(
+                "touchline_clock_leap_seconds",
+                "Size of the clock's last leap; 0 while the clock is reliable",
+            )?,
+            certificate_end: gauges(
+                "touchline_certificate_end_seconds",
+                "Unix time at which a certificate shown to clients ends",
+                &["certificate"],
+            )?,
             handshakes_failed,
-            access_log_dropped,
+            access_log_dropped: registered(
+                &registry,
+                IntCounter::new(
+                    "touchline_access_log_dropped_lines_total",
+                    "Access log lines lost because they could not be written, or not fast enough",
+                ),
+            )?,
             config_reloads,
             config_refused: gauge(
                 "touchline_config_refused",
                 "1 while the configuration file is refused",
             )?,
-            config_applied,
-            config_info,
+            config_applied: seconds(
+                "touchline_config_applied_timestamp_seconds",
+                "When the running configuration was applied, in Unix seconds",
+            )?,
+            config_info: gauges(
+                "touchline_config_info",
+                "Always 1; the hash of the running configuration is a label",
+                &["hash"],
+            )?,
             registry,
         })
     }
