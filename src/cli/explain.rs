@@ -158,45 +158,35 @@ impl StepView {
 
 impl ExplainedAnswer {
     fn of(outcome: &Outcome, config: &Config, now: Timestamp) -> anyhow::Result<ExplainedAnswer> {
-        Ok(match outcome {
+        let mut fields = FieldList::default();
+        let (status, code, body) = match outcome {
             Outcome::Refused(refusal) => {
                 let (rejection, quota_status) = (&refusal.rejection, refusal.quota_status);
                 let problem = rejection.problem("", &challenge(&config.keys.realm), now);
-                let fields = refusal_fields(&problem, quota_status, refusal.endpoint(), now);
+                fields = refusal_fields(&problem, quota_status, refusal.endpoint(), now);
                 let mut body: Value = serde_json::from_slice(&problem.body)?;
                 if let Some(members) = body.as_object_mut() {
                     members.remove("request_id");
                 }
-                ExplainedAnswer {
-                    status: Some(problem.status.as_u16()),
-                    code: Some(rejection.code()),
-                    headers: by_name(&fields),
-                    body: Some(body),
-                }
+                (Some(problem.status), Some(rejection.code()), Some(body))
             }
             Outcome::Answered(quota_status) => {
-                let mut fields = FieldList::default();
                 if let Some(quota_status) = quota_status {
                     insert_quota_status(&mut fields, *quota_status, now);
                 }
-                ExplainedAnswer {
-                    status: Some(StatusCode::OK.as_u16()),
-                    code: None,
-                    headers: by_name(&fields),
-                    body: None,
-                }
+                (Some(StatusCode::OK), None, None)
             }
             Outcome::Forwarded(permit) => {
-                let mut fields = FieldList::default();
                 insert_quota_status(&mut fields, permit.quota_status(), now);
                 announce(&mut fields, &permit.endpoint().retirement);
-                ExplainedAnswer {
-                    status: None,
-                    code: None,
-                    headers: by_name(&fields),
-                    body: None,
-                }
+                (None, None, None)
             }
+        };
+        Ok(ExplainedAnswer {
+            status: status.map(|status| status.as_u16()),
+            code,
+            headers: by_name(&fields),
+            body,
         })
     }
 }
