@@ -166,20 +166,13 @@ pub(super) fn restore(
         header.store,
         header.by
     ));
-    let mut target = on_runtime(async {
-        let mut target = TransferTarget::open(&to, &order.how).await?;
-        let filled = async {
-            let mut reader = opened(&order.file)?;
-            while let Some(piece) = reader.next_piece().with_context(|| shown.clone())? {
-                target.put(piece).await?;
-            }
-            target.flush().await
-        };
-        let filled = filled.await;
-        target.close().await;
-        interrupted(filled, &target)?;
-        Ok(target)
-    })?;
+    let mut target = on_runtime(TransferTarget::filled(&to, &order.how, async |target| {
+        let mut reader = opened(&order.file)?;
+        while let Some(piece) = reader.next_piece().with_context(|| shown.clone())? {
+            target.put(piece).await?;
+        }
+        Ok(())
+    }))?;
     target.report((shown, to.shown()), &order.how, out)
 }
 
@@ -207,16 +200,12 @@ pub(super) fn copy(
     note_journal(&from);
     let mut target = on_runtime(async {
         let source = open_source(&from).await?;
-        let mut target = TransferTarget::open(&to, &order.how).await?;
-        let filled = transfer(&*source, async |piece| target.put(piece).await).await;
-        let filled = match filled {
-            Ok(()) => target.flush().await,
-            Err(error) => Err(error),
-        };
+        let filled = TransferTarget::filled(&to, &order.how, async |target| {
+            transfer(&*source, async |piece| target.put(piece).await).await
+        });
+        let filled = filled.await;
         source.close(CLOSE_DEADLINE).await;
-        target.close().await;
-        interrupted(filled, &target)?;
-        Ok(target)
+        filled
     })?;
     target.report((from.shown(), to.shown()), &order.how, out)
 }
@@ -283,19 +272,32 @@ async fn transfer(
     Ok(sent?)
 }
 
-/// An error with a note on its consequences.
-fn interrupted(filled: anyhow::Result<()>, target: &TransferTarget) -> anyhow::Result<()> {
-    let Err(error) = filled else { return Ok(()) };
-    let begun = target.mode == ImportMode::Write && target.imported != ImportCounts::default();
-    match begun {
-        true => Err(error.context(
-            "the command was not completed; the part already written does no harm: correct the cause and run it again with --merge",
-        )),
-        false => Err(error),
-    }
-}
-
 impl TransferTarget {
+    /// The target after `fill` has put all pieces into it.
+    ///
+    /// # Errors
+    /// Those of `fill` and of the store; if a part was written, with a note on that.
+    async fn filled(
+        to: &StorePlace,
+        how: &How,
+        fill: impl AsyncFnOnce(&mut TransferTarget) -> anyhow::Result<()>,
+    ) -> anyhow::Result<TransferTarget> {
+        let mut target = TransferTarget::open(to, how).await?;
+        let filled = match fill(&mut target).await {
+            Ok(()) => target.flush().await,
+            Err(error) => Err(error),
+        };
+        target.close().await;
+        let begun = target.mode == ImportMode::Write && target.imported != ImportCounts::default();
+        match filled {
+            Ok(()) => Ok(target),
+            Err(error) if begun => Err(error.context(
+                "the command was not completed; the part already written does no harm: correct the cause and run it again with --merge",
+            )),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn open(to: &StorePlace, how: &How) -> anyhow::Result<TransferTarget> {
         let mode = match how.dry_run {
             true => ImportMode::DryRun,
