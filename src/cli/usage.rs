@@ -6,7 +6,7 @@ use std::io::Write;
 use clap::{Args, Subcommand};
 use jiff::civil::Date;
 
-use super::key_argument::KeyArgument;
+use super::key_argument::{KeyArgument, id_of};
 use super::output::{RecordFormat, RowsFormat, parse_date};
 use super::session::{Session, UsageError};
 use crate::config::Config;
@@ -133,6 +133,14 @@ pub(super) fn run(
 }
 
 impl LedgerQuery {
+    /// The days, both included, and the requested keys in the order of their ids.
+    async fn resolved(&self, session: &Session) -> anyhow::Result<((Date, Date), Vec<KeyId>)> {
+        let days = self.days(session).await?;
+        let key = id_of(self.key, session).await?;
+        let keys = keys_of(session, days, key, self.customer.as_deref()).await?;
+        Ok((days, keys))
+    }
+
     /// The days, both included.
     async fn days(&self, session: &Session) -> anyhow::Result<(Date, Date)> {
         if let Some(month) = self.month {

@@ -9,8 +9,7 @@ use serde::Serialize;
 
 use super::bars::{Bars, Screen};
 use super::grouping::{GroupRow, Grouping, Groups, NUMBERS, UsageCounts};
-use super::{LedgerQuery, Records, Session, keys_of, records};
-use crate::cli::key_argument::id_of;
+use super::{LedgerQuery, Records, Session, records};
 use crate::cli::output::long_table::{BATCH_ROWS, LongTable};
 use crate::cli::output::{RowsFormat, write_csv};
 use crate::store::keys_at_once;
@@ -27,9 +26,7 @@ pub(super) async fn run(
     output: RowsFormat,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let (from, to) = asked.days(session).await?;
-    let key = id_of(asked.key, session).await?;
-    let keys = keys_of(session, (from, to), key, asked.customer.as_deref()).await?;
+    let ((from, to), keys) = asked.resolved(session).await?;
     let out = &mut BufWriter::new(out);
     let mut groups = Groups::new(by);
     let mut separator = "";

@@ -10,9 +10,8 @@ use jiff::civil::Date;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{LedgerQuery, Session, chain, keys_of};
-use crate::cli::key_argument::id_of;
-use crate::cli::output::{RecordFormat, write_json, write_record, write_table};
+use super::{LedgerQuery, Session, chain};
+use crate::cli::output::{RecordFormat, cells, write_json, write_record, write_table};
 use crate::policy::api_key::KeyId;
 use crate::store::chain::CheckedChain;
 use crate::store::{Proof, Totals, keys_at_once};
@@ -23,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// The most faults that a table shows.
 const SHOWN_MAX: usize = 100;
 
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
 struct Verification {
     from: Date,
     to: Date,
@@ -75,10 +74,13 @@ pub(super) async fn run(
     output: RecordFormat,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let (from, to) = asked.days(session).await?;
-    let key = id_of(asked.key, session).await?;
-    let keys = keys_of(session, (from, to), key, asked.customer.as_deref()).await?;
-    let (mut verdict, mut unsettled) = (Verification::new(from, to), Vec::new());
+    let ((from, to), keys) = asked.resolved(session).await?;
+    let mut verdict = Verification {
+        from,
+        to,
+        ..Verification::default()
+    };
+    let mut unsettled = Vec::new();
     for batch in keys.chunks(keys_at_once(from, to)) {
         for proof in session.store.prove_of(from, to, batch).await? {
             match is_unsettled(&proof) {
@@ -135,21 +137,6 @@ fn is_unsettled(proof: &Proof) -> bool {
 }
 
 impl Verification {
-    fn new(from: Date, to: Date) -> Verification {
-        Verification {
-            from,
-            to,
-            key_days: 0,
-            used: 0,
-            attributed: 0,
-            unattributed: 0,
-            over: 0,
-            adjusted: 0,
-            chain: None,
-            faults: Vec::new(),
-        }
-    }
-
     /// Adds a day of a key.
     fn add(&mut self, Proof { usage, faults }: &Proof) {
         let endpoints: i64 = usage.endpoints.values().map(Totals::net).sum();
@@ -231,16 +218,9 @@ fn table(out: &mut dyn Write, verdict: &Verification) -> anyhow::Result<()> {
     }
     writeln!(out)?;
     let shown = verdict.faults.iter().take(SHOWN_MAX);
-    let rows: Vec<Vec<String>> = shown
-        .map(|fault| {
-            vec![
-                fault.date.to_string(),
-                fault.key.map_or_else(String::new, |key| key.to_string()),
-                fault.fault.clone(),
-            ]
-        })
-        .collect();
-    write_table(out, &["date", "key", "fault"], &[], &rows)
+    let header = ["date", "key", "fault"];
+    let rows: Result<Vec<_>, _> = shown.map(|fault| cells(fault, &header)).collect();
+    write_table(out, &header, &[], &rows?)
 }
 
 #[cfg(test)]
@@ -259,7 +239,11 @@ mod tests {
             faults: Vec::new(),
         };
         let verdict = |proofs: &[Proof]| {
-            let mut verdict = Verification::new(usage_date, usage_date);
+            let mut verdict = Verification {
+                from: usage_date,
+                to: usage_date,
+                ..Verification::default()
+            };
             proofs.iter().for_each(|proof| verdict.add(proof));
             verdict
         };
