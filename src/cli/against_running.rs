@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde::Serialize;
 
-use super::output::{RecordFormat, prose, write_json, write_table};
+use super::output::{RecordFormat, cells, prose, write_json, write_table};
 use super::session::{Session, UsageError};
 use crate::config::{About, Config, Difference, Effective, Secret};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
@@ -182,23 +182,17 @@ fn write_people(out: &mut dyn Write, report: &ChangeReport) -> anyhow::Result<()
         return Ok(out.flush()?);
     }
     let cell = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
-    let rows: Vec<Vec<String>> = differences
-        .iter()
-        .map(|one| {
-            vec![
-                one.about.as_str().to_owned(),
-                one.name.clone(),
-                one.fact.clone(),
-                cell(&one.from),
-                cell(&one.to),
-            ]
-        })
-        .collect();
+    let rows = differences.iter().map(|one| {
+        let mut row = cells(one, &["about", "name", "fact"])?;
+        row.extend([cell(&one.from), cell(&one.to)]);
+        Ok(row)
+    });
+    let rows: serde_json::Result<Vec<_>> = rows.collect();
     write_table(
         out,
         &["about", "name", "fact", "running", "file"],
         &[],
-        &rows,
+        &rows?,
     )?;
     let mut notes = String::new();
     for one in keys {

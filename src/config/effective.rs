@@ -31,19 +31,6 @@ pub enum About {
     Setting,
 }
 
-impl About {
-    /// The word in messages.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            About::Restart => "restart",
-            About::Tier => "tier",
-            About::Endpoint => "endpoint",
-            About::Upstream => "upstream",
-            About::Setting => "setting",
-        }
-    }
-}
-
 /// The facts of subjects by name, such as `daily` of `pro`. A path of the file is a name with one fact, `value`.
 type Subjects = BTreeMap<String, BTreeMap<String, String>>;
 
@@ -182,12 +169,9 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
             .into_iter()
             .map(|one| {
                 let (from, to) = (one.from.unwrap_or_else(none), one.to.unwrap_or_else(none));
-                format!(
-                    "{} {} {}: {from} → {to}",
-                    one.about.as_str(),
-                    one.name,
-                    one.fact
-                )
+                let about = serde_json::to_value(one.about).unwrap();
+                let about = about.as_str().unwrap();
+                format!("{about} {} {}: {from} → {to}", one.name, one.fact)
             })
             .collect()
     }
