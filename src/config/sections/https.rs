@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::values::{DAY, loopback};
-use crate::config::check::{Check, Wrong};
+use super::values::{DAY, loopback, not_empty};
+use crate::config::check::Check;
 use crate::config::choices::{ClientMode, ProxyProtocol};
 use crate::config::outline::Path;
 use crate::config::outside::readable;
@@ -22,7 +22,7 @@ rows! {
         address: SocketAddr = restart(leaf().or(loopback(8443)));
         /// `self-signed` (loopback addresses only), or a PEM file with the chain, the server's own certificate first. A renewed file
         /// is used from the next handshake on.
-        certificate: String = text(named).or_text(SELF_SIGNED);
+        certificate: String = text(|text| not_empty(text, "write self-signed or a PEM file")).or_text(SELF_SIGNED);
         /// The PEM file of the certificate's key.
         private_key: Option<PathBuf> = file(readable);
         /// Several certificates instead of `certificate`: a client gets the one for the server name that it sends (SNI), else the
@@ -165,16 +165,6 @@ fn certificates(
         });
     }
     certificates
-}
-
-fn named(text: &str) -> Result<String, Wrong> {
-    match text {
-        "" => Err(Wrong::new(
-            "the value is empty",
-            "write self-signed or a PEM file",
-        )),
-        text => Ok(text.to_owned()),
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::pairs::certificate_and_key;
-use super::values::{HOUR, MINUTE, MS, SECOND, is_host_and_port, seconds};
+use super::values::{HOUR, MINUTE, MS, SECOND, is_host_and_port, not_empty, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::choices::OutagePolicy;
 use crate::config::outline::Path;
@@ -286,13 +286,6 @@ fn server(text: &str) -> Result<String, Wrong> {
     is_host_and_port(text)
         .then(|| text.to_owned())
         .ok_or_else(wrong)
-}
-
-fn not_empty(text: &str, hint: &str) -> Result<String, Wrong> {
-    match text {
-        "" => Err(Wrong::new("the value is empty", hint)),
-        text => Ok(text.to_owned()),
-    }
 }
 
 fn key_prefix(text: &str) -> Result<String, Wrong> {

@@ -27,6 +27,13 @@ pub(super) fn network(text: &str) -> Result<Network, Wrong> {
     network.map_err(|error| Wrong::not("a network", error.to_string()))
 }
 
+pub(super) fn not_empty(text: &str, hint: &str) -> Result<String, Wrong> {
+    match text {
+        "" => Err(Wrong::new("the value is empty", hint)),
+        text => Ok(text.to_owned()),
+    }
+}
+
 /// Whether a text is `host:port`: a name, an IPv4 address or an IPv6 address in brackets, and a port above 0.
 pub(super) fn is_host_and_port(text: &str) -> bool {
     if let Ok(address) = text.parse::<SocketAddr>() {
