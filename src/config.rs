@@ -32,8 +32,7 @@ use outline::{Outline, Position};
 use outside::Surroundings;
 
 pub use choices::{
-    AccessLogTarget, Cleartext, ClientMode, DurabilitySetting, Level, LogFormat, OutagePolicy,
-    Protocol, ProxyProtocol,
+    Cleartext, ClientMode, DurabilitySetting, Level, OutagePolicy, Protocol, ProxyProtocol,
 };
 pub use effective::{About, Difference, Effective};
 pub use outside::Purpose;

@@ -54,7 +54,7 @@ pub use handover::Withdrawal;
 use handover::{Handed, Predecessor};
 pub use listeners::Addresses;
 use listeners::{Bound, Listener};
-use logs::{format_of, note_certificates, open_access_log, warn_of};
+use logs::{note_certificates, open_access_log, warn_of};
 use reload::Reloader;
 pub use stores::{open_store, open_store_at};
 pub use tls::CertificateError;
@@ -108,10 +108,7 @@ pub fn serve_on(
 ) -> Result<(), ServeError> {
     // Fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    diagnostics::install(
-        config.logging.level.as_str(),
-        format_of(config.logging.format),
-    );
+    diagnostics::install(config.logging.level.as_str(), config.logging.format);
     descriptors::raise(config.limits.connections);
     let (predecessor, handed) = predecessor(&config, begin)?;
     let listener = Listener::bind(&config.listen, handed)?;

@@ -1,6 +1,5 @@
 //! Values of the file that are chosen among words.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// The importance of a message.
@@ -29,28 +28,6 @@ impl Level {
             Level::Trace => "trace",
         }
     }
-}
-
-/// The format of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    /// One JSON object a line.
-    Json,
-    /// For people.
-    Pretty,
-}
-
-/// The destination of the access log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AccessLogTarget {
-    /// Standard output.
-    Stdout,
-    /// Standard error.
-    Stderr,
-    /// Nowhere.
-    Off,
-    /// A file that is appended to.
-    File(PathBuf),
 }
 
 /// Which addresses the cleartext listener may have.

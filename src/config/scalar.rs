@@ -9,13 +9,14 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 
 use super::choices::{
-    AccessLogTarget, Cleartext, ClientMode, DurabilitySetting, Level, LogFormat, OutagePolicy,
-    Protocol, ProxyProtocol,
+    Cleartext, ClientMode, DurabilitySetting, Level, OutagePolicy, Protocol, ProxyProtocol,
 };
 use super::secret::Secret;
 use crate::policy::billing::{Months, UnusedKeys};
 use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
+use crate::telemetry::access_log::Destination;
+use crate::telemetry::diagnostics::Format;
 
 /// A value with a `${VARIABLE}`, which may be anything.
 const VARIABLE: &str = r"\$\{";
@@ -310,8 +311,8 @@ words! {
         "by_day" => Months::ByDay, "whole" => Months::Whole;
     UnusedKeys, "a way to bill unused keys", "write bill or skip", false:
         "bill" => UnusedKeys::Bill, "skip" => UnusedKeys::Skip;
-    LogFormat, "a log format", "write json or pretty", false:
-        "json" => LogFormat::Json, "pretty" => LogFormat::Pretty;
+    Format, "a log format", "write json or pretty", false:
+        "json" => Format::Json, "pretty" => Format::Pretty;
 }
 
 impl Scalar for DurabilitySetting {
@@ -393,30 +394,30 @@ impl Scalar for Price {
 
 impl Quantity for Price {}
 
-impl Scalar for AccessLogTarget {
+impl Scalar for Destination {
     const WHAT: &'static str = "a destination for the access log";
     const HINT: &'static str =
         "write stdout, stderr, off or a file name with a slash in it, such as var/access.log";
     const CHOICES: &'static [&'static str] = &["stdout", "stderr", "off"];
     const PATTERN: &'static str = "/";
 
-    fn parse(text: &str) -> Option<AccessLogTarget> {
+    fn parse(text: &str) -> Option<Destination> {
         match text {
-            "stdout" => Some(AccessLogTarget::Stdout),
-            "stderr" => Some(AccessLogTarget::Stderr),
-            "off" => Some(AccessLogTarget::Off),
+            "stdout" => Some(Destination::Stdout),
+            "stderr" => Some(Destination::Stderr),
+            "off" => Some(Destination::Off),
             // A word without a slash is more likely a misspelt choice than a file.
-            file if file.contains('/') => PathBuf::parse(file).map(AccessLogTarget::File),
+            file if file.contains('/') => PathBuf::parse(file).map(Destination::File),
             _ => None,
         }
     }
 
     fn show(&self) -> String {
         match self {
-            AccessLogTarget::Stdout => "stdout".to_owned(),
-            AccessLogTarget::Stderr => "stderr".to_owned(),
-            AccessLogTarget::Off => "off".to_owned(),
-            AccessLogTarget::File(path) => path.show(),
+            Destination::Stdout => "stdout".to_owned(),
+            Destination::Stderr => "stderr".to_owned(),
+            Destination::Off => "off".to_owned(),
+            Destination::File(path) => path.show(),
         }
     }
 }
@@ -508,11 +509,11 @@ mod tests {
 
     #[test]
     fn an_access_log_goes_to_a_stream_a_file_or_nowhere() {
-        assert_eq!(AccessLogTarget::parse("off"), Some(AccessLogTarget::Off));
+        assert_eq!(Destination::parse("off"), Some(Destination::Off));
         assert_eq!(
-            AccessLogTarget::parse("var/a.log"),
-            Some(AccessLogTarget::File("var/a.log".into()))
+            Destination::parse("var/a.log"),
+            Some(Destination::File("var/a.log".into()))
         );
-        assert_eq!(AccessLogTarget::parse("stdour"), None);
+        assert_eq!(Destination::parse("stdour"), None);
     }
 }

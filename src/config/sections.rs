@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_yaml::Value;
 
 use super::check::{Check, Wrong};
-use super::choices::{AccessLogTarget, Level, LogFormat};
+use super::choices::Level;
 use super::effective::Effective;
 use super::outline::Path;
 use super::places::SourcePositions;
@@ -24,6 +24,8 @@ use crate::policy::endpoint::EndpointTable;
 use crate::policy::enforcement::Enforcement;
 use crate::policy::header_pattern::HeaderPattern;
 use crate::policy::key_record::TierName;
+use crate::telemetry::access_log::Destination;
+use crate::telemetry::diagnostics::Format;
 
 pub(super) mod events;
 pub(super) mod https;
@@ -138,9 +140,9 @@ rows! {
         /// The least important messages of the diagnostic log (standard error).
         level: Level = leaf().or(Level::Info);
         /// The format of its lines: json, or pretty for people.
-        format: LogFormat = leaf().or(LogFormat::Json);
+        format: Format = leaf().or(Format::Json);
         /// The destination of the access log: stdout, stderr, off or a file name with a slash in it.
-        access_log: AccessLogTarget = leaf().or(AccessLogTarget::Stdout);
+        access_log: Destination = leaf().or(Destination::Stdout);
         /// The share of served requests that are logged. Refused and failed requests always are.
         access_log_percent as "access_log_sample": u8 = percent(100);
     }

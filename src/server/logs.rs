@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use super::error::ServeError;
 use super::tls::Acceptor;
-use crate::config;
 use crate::proxy::{Gate, Snapshot};
 use crate::telemetry::access_log::{Destination, Sink};
-use crate::telemetry::diagnostics;
 use crate::telemetry::metrics::Metrics;
 
 /// The remaining life of a certificate below which a warning is logged: most are renewed a month before their end.
@@ -47,27 +45,14 @@ pub fn warn_of(snapshot: &Snapshot) {
     }
 }
 
-pub fn format_of(format: config::LogFormat) -> diagnostics::Format {
-    match format {
-        config::LogFormat::Json => diagnostics::Format::Json,
-        config::LogFormat::Pretty => diagnostics::Format::Pretty,
-    }
-}
-
 /// Opens the access log, whose lost lines are counted in `metrics`; `None` if it is off.
 pub fn open_access_log(
-    access_log: &config::AccessLogTarget,
+    destination: &Destination,
     metrics: &Metrics,
 ) -> Result<Option<Sink>, ServeError> {
-    let destination = match access_log {
-        config::AccessLogTarget::Stdout => Destination::Stdout,
-        config::AccessLogTarget::Stderr => Destination::Stderr,
-        config::AccessLogTarget::Off => Destination::Off,
-        config::AccessLogTarget::File(path) => Destination::File(path.clone()),
-    };
     let dropped_lines = metrics.access_log_dropped.clone();
-    Sink::open(&destination, dropped_lines).map_err(|error| ServeError::AccessLog {
-        path: format!("{access_log:?}"),
+    Sink::open(destination, dropped_lines).map_err(|error| ServeError::AccessLog {
+        path: format!("{destination:?}"),
         error,
     })
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::signal::unix::Signal;
 
-use super::logs::{format_of, note_certificates, open_access_log, warn_of};
+use super::logs::{note_certificates, open_access_log, warn_of};
 use super::notify;
 use super::tls::{Acceptor, NextTlsServer};
 use super::watched::{FileContents, Settling, Watched};
@@ -229,7 +229,7 @@ impl Reloader {
         let previous = self.gate.snapshot().config.hash.clone();
         let hash = snapshot.config.hash.clone();
         let logging = &snapshot.config.logging;
-        diagnostics::install(logging.level.as_str(), format_of(logging.format));
+        diagnostics::install(logging.level.as_str(), logging.format);
         if let Some(sink) = sink {
             self.retired.extend(self.gate.access_log.redirect(sink));
         }
