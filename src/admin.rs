@@ -24,7 +24,7 @@ use subtle::ConstantTimeEq;
 
 use crate::config::{Effective, Secret};
 use crate::store::{NodeName, Store, WithoutStore};
-use crate::telemetry::history::History;
+use crate::telemetry::history::{History, SAMPLE_INTERVAL};
 use crate::telemetry::metrics::Metrics;
 
 pub mod dashboard;
@@ -173,7 +173,7 @@ impl AdminService {
             today_error: error,
             answered: dashboard::answered(&self.metrics),
             upstreams: dashboard::upstreams(&self.metrics),
-            sample_seconds: Dashboard::SAMPLE_SECONDS,
+            sample_seconds: SAMPLE_INTERVAL.as_secs(),
             samples: self.history.samples(),
         }
     }

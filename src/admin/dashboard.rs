@@ -18,7 +18,7 @@ use super::readiness::Readiness;
 use super::reloads::Reload;
 use super::today::Today;
 use crate::store::NodeName;
-use crate::telemetry::history::{SAMPLE_INTERVAL, Sample};
+use crate::telemetry::history::Sample;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::reading::{Series, series};
 
@@ -121,11 +121,6 @@ pub struct ServerNow {
     pub answered: Option<bool>,
     /// Requests in flight.
     pub in_flight: u64,
-}
-
-impl Dashboard {
-    /// Seconds from one sample to the next.
-    pub const SAMPLE_SECONDS: u64 = SAMPLE_INTERVAL.as_secs();
 }
 
 /// The answers by tier and outcome.
