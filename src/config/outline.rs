@@ -150,7 +150,6 @@ impl Outline {
 /// A syntax error, with a hint if its line suggests one. An indenting tab is reported at its own position, because parsers
 /// report it only where the line before seems to continue.
 pub(super) fn syntax_problem(text: &str, position: Position, message: &str) -> Problem {
-    let root = Path::default();
     for (number, line) in (1..)
         .zip(text.lines())
         .skip(position.line.saturating_sub(1))
@@ -162,10 +161,9 @@ pub(super) fn syntax_problem(text: &str, position: Position, message: &str) -> P
                 line: number,
                 column: spaces + 1,
             };
-            return tab.problem(
-                &root,
+            return tab.of_file(
                 "this is not YAML: a tab indents the line",
-                Some("indent with spaces"),
+                "indent with spaces",
             );
         }
     }
@@ -176,7 +174,11 @@ pub(super) fn syntax_problem(text: &str, position: Position, message: &str) -> P
     let hint = line
         .contains("${")
         .then_some("put a value with ${VARIABLE} in double quotes");
-    position.problem(&root, &format!("this is not YAML: {message}"), hint)
+    position.problem(
+        &Path::default(),
+        &format!("this is not YAML: {message}"),
+        hint,
+    )
 }
 
 /// A mapping or list whose end has not been read yet.
@@ -205,16 +207,25 @@ struct Builder {
 impl Builder {
     fn take(&mut self, event: Event<'_>, span: Span) -> Result<(), Problem> {
         let position = Position::of(span.start);
-        let here = || Path::default();
+        if let Event::Scalar(_, _, _, tag)
+        | Event::SequenceStart(_, tag)
+        | Event::MappingStart(_, tag) = &event
+            && tag.as_ref().is_some_and(|tag| !tag.is_yaml_core_schema())
+        {
+            return Err(position.problem(
+                &self.next_path(),
+                "tags (`!name`) are not supported",
+                Some("remove the tag, or put the text in quotes"),
+            ));
+        }
         match event {
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => {}
             Event::DocumentStart(_) => {
                 self.documents += 1;
                 if self.documents > 1 {
-                    return Err(position.problem(
-                        &here(),
+                    return Err(position.of_file(
                         "a second YAML document begins here",
-                        Some("write one document per file"),
+                        "write one document per file",
                     ));
                 }
             }
@@ -225,12 +236,7 @@ impl Builder {
                     Some("write out the value"),
                 ));
             }
-            Event::Scalar(text, style, _, tag) => {
-                refuse_tag(
-                    tag.is_some_and(|tag| !tag.is_yaml_core_schema()),
-                    position,
-                    &self.next_path(),
-                )?;
+            Event::Scalar(text, style, _, _) => {
                 if !self.take_key(&text, position)? {
                     let empty = span.is_empty();
                     let path = self.take_value((!empty).then_some(position), position)?;
@@ -243,14 +249,12 @@ impl Builder {
                     }
                 }
             }
-            Event::SequenceStart(_, tag) => {
-                let path =
-                    self.begin(tag.is_some_and(|tag| !tag.is_yaml_core_schema()), position)?;
+            Event::SequenceStart(..) => {
+                let path = self.begin(position)?;
                 self.open.push(Open::List { path, items: 0 });
             }
-            Event::MappingStart(_, tag) => {
-                let path =
-                    self.begin(tag.is_some_and(|tag| !tag.is_yaml_core_schema()), position)?;
+            Event::MappingStart(..) => {
+                let path = self.begin(position)?;
                 self.open.push(Open::Mapping {
                     path,
                     seen: HashMap::new(),
@@ -274,9 +278,8 @@ impl Builder {
     }
 
     /// Begins a mapping or list.
-    fn begin(&mut self, tagged: bool, position: Position) -> Result<Path, Problem> {
+    fn begin(&mut self, position: Position) -> Result<Path, Problem> {
         let path = self.next_path();
-        refuse_tag(tagged, position, &path)?;
         if let Some(Open::Mapping { pending: None, .. }) = self.open.last() {
             return Err(position.problem(
                 &path,
@@ -344,18 +347,6 @@ impl Builder {
 fn is_too_large_a_number(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_digit() || first == '-' || first == '+')
         && serde_yaml::from_str::<serde_yaml::Value>(text).is_err()
-}
-
-fn refuse_tag(tagged: bool, position: Position, path: &Path) -> Result<(), Problem> {
-    if tagged {
-        Err(position.problem(
-            path,
-            "tags (`!name`) are not supported",
-            Some("remove the tag, or put the text in quotes"),
-        ))
-    } else {
-        Ok(())
-    }
 }
 
 #[cfg(test)]
