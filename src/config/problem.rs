@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use super::scalar::Quantity;
+use super::scalar::Scalar;
 
 /// One mistake and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Wrong {
     }
 
     /// The value is outside its bounds.
-    pub(super) fn outside<T: Quantity>(value: &T, bounds: &RangeInclusive<T>) -> Wrong {
+    pub(super) fn outside<T: Scalar + PartialOrd>(value: &T, bounds: &RangeInclusive<T>) -> Wrong {
         let too_small = value < bounds.start();
         let side = if too_small { "small" } else { "large" };
         Wrong {

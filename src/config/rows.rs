@@ -15,7 +15,7 @@ use serde_yaml::{Mapping, Value};
 
 use super::check::{Check, Wrong, key_text, kind_of};
 use super::outline::Path;
-use super::scalar::{ByteSize, Percent, Quantity, Scalar, Text};
+use super::scalar::{ByteSize, Percent, Scalar, Text};
 use super::secret::Secret;
 
 /// Reads the value at a path as a `T`; `None` if nothing is written there.
@@ -249,7 +249,9 @@ pub(super) fn secret_file() -> Kind<Option<Secret>> {
 }
 
 /// A quantity within bounds.
-pub(super) fn between<T: Quantity + 'static>(bounds: RangeInclusive<T>) -> Kind<Option<T>> {
+pub(super) fn between<T: Scalar + PartialOrd + 'static>(
+    bounds: RangeInclusive<T>,
+) -> Kind<Option<T>> {
     let shown = (bounds.start().show(), bounds.end().show());
     let check = move |value: T| match value.is_within(&bounds) {
         true => Ok(value),
@@ -310,7 +312,10 @@ impl<T: 'static> Kind<Vec<T>> {
 }
 
 /// A quantity with default and bounds.
-pub(super) fn within<T: Quantity + 'static>(default: T, bounds: RangeInclusive<T>) -> Kind<T> {
+pub(super) fn within<T: Scalar + PartialOrd + 'static>(
+    default: T,
+    bounds: RangeInclusive<T>,
+) -> Kind<T> {
     between(bounds).or(default)
 }
 

@@ -60,6 +60,14 @@ pub(super) trait Scalar: Clone {
         }
     }
 
+    /// Whether the value is within bounds.
+    fn is_within(&self, bounds: &RangeInclusive<Self>) -> bool
+    where
+        Self: PartialOrd,
+    {
+        bounds.contains(self)
+    }
+
     /// The JSON Schema of the type's values.
     fn schema() -> Json {
         let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
@@ -79,13 +87,6 @@ pub(super) trait Scalar: Clone {
             ([], _) => text(&pattern),
             (words, _) => json!({ "anyOf": [{ "enum": words }, text(&pattern)] }),
         }
-    }
-}
-
-/// A [`Scalar`] with bounds that messages show.
-pub(super) trait Quantity: Scalar + PartialOrd {
-    fn is_within(&self, bounds: &RangeInclusive<Self>) -> bool {
-        bounds.contains(self)
     }
 }
 
@@ -149,8 +150,6 @@ impl Scalar for ByteSize {
     }
 }
 
-impl Quantity for ByteSize {}
-
 const MILLISECOND_UNITS: [(&str, u64); 5] = [
     ("d", 86_400_000),
     ("h", 3_600_000),
@@ -175,8 +174,6 @@ impl Scalar for Duration {
         )
     }
 }
-
-impl Quantity for Duration {}
 
 /// Parses digits directly followed by one of the units.
 fn with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
@@ -215,8 +212,6 @@ impl Scalar for u64 {
     }
 }
 
-impl Quantity for u64 {}
-
 impl Scalar for NonZeroU32 {
     const WHAT: &'static str = "a positive whole number";
     const HINT: &'static str = "write digits only, such as 1";
@@ -232,8 +227,6 @@ impl Scalar for NonZeroU32 {
         self.to_string()
     }
 }
-
-impl Quantity for NonZeroU32 {}
 
 impl Scalar for SocketAddr {
     const WHAT: &'static str = "an address to listen on";
@@ -334,9 +327,7 @@ impl Scalar for DurabilitySetting {
             DurabilitySetting::Interval(interval) => interval.show(),
         }
     }
-}
 
-impl Quantity for DurabilitySetting {
     fn is_within(&self, bounds: &RangeInclusive<DurabilitySetting>) -> bool {
         *self == DurabilitySetting::Commit || bounds.contains(self)
     }
@@ -359,8 +350,6 @@ impl Scalar for Percent {
         format!("{}%", self.0)
     }
 }
-
-impl Quantity for Percent {}
 
 /// An amount of money in cents of US dollars.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
@@ -391,8 +380,6 @@ impl Scalar for Price {
         format!("{}.{:02}", self.0 / 100, self.0 % 100)
     }
 }
-
-impl Quantity for Price {}
 
 impl Scalar for Destination {
     const WHAT: &'static str = "a destination for the access log";
