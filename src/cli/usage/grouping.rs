@@ -89,34 +89,12 @@ impl UsageCounts {
     }
 
     /// In the order of [`NUMBERS`].
-    pub fn numbers(&self) -> [i64; 13] {
+    pub fn numbers(&self) -> impl Iterator<Item = i64> + use<> {
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let [
-            requests,
-            charged,
-            refunded,
-            tier,
-            quota,
-            burst,
-            concurrent,
-            not_found,
-            method,
-        ] = self.totals.numbers().map(signed);
-        [
-            self.used,
-            requests,
-            charged,
-            refunded,
-            self.unattributed,
-            signed(self.over),
-            self.adjusted,
-            tier,
-            quota,
-            burst,
-            concurrent,
-            not_found,
-            method,
-        ]
+        let [requests, charged, refunded, refused @ ..] = self.totals.numbers().map(signed);
+        let units = [self.used, requests, charged, refunded];
+        let rare = [self.unattributed, signed(self.over), self.adjusted];
+        units.into_iter().chain(rare).chain(refused)
     }
 }
 
