@@ -177,12 +177,7 @@ pub(super) fn write_table(
     numbers: &[&str],
     rows: &[Vec<String>],
 ) -> anyhow::Result<()> {
-    write_lines(out, table_lines(header, numbers, rows))
-}
-
-/// The lines of a table, the header first, without trailing spaces.
-pub(super) fn table_lines(header: &[&str], numbers: &[&str], rows: &[Vec<String>]) -> Vec<String> {
-    lines(&table(header, numbers, rows))
+    write_lines(out, lines(&table(header, numbers, rows)))
 }
 
 /// Whether cells of this column are never broken: a key is copied.
@@ -239,6 +234,7 @@ fn fit(table: &mut Table, columns: Option<u16>) {
     }
 }
 
+/// The lines of a table, the header first, without trailing spaces.
 fn lines(table: &Table) -> Vec<String> {
     table
         .lines()

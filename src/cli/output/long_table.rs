@@ -142,7 +142,6 @@ fn padded(name: &str) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table_lines;
     use super::*;
 
     #[test]
@@ -155,7 +154,7 @@ mod tests {
             row(["b", "333333333", "x"]),
             row(["total", "", "a longer label"]),
         ];
-        let whole = table_lines(&header, &["units"], &rows);
+        let whole = lines(&table(&header, &["units"], &rows));
         for size in 1..=4 {
             let mut table = LongTable::new(&header, &["units"]);
             rows.chunks(size).for_each(|rows| table.measure(rows));
