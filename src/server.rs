@@ -56,7 +56,7 @@ pub use listeners::Addresses;
 use listeners::{Bound, Listener};
 use logs::{note_certificates, open_access_log, warn_of};
 use reload::Reloader;
-pub use stores::{open_store, open_store_at};
+pub use stores::open_store;
 pub use tls::CertificateError;
 use upkeep::Upkeep;
 

@@ -108,8 +108,8 @@ pub(super) fn run(
     let config = || Config::load_for(configuration, Purpose::Commands);
     match command {
         StoreCommand::Status { output } => show_status(config()?, *output, out),
-        StoreCommand::Backup(order) => transfer::backup(order, configuration, out),
-        StoreCommand::Restore(order) => transfer::restore(order, configuration, out),
+        StoreCommand::Backup(order) => transfer::backup(order, &config()?, out),
+        StoreCommand::Restore(order) => transfer::restore(order, &config()?, out),
         StoreCommand::Copy(order) => transfer::copy(order, configuration, out),
         StoreCommand::Forget(order) => forget(config()?, order, out),
     }
@@ -147,10 +147,7 @@ fn forget(config: Config, order: &ForgetArguments, out: &mut dyn Write) -> anyho
 }
 
 fn show_status(config: Config, output: RecordFormat, out: &mut dyn Write) -> anyhow::Result<()> {
-    let journal = match &config.store {
-        StoreConfig::Embedded(_) => None,
-        StoreConfig::Redis(redis) => journal_facts(&redis.outage.journal),
-    };
+    let journal = journal_of(&config.store);
     let mut status = None;
     let outcome = Session::run(config, async |session| {
         status = Some(session.store.status().await?);
@@ -176,6 +173,14 @@ fn show_status(config: Config, output: RecordFormat, out: &mut dyn Write) -> any
             Err(error)
         }
         (None, outcome, _) => outcome,
+    }
+}
+
+/// The journal of this machine's gateways, if there is one.
+fn journal_of(store: &StoreConfig) -> Option<JournalFacts> {
+    match store {
+        StoreConfig::Embedded(_) => None,
+        StoreConfig::Redis(redis) => journal_facts(&redis.outage.journal),
     }
 }
 

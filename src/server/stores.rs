@@ -15,26 +15,13 @@ pub async fn open_store(
     role: Role,
     clock: Clock,
 ) -> Result<Arc<dyn Store>, StoreError> {
-    open_store_at(&config.store, config, role, clock).await
-}
-
-/// Opens a store other than the configured one, with the configuration's calendar and ledger times.
-///
-/// # Errors
-/// As [`open_store`].
-pub async fn open_store_at(
-    store: &StoreConfig,
-    config: &Config,
-    role: Role,
-    clock: Clock,
-) -> Result<Arc<dyn Store>, StoreError> {
     let zone = config.calendar.name();
     let keeping = Keeping {
         settle_window: config.ledger.settle_window,
         retention: config.ledger.retention,
         ..Keeping::default()
     };
-    match store {
+    match &config.store {
         StoreConfig::Embedded(settings) => {
             let durability = match settings.durability {
                 config::DurabilitySetting::Commit => embedded::Durability::Commit,

@@ -15,15 +15,14 @@ use jiff::Timestamp;
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use super::place::StorePlace;
+use super::{journal_of, place};
 use crate::cli::output::{RecordFormat, private_file, to_the_second, write_json, write_record};
 use crate::cli::session::{CLOSE_DEADLINE, note, on_runtime};
 use crate::clock::Clock;
-use crate::config::StoreConfig;
+use crate::config::{Config, Purpose};
 use crate::server;
 use crate::store::backup::{BackupReader, BackupWriter, Contents, FORMAT, Header};
 use crate::store::export::{Exported, ImportCounts, ImportMode};
-use crate::store::redis::journal_facts;
 use crate::store::{Role, Store};
 
 /// Pieces written at once: some milliseconds in which other processes wait for the embedded store.
@@ -100,25 +99,24 @@ struct TransferTarget {
 
 pub(super) fn backup(
     order: &BackupArguments,
-    configuration: &Path,
+    from: &Config,
     out: &mut (dyn Write + Send),
 ) -> anyhow::Result<()> {
-    let from = StorePlace::configured(configuration)?;
     let header = Header {
         format: FORMAT,
         made: Timestamp::now(),
         by: format!("touchline {}", env!("CARGO_PKG_VERSION")),
-        store: from.kind().to_owned(),
-        zone: from.config.calendar.name().to_owned(),
+        store: place::kind(&from.store).to_owned(),
+        zone: from.calendar.name().to_owned(),
     };
     if order.file == Path::new("-") {
-        let contents = on_runtime(write_backup(&from, &header, BufWriter::new(out)))?;
+        let contents = on_runtime(write_backup(from, &header, BufWriter::new(out)))?;
         note(&format!("{} backed up", summary(&contents)));
         return Ok(());
     }
     let shown = order.file.display();
     let file = private_file(&order.file)?;
-    let written = on_runtime(write_backup(&from, &header, BufWriter::new(&file)))
+    let written = on_runtime(write_backup(from, &header, BufWriter::new(&file)))
         .and_then(|contents| Ok(file.sync_all().map(|()| contents)?));
     match written {
         Ok(contents) => {
@@ -133,11 +131,7 @@ pub(super) fn backup(
     }
 }
 
-async fn write_backup(
-    from: &StorePlace,
-    header: &Header,
-    out: impl Write,
-) -> anyhow::Result<Contents> {
+async fn write_backup(from: &Config, header: &Header, out: impl Write) -> anyhow::Result<Contents> {
     let source = open_source(from).await?;
     let mut writer = BackupWriter::begin(out, header)?;
     let exported = transfer(&*source, async |piece| Ok(writer.put(&piece)?)).await;
@@ -150,15 +144,14 @@ async fn write_backup(
 
 pub(super) fn restore(
     order: &RestoreArguments,
-    configuration: &Path,
+    to: &Config,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let to = StorePlace::configured(configuration)?;
     let shown = order.file.display().to_string();
     let mut whole = opened(&order.file)?;
     while whole.next_piece().with_context(|| shown.clone())?.is_some() {}
     let header = whole.header();
-    same_zone(&shown, &header.zone, to.config.calendar.name())?;
+    same_zone(&shown, &header.zone, to.calendar.name())?;
     let made = to_the_second(header.made);
     note(&format!(
         "{shown}: {} of a store ({}), created {made} by {}",
@@ -166,14 +159,14 @@ pub(super) fn restore(
         header.store,
         header.by
     ));
-    let mut target = on_runtime(TransferTarget::filled(&to, &order.how, async |target| {
+    let mut target = on_runtime(TransferTarget::filled(to, &order.how, async |target| {
         let mut reader = opened(&order.file)?;
         while let Some(piece) = reader.next_piece().with_context(|| shown.clone())? {
             target.put(piece).await?;
         }
         Ok(())
     }))?;
-    target.report((shown, to.shown()), &order.how, out)
+    target.report((shown, place::shown(&to.store)), &order.how, out)
 }
 
 fn opened(file: &Path) -> anyhow::Result<BackupReader<BufReader<File>>> {
@@ -188,15 +181,12 @@ pub(super) fn copy(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let from = match &order.from {
-        Some(from) => StorePlace::of(from, configuration)?,
-        None => StorePlace::configured(configuration)?,
+        Some(from) => place::named(from, configuration)?,
+        None => Config::load_for(configuration, Purpose::Commands)?,
     };
-    let to = StorePlace::of(&order.to, configuration)?;
-    same_zone(
-        &from.shown(),
-        from.config.calendar.name(),
-        to.config.calendar.name(),
-    )?;
+    let to = place::named(&order.to, configuration)?;
+    let [from_shown, to_shown] = [&from, &to].map(|config| place::shown(&config.store));
+    same_zone(&from_shown, from.calendar.name(), to.calendar.name())?;
     note_journal(&from);
     let mut target = on_runtime(async {
         let source = open_source(&from).await?;
@@ -207,7 +197,7 @@ pub(super) fn copy(
         source.close(CLOSE_DEADLINE).await;
         filled
     })?;
-    target.report((from.shown(), to.shown()), &order.how, out)
+    target.report((from_shown, to_shown), &order.how, out)
 }
 
 /// Refuses stores with different midnights, whose counts do not correspond.
@@ -222,12 +212,8 @@ fn same_zone(from: &str, theirs: &str, ours: &str) -> anyhow::Result<()> {
 }
 
 /// Writes a note if the journals of this machine have counts that their Redis may not have.
-fn note_journal(from: &StorePlace) {
-    let journal = match &from.store {
-        StoreConfig::Embedded(_) => None,
-        StoreConfig::Redis(redis) => journal_facts(&redis.outage.journal),
-    };
-    if let Some(journal) = journal
+fn note_journal(from: &Config) {
+    if let Some(journal) = journal_of(&from.store)
         && journal.pending_units + journal.unsettled_counts > 0
     {
         note(&format!(
@@ -240,8 +226,8 @@ fn note_journal(from: &StorePlace) {
     }
 }
 
-async fn open_source(from: &StorePlace) -> anyhow::Result<Arc<dyn Store>> {
-    if let Some(path) = from.missing_file() {
+async fn open_source(from: &Config) -> anyhow::Result<Arc<dyn Store>> {
+    if let Some(path) = place::missing_file(&from.store) {
         bail!(
             "there is no database {}: correct --from or store.embedded.path",
             path.display()
@@ -250,9 +236,8 @@ async fn open_source(from: &StorePlace) -> anyhow::Result<Arc<dyn Store>> {
     open(from).await
 }
 
-async fn open(place: &StorePlace) -> anyhow::Result<Arc<dyn Store>> {
-    let clock = Clock::system();
-    Ok(server::open_store_at(&place.store, &place.config, Role::Command, clock).await?)
+async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
+    Ok(server::open_store(config, Role::Command, Clock::system()).await?)
 }
 
 /// Writes the whole content of a store, piece by piece.
@@ -278,7 +263,7 @@ impl TransferTarget {
     /// # Errors
     /// Those of `fill` and of the store; if a part was written, with a note on that.
     async fn filled(
-        to: &StorePlace,
+        to: &Config,
         how: &How,
         fill: impl AsyncFnOnce(&mut TransferTarget) -> anyhow::Result<()>,
     ) -> anyhow::Result<TransferTarget> {
@@ -298,12 +283,12 @@ impl TransferTarget {
         }
     }
 
-    async fn open(to: &StorePlace, how: &How) -> anyhow::Result<TransferTarget> {
+    async fn open(to: &Config, how: &How) -> anyhow::Result<TransferTarget> {
         let mode = match how.dry_run {
             true => ImportMode::DryRun,
             false => ImportMode::Write,
         };
-        let missing = how.dry_run && to.missing_file().is_some();
+        let missing = how.dry_run && place::missing_file(&to.store).is_some();
         let store = match missing {
             true => None,
             false => Some(open(to).await?),
@@ -322,7 +307,7 @@ impl TransferTarget {
                 bail!(
                     "{} already has {} keys and {} days: name an empty store, or add --merge to write into it all the same \
                     (after an interruption, to transfer later counts, or to combine both stores)",
-                    to.shown(),
+                    place::shown(&to.store),
                     status.keys,
                     status.days
                 );
