@@ -116,9 +116,9 @@ pub(super) async fn list(
             let calendar = &session.config.calendar;
             let cells = |record: &KeyRecord| {
                 let fields = KeyView::of(record, now).fields(calendar).into_iter();
-                fields.map(|(_, value)| value).collect()
+                Ok(fields.map(|(_, value)| value).collect())
             };
-            write_long_table(out, &LIST_HEADER, &[], &found, cells)
+            write_long_table(out, &LIST_HEADER, &[], &found, cells, &[])
         }
     }
 }

@@ -11,22 +11,26 @@ const NARROWEST: u16 = 1 + PADDING;
 /// The rows of a batch.
 pub(in crate::cli) const BATCH_ROWS: usize = 1_000;
 
-/// Writes a table with one row for each item.
+/// Writes a table with one row for each item, and the rows of `total` below them.
 pub(in crate::cli) fn write_long_table<T>(
     out: &mut dyn Write,
     header: &[&str],
     numbers: &[&str],
     items: &[T],
-    cells: impl Fn(&T) -> Vec<String>,
+    cells: impl Fn(&T) -> serde_json::Result<Vec<String>>,
+    total: &[Vec<String>],
 ) -> anyhow::Result<()> {
     let mut table = LongTable::new(header, numbers);
-    let batches = || items.chunks(BATCH_ROWS);
-    let rows = |items: &[T]| items.iter().map(&cells).collect::<Vec<_>>();
-    batches().for_each(|items| table.measure(&rows(items)));
-    table.write_header(out)?;
-    for items in batches() {
-        table.write(out, &rows(items))?;
+    let rows = |items: &[T]| items.iter().map(&cells).collect::<Result<Vec<_>, _>>();
+    for items in items.chunks(BATCH_ROWS) {
+        table.measure(&rows(items)?);
     }
+    total.chunks(1).for_each(|row| table.measure(row));
+    table.write_header(out)?;
+    for items in items.chunks(BATCH_ROWS) {
+        table.write(out, &rows(items)?)?;
+    }
+    table.write(out, total)?;
     Ok(out.flush()?)
 }
 

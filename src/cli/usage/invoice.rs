@@ -14,7 +14,7 @@ use jiff::{Span, Timestamp};
 use serde::Serialize;
 
 use super::{Session, keys_of};
-use crate::cli::output::long_table::{BATCH_ROWS, LongTable};
+use crate::cli::output::long_table::write_long_table;
 use crate::cli::output::{RowsFormat, prose, write_csv};
 use crate::cli::session::note;
 use crate::config::Config;
@@ -327,20 +327,7 @@ fn table(
     let [_, _, _, _, numbers @ .., _] = header;
     let sums = InvoiceSums::of(lines);
     let total = [lines::total(terms.month, &sums)];
-    let rows = |lines: &[InvoiceLine]| -> serde_json::Result<Vec<Vec<String>>> {
-        lines.iter().map(InvoiceLine::shown).collect()
-    };
-    let mut table = LongTable::new(&header, &numbers);
-    let batches = || lines.chunks(BATCH_ROWS).map(rows);
-    for rows in batches() {
-        table.measure(&rows?);
-    }
-    table.measure(&total);
-    table.write_header(out)?;
-    for rows in batches() {
-        table.write(out, &rows?)?;
-    }
-    table.write(out, &total)?;
+    write_long_table(out, &header, &numbers, lines, InvoiceLine::shown, &total)?;
     footer(terms, &sums, out)
 }
 
