@@ -11,6 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use http::HeaderValue;
 use jiff::Timestamp;
+use prometheus::IntGaugeVec;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -145,29 +146,19 @@ pub fn answered(metrics: &Metrics) -> Vec<AnswerCounts> {
 /// The upstreams of the metric families, by name; their servers by address.
 pub fn upstreams(metrics: &Metrics) -> Vec<UpstreamNow> {
     let mut all: BTreeMap<String, UpstreamNow> = BTreeMap::new();
-    let in_flight: BTreeMap<(String, String), u64> = series(&metrics.upstream_in_flight)
-        .into_iter()
-        .map(|one| (place(&one), one.count()))
-        .collect();
-    let answered: BTreeMap<(String, String), bool> = series(&metrics.upstream_server_answered)
-        .into_iter()
-        .map(|one| (place(&one), one.count() == 1))
-        .collect();
-    for one in series(&metrics.upstream_server_up) {
-        let place = place(&one);
+    let in_flight = by_server(&metrics.upstream_in_flight);
+    let answered = by_server(&metrics.upstream_server_answered);
+    for (place, up) in by_server(&metrics.upstream_server_up) {
         let upstream = all.entry(place.0.clone()).or_default();
         upstream.name.clone_from(&place.0);
         upstream.servers.push(ServerNow {
             in_flight: in_flight.get(&place).copied().unwrap_or(0),
-            up: one.count() == 1,
-            answered: answered.get(&place).copied(),
+            up: up == 1,
+            answered: answered.get(&place).map(|answered| *answered == 1),
             server: place.1,
         });
     }
     for upstream in all.values_mut() {
-        upstream
-            .servers
-            .sort_by(|one, other| one.server.cmp(&other.server));
         let sum = |all: Vec<Series>, counts: &dyn Fn(&Series) -> bool| -> u64 {
             let own = all
                 .iter()
@@ -184,11 +175,13 @@ pub fn upstreams(metrics: &Metrics) -> Vec<UpstreamNow> {
     all.into_values().collect()
 }
 
-fn place(one: &Series) -> (String, String) {
-    (
-        one.label("upstream").to_owned(),
-        one.label("server").to_owned(),
-    )
+/// The values of a family by upstream and server.
+fn by_server(family: &IntGaugeVec) -> BTreeMap<(String, String), u64> {
+    let values = series(family).into_iter().map(|one| {
+        let [upstream, server] = ["upstream", "server"].map(|name| one.label(name).to_owned());
+        ((upstream, server), one.count())
+    });
+    values.collect()
 }
 
 /// Whether a `Host` is an address or `localhost`. A page of another site whose name resolves to 127.0.0.1 (DNS rebinding) sends that
