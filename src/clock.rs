@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 
+pub mod timer;
+
 /// A source of time: the system's, or one that a test moves.
 #[derive(Clone)]
 pub struct Clock {

@@ -10,8 +10,8 @@ use http::StatusCode;
 
 use super::connection::Connection;
 use super::connection::allowance::Turn;
-use super::connection::timer::Timer;
 use super::failure::{Failure, look_at};
+use crate::clock::timer::Timer;
 use crate::policy::http1::Version;
 use crate::policy::http1::fields::FieldList;
 use crate::policy::http1::request::RequestHead;

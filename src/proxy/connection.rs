@@ -11,7 +11,6 @@
 //! | [`redirect`] | a connection without TLS that is redirected to HTTPS |
 //! | [`refusal`] | the answer to a head that cannot be read, its line in the access log and its metrics |
 //! | [`on_wake`] | the futures of a busy task that are seldom ready, polled only when they were woken |
-//! | [`timer`] | successive deadlines on one timer |
 //! | [`transport`] | TCP, with TLS or without |
 //! | [`wire`] | the bytes of a connection over HTTP/1, in both directions |
 //! | [`writes`] | gathered writes, and clients that do not read them |
@@ -38,7 +37,6 @@ pub mod opening;
 pub mod redirect;
 pub mod refusal;
 pub mod streams;
-pub mod timer;
 pub mod transport;
 pub mod wire;
 pub mod writes;

@@ -313,10 +313,7 @@ impl Forwarding {
     /// Begins an attempt, at another server than before if there is one. Returns the server's description, whether the attempt
     /// uses a new connection, and when it begins.
     pub fn attempt(&mut self) -> Option<(Box<HttpPeer>, bool, Instant)> {
-        let now = match self.attempts {
-            0 => self.since,
-            _ => Instant::now(),
-        };
+        let now = Instant::now();
         self.attempts += 1;
         self.header_after = None;
         (self.encoder, self.encoder_held) = (None, None);

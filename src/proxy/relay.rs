@@ -182,19 +182,25 @@ impl Relay<'_, '_> {
             true => series.reused.inc(),
             false => series.new.inc(),
         }
-        let done = self.exchange_with(taken, &peer, upload).await;
+        let started = match reused {
+            true => now,
+            false => std::time::Instant::now(),
+        };
+        let done = self.exchange_with(taken, &peer, upload, started.into());
+        let done = done.await;
         done.map_err(|failure| FailedAttempt {
             failure,
             reached: Some((peer, reused)),
         })
     }
 
-    /// Sends the request to a connected server, and forwards its answer.
+    /// Sends the request to a server that was connected at `started`, and forwards its answer.
     async fn exchange_with(
         &mut self,
         taken: TakenConnection,
         peer: &HttpPeer,
         upload: &mut Upload,
+        started: Instant,
     ) -> Result<(), Failure> {
         let version = match &taken {
             TakenConnection::Http1(_) => Version::HTTP_11,
@@ -211,7 +217,7 @@ impl Relay<'_, '_> {
             return Err(gone);
         }
         let mut link = self.begin(taken, peer.is_tls())?;
-        let ended = self.drive(&mut link, peer, upload).await?;
+        let ended = self.drive(&mut link, peer, upload, started).await?;
         let connections = &self.gate.connections;
         link.finish(connections, peer, ended.into_std()).await;
         Ok(())
@@ -262,12 +268,13 @@ impl Relay<'_, '_> {
         Ok(link)
     }
 
-    /// Drives an exchange to the end of its answer. Returns when that arrived.
+    /// Drives an exchange that `started` just now to the end of its answer. Returns when that arrived.
     async fn drive(
         &mut self,
         link: &mut Link,
         peer: &HttpPeer,
         upload: &mut Upload,
+        started: Instant,
     ) -> Result<Instant, Failure> {
         let patience = peer.options.read_timeout.unwrap_or_default();
         let mut timer = self.client.lend_timer();
@@ -282,7 +289,7 @@ impl Relay<'_, '_> {
         } else {
             held = kept;
         }
-        let mut deadline = Instant::now() + patience;
+        let mut deadline = started + patience;
         loop {
             let listens = upload.ended() || link.takes_more() || !held.is_empty();
             let exchanged = async {

@@ -82,6 +82,7 @@ use super::{
     Store, StoreError, Unconfirmed, WithoutStore,
 };
 use crate::clock::Clock;
+use crate::clock::timer::Timers;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
@@ -138,6 +139,7 @@ pub struct EmbeddedStore {
     desk: Arc<Desk>,
     durability: Durability,
     timeout: Duration,
+    timers: Timers,
     /// The connection for reads outside the writer's queue: ledger, records, progress of gateways.
     reader: Arc<Mutex<HeldConnection>>,
     polled: Arc<Polled>,
@@ -210,10 +212,11 @@ impl EmbeddedStore {
         &self,
         answer: oneshot::Receiver<Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        match tokio::time::timeout(self.timeout, answer).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(StoreError::Unavailable("the store was closed".into())),
-            Err(_) => Err(StoreError::Unavailable(format!(
+        let deadline = tokio::time::Instant::now() + self.timeout;
+        match self.timers.wait(deadline, answer).await {
+            Some(Ok(answer)) => answer,
+            Some(Err(_)) => Err(StoreError::Unavailable("the store was closed".into())),
+            None => Err(StoreError::Unavailable(format!(
                 "{} did not answer within {:?}",
                 self.desk.path.display(),
                 self.timeout

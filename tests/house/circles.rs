@@ -38,6 +38,7 @@ const PROXY_LAYERS: [&[&str]; 9] = [
         "upstreams",
         "trace",
         "usage",
+        "series",
         "encoder",
         "relay::connections",
     ],

@@ -11,12 +11,12 @@ use pingora::protocols::http::date::get_cached_date;
 use tokio::time::Instant;
 
 use super::Head;
+use crate::clock::timer::Timer;
 use crate::policy::http1::Version;
 use crate::policy::http1::body::{BodyReader, ChunkLimits};
 use crate::policy::http1::framing::AnswerFraming;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::http1::writer::{BodyWriter, ConnectionFate, HeadWriter, WrongLength};
-use crate::proxy::connection::timer::Timer;
 use crate::proxy::connection::wire::Http1Wire;
 use crate::proxy::failure::{ClientFault, Failure, ServerFault};
 

@@ -16,9 +16,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use super::Connection;
-use super::timer::Timer;
 use super::transport::Transport;
 use super::writes::Writes;
+use crate::clock::timer::Timer;
 
 /// The bytes read from the socket at a time.
 pub(super) const READ_BYTES: usize = 8 * 1024;

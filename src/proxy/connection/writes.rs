@@ -13,8 +13,8 @@ use std::time::Duration;
 use tokio::io::AsyncWrite;
 use tokio::time::Instant;
 
-use super::timer::Timer;
 use super::transport::Transport;
+use crate::clock::timer::Timer;
 
 /// The most bytes gathered: header and body of most answers.
 const GATHERED_BYTES_MAX: usize = 16 * 1024;

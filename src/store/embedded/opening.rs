@@ -17,6 +17,7 @@ use super::learnt::Learnt;
 use super::writer::{self, Desk};
 use super::{Durability, EmbeddedStore, Settings, schema};
 use crate::clock::Clock;
+use crate::clock::timer::Timers;
 use crate::store::clock_watch::ClockWatch;
 use crate::store::held_file::{FileIdentity, FilePurpose, HeldConnection, HeldFile};
 use crate::store::{NodeName, Role, StoreError};
@@ -87,6 +88,7 @@ pub(super) fn open(
         }),
         durability,
         timeout,
+        timers: Timers::default(),
         reader: Arc::new(Mutex::new(reading)),
         polled: Arc::new(Polled::now()),
         stop: Arc::new(Stop::default()),

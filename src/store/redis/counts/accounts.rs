@@ -13,6 +13,7 @@ use jiff::civil::Date;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use crate::clock::timer::Timers;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Account, WaiterResult, WaiterTerms};
@@ -164,6 +165,7 @@ pub struct Accounts {
     keys: Arc<KeyTable>,
     clock: Arc<StoreClock>,
     timeout: Duration,
+    timers: Timers,
     slots: Shards<Slots>,
     to_settle: Mutex<VecDeque<Arc<AccountSlot>>>,
     to_note: Mutex<VecDeque<Arc<AccountSlot>>>,
@@ -203,6 +205,7 @@ impl Accounts {
             keys,
             clock,
             timeout,
+            timers: Timers::default(),
             slots: Shards::default(),
             to_settle: Mutex::default(),
             to_note: Mutex::default(),

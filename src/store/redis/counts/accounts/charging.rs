@@ -98,12 +98,12 @@ impl Accounts {
             self.enqueue(slot);
         }
         let deadline = Instant::from_std(now) + self.timeout;
-        match tokio::time::timeout_at(deadline, receiver).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => {
+        match self.timers.wait(deadline, receiver).await {
+            Some(Ok(answer)) => answer,
+            Some(Err(_)) => {
                 ChargeResult::Failed(StoreError::Unavailable("the store is closed".into()))
             }
-            Err(_) => ChargeResult::Failed(StoreError::Unavailable(format!(
+            None => ChargeResult::Failed(StoreError::Unavailable(format!(
                 "no answer within {:?}",
                 self.timeout
             ))),

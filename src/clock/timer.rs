@@ -1,8 +1,10 @@
-//! Successive deadlines on one timer.
+//! Timers that are set once for many deadlines.
 
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep};
 
 /// A timer that is set only when a deadline must be waited for, and reset only for an earlier one: an operation that completes at
@@ -29,9 +31,31 @@ impl Timer {
     }
 }
 
+/// Timers for many short waits at the same time, used again: one that is set already need not be set again for a later deadline.
+#[derive(Debug, Default)]
+pub struct Timers(Mutex<Vec<Timer>>);
+
+impl Timers {
+    /// The output of `future`, or `None` if it is not ready at `deadline`.
+    pub async fn wait<F: Future>(&self, deadline: Instant, future: F) -> Option<F::Output> {
+        let mut future = pin!(future);
+        let mut timer = None;
+        let output = poll_fn(|context| {
+            if let Poll::Ready(output) = future.as_mut().poll(context) {
+                return Poll::Ready(Some(output));
+            }
+            let taken = || self.0.lock().pop().unwrap_or_default();
+            let timer: &mut Timer = timer.get_or_insert_with(taken);
+            timer.poll_until(deadline, context).map(|()| None)
+        });
+        let output = output.await;
+        self.0.lock().extend(timer);
+        output
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
     use std::time::Duration;
 
     use super::*;
@@ -62,5 +86,23 @@ mod tests {
         })
         .await;
         assert_eq!(Instant::now(), at(12));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_ends_with_its_future_or_at_its_deadline_whatever_its_timer_was_set_for_before()
+    {
+        let (timers, start) = (Timers::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let never = std::future::pending::<()>;
+        assert_eq!(timers.wait(at(2), never()).await, None);
+        assert_eq!(Instant::now(), at(2));
+        let soon = tokio::time::sleep_until(at(3));
+        assert_eq!(timers.wait(at(5), soon).await, Some(()));
+        assert_eq!(Instant::now(), at(3));
+        let both = tokio::join!(timers.wait(at(9), never()), timers.wait(at(7), never()));
+        assert_eq!(both, (None, None));
+        assert_eq!(Instant::now(), at(9));
+        assert_eq!(timers.0.lock().len(), 2);
+        assert_eq!(timers.wait(at(1), async { 4 }).await, Some(4));
     }
 }
