@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
 
 use super::output::{RecordFormat, cells, prose, write_json, write_table};
@@ -59,8 +59,11 @@ pub(super) fn run(
         let message = "the file has no admin listener: write its address, such as --against-running=127.0.0.1:9090";
         return Err(UsageError(message.to_owned()).into());
     }
-    let running = ask(address, config.listen.admin.token.as_ref()).with_context(|| {
-        format!("cannot read the running configuration from the admin listener {address}")
+    let running = ask(address, config.listen.admin.token.as_ref()).map_err(|error| {
+        // As a text: a broken pipe of this connection is not one of the output, after which a command has succeeded.
+        anyhow!(
+            "cannot read the running configuration from the admin listener {address}: {error:#}"
+        )
     })?;
     let differences = running.differences(&config.effective);
     let file = config.hash.clone();
