@@ -10,12 +10,14 @@ use touchline::clock::Clock;
 use touchline::policy::calendar::{Calendar, Day};
 use touchline::store::redis::{OutagePolicy, OutageSettings, RedisStore, Settings, open};
 use touchline::store::{
-    Claim, Delivery, Keeping, KeyEntry, NodeName, Proof, Role, Store, StoreError,
+    Claim, Delivery, Keeping, KeyEntry, NodeName, Proof, RefusalReason, Role, Store, StoreError,
 };
 
 use crate::log_lines::log_lines;
 use crate::redis_server::RedisServer;
-use crate::suite::{ZONE, charge, eventually, granted, issue, threshold_event, today, used_field};
+use crate::suite::{
+    ZONE, charge, eventually, granted, issue, new_record, threshold_event, today, used_field,
+};
 
 const WINDOW: Duration = Duration::from_secs(1);
 
@@ -194,6 +196,33 @@ async fn units_of_a_gateway_that_died_before_it_wrote_the_ledger_are_unattribute
     .await;
     let usage = proof_of(&*dead, &key, day).await.usage;
     assert_eq!(usage.unattributed, unattributed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_day_that_redis_refuses_to_write_delays_no_other_day_of_the_ledger() {
+    // More than are written in one round trip.
+    const KEYS: usize = 600;
+    let server = RedisServer::start().await;
+    let keys: Vec<_> = (0..KEYS)
+        .map(|_| KeyEntry::new(new_record("pro")))
+        .collect();
+    let day = today();
+    for key in keys.iter().step_by(KEYS / 6) {
+        let (_, ledger) = names(key, day);
+        let mut other = redis::cmd("SET");
+        other.arg(ledger).arg("of another type");
+        other.exec_async(&mut server.connect().await).await.unwrap();
+    }
+    let store = gateway(&server).await;
+    for key in &keys {
+        store.refused(key, day, &"markets".into(), RefusalReason::DailyQuota);
+    }
+    let all = keys.iter().map(|key| names(key, day).1);
+    let exist = format!("EXISTS {}", Vec::from_iter(all).join(" "));
+    eventually("all others are written", async || {
+        (run(&server, &exist).await == KEYS as i64).then_some(())
+    })
+    .await;
 }
 
 fn journaled(server: &RedisServer, directory: &Path, keeping: Keeping) -> Settings {

@@ -11,11 +11,12 @@ use tokio::time::Instant;
 use touchline::clock::Clock;
 use touchline::store::redis::{Servers, Settings, open};
 use touchline::store::status::StoreFacts;
-use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError};
+use touchline::store::{Decision, KeyEntry, NodeName, RefusalReason, Role, Store, StoreError};
 
-use crate::redis_nodes::ClusterSet;
+use crate::redis_nodes::{ClusterSet, Node};
 use crate::suite::{
-    PATIENCE, ZONE, charge, eventually, eventually_used, granted, issue, today, used_field,
+    PATIENCE, ZONE, charge, eventually, eventually_used, granted, issue, new_record, today,
+    used_field,
 };
 use crate::topologies::{SharedServers, gateway, patient};
 
@@ -193,6 +194,54 @@ async fn while_one_master_hangs_the_keys_of_the_others_are_charged() {
         "what the hung master granted late is given back",
         async || (counted(&set, &there).await == Some(2)).then_some(()),
     )
+    .await;
+}
+
+/// Whether the ledger of a key's day is at the master that has the key's slot.
+async fn has_ledger(node: &Node, key: &KeyEntry) -> bool {
+    let name = format!("touchline:e:{{{}}}:{}", key.record.id, today().date);
+    let found = node.try_ask::<u64>(&format!("EXISTS {name}")).await;
+    found.is_ok_and(|found| found == 1)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_a_master_is_away_the_ledger_of_the_other_masters_keys_is_written() {
+    // More of each master than are written in one round trip.
+    const KEYS: usize = 900;
+    let mut set = ClusterSet::start(0).await;
+    // The master that has the set of days.
+    let away = set.owner("touchline:days").await;
+    let mut keys = Vec::new();
+    for _ in 0..KEYS {
+        let key = KeyEntry::new(new_record("pro"));
+        keys.push((set.owner(key.record.id.as_str()).await, key));
+    }
+    let store = gateway(place(&set)).await;
+    set.nodes[away].kill();
+    eventually("the master is missed", async || {
+        (!store.health().up).then_some(())
+    })
+    .await;
+    for (_, key) in &keys {
+        store.refused(key, today(), &"markets".into(), RefusalReason::DailyQuota);
+    }
+    for (owner, key) in keys.iter().filter(|(owner, _)| *owner != away) {
+        eventually("the ledger of the others is written", async || {
+            has_ledger(&set.nodes[*owner], key).await.then_some(())
+        })
+        .await;
+    }
+    set.nodes[away].restart().await;
+    for (owner, key) in keys.iter().filter(|(owner, _)| *owner == away) {
+        eventually("its own is written when it is back", async || {
+            has_ledger(&set.nodes[*owner], key).await.then_some(())
+        })
+        .await;
+    }
+    eventually("so is the set of days", async || {
+        let question = format!("SISMEMBER touchline:days {}", today().date);
+        (set.nodes[away].ask::<u64>(&question).await == 1).then_some(())
+    })
     .await;
 }
 

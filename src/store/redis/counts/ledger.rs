@@ -6,11 +6,12 @@
 //!
 //! Invariant: nothing is written into a day that is closed. Its late units are in the counts, as adjustments (`charge.lua`).
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::civil::Date;
+use parking_lot::Mutex;
 use redis::Pipeline;
 use tokio::time::Instant;
 
@@ -50,6 +51,8 @@ pub struct ProcessLedger {
     producer: Arc<Producer>,
     clock: Arc<StoreClock>,
     totals: Shards<ProducerTotals>,
+    /// The dates of written totals that the set of days may lack.
+    unlisted: Mutex<BTreeSet<Date>>,
 }
 
 impl ProcessLedger {
@@ -66,6 +69,7 @@ impl ProcessLedger {
             producer,
             clock,
             totals: Shards::default(),
+            unlisted: Mutex::default(),
         }
     }
 
@@ -137,7 +141,7 @@ impl ProcessLedger {
     /// Whether everything is stored.
     pub fn is_written(&self) -> bool {
         let mut parts = self.totals.parts();
-        parts.all(|shard| shard.lock().changed_count() == 0)
+        parts.all(|shard| shard.lock().changed_count() == 0) && self.unlisted.lock().is_empty()
     }
 
     /// Drops stored totals of days that are over.
@@ -145,35 +149,91 @@ impl ProcessLedger {
         self.totals.walk(|shard| shard.sweep(now_second)).await;
     }
 
-    /// Writes the changed totals. Those that could not be written remain marked as changed.
+    /// Writes the changed totals. Those that could not be written remain marked as changed; those of a master of a cluster that
+    /// cannot be reached wait for it.
+    ///
+    /// # Errors
+    /// The first of all; everything else is written nevertheless.
     pub async fn write(&self) -> Result<(), StoreError> {
-        if !self.link.is_up() {
-            return Ok(());
-        }
         let mut pages = Vec::with_capacity(WRITE_BATCH);
+        let mut written = Ok(());
         for part in self.totals.parts() {
             // Later changes are for the next turn.
             let mut left = part.lock().changed_count();
-            while left > 0 {
+            while left > 0 && self.link.is_up() {
                 let count = left.min(WRITE_BATCH - pages.len());
-                part.lock().take_pages(count, &self.producer, &mut pages);
+                let is_served = |place: &TotalsKey| self.is_served(place);
+                part.lock()
+                    .take_pages(count, &self.producer, is_served, &mut pages);
                 left -= count;
                 if pages.len() == WRITE_BATCH {
-                    self.write_batch(&pages).await?;
+                    written = written.and(self.write_batch(&pages).await);
                     pages.clear();
                 }
             }
         }
-        Ok(self.write_batch(&pages).await?)
+        Ok(written.and(self.write_batch(&pages).await)?)
     }
 
+    fn is_served(&self, (key, date, _): &TotalsKey) -> bool {
+        self.link.is_whole() || self.link.serves(&self.names.ledger(*key, *date))
+    }
+
+    /// Writes pages, each by itself, and the dates of those that are written into the set of days.
     async fn write_batch(&self, pages: &[LedgerPage]) -> Result<(), LinkError> {
-        let written = self.write_pages(pages).await;
-        for page in pages {
-            let mut shard = self.totals.of(page.place.0);
-            shard.end_writing(page, written.is_ok());
+        let (closed, open): (Vec<_>, Vec<_>) =
+            pages.iter().partition(|page| self.is_closed(page.day));
+        for page in closed {
+            self.end_writing(page, true);
+        }
+        let dates = self.dates_to_list(&open);
+        let mut pipeline = Pipeline::new();
+        if !dates.is_empty() {
+            let list = pipeline.cmd("SADD").arg(self.names.days());
+            for date in &dates {
+                list.arg(date.to_string());
+            }
+        }
+        for page in &open {
+            let (key, date, _) = page.place;
+            let write = pipeline.cmd("HSET").arg(self.names.ledger(key, date));
+            for (_, field, totals) in &page.fields {
+                write.arg(field).arg(totals);
+            }
+        }
+        if pipeline.is_empty() {
+            return Ok(());
+        }
+        let mut results = self.link.ask_each(&pipeline).await.into_iter();
+        let mut written = Ok(());
+        if !dates.is_empty()
+            && let Some(listed) = results.next()
+        {
+            if listed.is_ok() {
+                self.unlisted.lock().retain(|date| !dates.contains(date));
+            }
+            written = listed.map(drop);
+        }
+        for (page, result) in open.into_iter().zip(results) {
+            self.end_writing(page, result.is_ok());
+            written = written.and(result.map(drop));
         }
         written
+    }
+
+    /// The dates to be added to the set of days: those of these pages, and those that could not be added before. None while
+    /// that set cannot be reached.
+    fn dates_to_list(&self, pages: &[&LedgerPage]) -> Vec<Date> {
+        let mut unlisted = self.unlisted.lock();
+        unlisted.extend(pages.iter().map(|page| page.place.1));
+        match self.link.serves(&self.names.days()) {
+            true => unlisted.iter().copied().collect(),
+            false => Vec::new(),
+        }
+    }
+
+    fn end_writing(&self, page: &LedgerPage, written: bool) {
+        self.totals.of(page.place.0).end_writing(page, written);
     }
 
     /// The days of keys to be written to the journal, part by part.
@@ -214,37 +274,15 @@ impl ProcessLedger {
             .await?;
         let mut list = redis::cmd("SADD");
         list.arg(self.names.days()).arg(row.day.date.to_string());
-        self.link.ask(&list).await?;
+        if self.link.ask(&list).await.is_err() {
+            self.unlisted.lock().insert(row.day.date);
+        }
         Ok(())
     }
 
     fn is_closed(&self, day: Day) -> bool {
         let now = self.clock.now().as_second();
         self.names.keeping().is_closed(day.end, now)
-    }
-
-    async fn write_pages(&self, pages: &[LedgerPage]) -> Result<(), LinkError> {
-        let mut pipeline = Pipeline::new();
-        let open = || pages.iter().filter(|page| !self.is_closed(page.day));
-        let days: HashSet<Date> = open().map(|page| page.place.1).collect();
-        if days.is_empty() {
-            return Ok(());
-        }
-        for date in days {
-            pipeline
-                .cmd("SADD")
-                .arg(self.names.days())
-                .arg(date.to_string());
-        }
-        for page in open() {
-            let (key, date, _) = page.place;
-            let name = self.names.ledger(key, date);
-            let write = pipeline.cmd("HSET").arg(&name);
-            for (_, field, totals) in &page.fields {
-                write.arg(field).arg(totals);
-            }
-        }
-        self.link.ask(&pipeline).await.map(|_| ())
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::line::{ServerLine, breaks};
+use super::line::{ServerLine, answered};
 use super::request::{Commands, LinkError, jittered};
 use super::script::{CHARGE, RECORD};
 use super::slots::{ClusterView, slot_of};
@@ -167,13 +167,19 @@ impl Cluster {
     async fn route(&self, parts: Commands<'_>, deadline: Instant) -> Result<Value, LinkError> {
         match parts {
             Commands::One(command) => self.command(command, deadline).await,
-            Commands::Each(pipeline) => self.each(pipeline, deadline).await.map(Value::Array),
-            Commands::Many(pipeline) => {
-                let values = self.each(pipeline, deadline).await?;
-                let values = values.into_iter().map(answered).collect::<Result<_, _>>();
+            Commands::Each(pipeline) | Commands::Many(pipeline) => {
+                let results = self.each(pipeline, deadline).await;
+                let values = results.into_iter().collect::<Result<_, _>>();
                 values.map(Value::Array)
             }
         }
+    }
+
+    /// Whether the node that serves a slot can be reached.
+    pub fn serves(&self, slot: u16) -> bool {
+        let table = self.0.table.load();
+        let owner = table.view.owner(slot);
+        owner.is_some_and(|owner| table.is_line_up(owner))
     }
 
     /// The node that serves a slot; without a slot any one that can be reached.
@@ -295,11 +301,23 @@ impl Cluster {
         })
     }
 
-    /// A result for each command, in their order; those for one node are sent in one write, in their order too.
-    async fn each(&self, pipeline: &Pipeline, deadline: Instant) -> Result<Vec<Value>, LinkError> {
+    /// The result of each command, in their order; those for one node are sent in one write, in their order too. An error of a
+    /// node or of a command does not affect the others.
+    pub async fn each(
+        &self,
+        pipeline: &Pipeline,
+        deadline: Instant,
+    ) -> Vec<Result<Value, LinkError>> {
+        let mut results = Vec::with_capacity(pipeline.len());
         let mut shares: Vec<(Arc<ClusterNode>, Pipeline, Vec<usize>)> = Vec::new();
         for (place, command) in pipeline.cmd_iter().enumerate() {
-            let node = self.node_of(slot_of(command))?;
+            let node = match self.node_of(slot_of(command)) {
+                Ok(node) => node,
+                Err(error) => {
+                    results.push((place, Err(error)));
+                    continue;
+                }
+            };
             let known = shares
                 .iter_mut()
                 .find(|(other, ..)| Arc::ptr_eq(other, &node));
@@ -314,31 +332,40 @@ impl Cluster {
         }
         let sent = shares
             .iter()
-            .map(|(node, share, _)| node.line.query(Commands::Each(share), deadline));
-        let mut results: Vec<(usize, Value)> = Vec::with_capacity(pipeline.len());
-        for (answer, (_, _, places)) in join_all(sent).await.into_iter().zip(&shares) {
-            match answer {
-                Ok(Value::Array(values)) => results.extend(places.iter().copied().zip(values)),
-                Ok(other) => return Err(LinkError::Unreadable(format!("{other:?}"))),
-                Err(error) => {
-                    self.0.stale.notify_one();
-                    return Err(error);
-                }
-            }
+            .map(|(node, share, _)| node.line.each(share, deadline));
+        for (answers, (_, _, places)) in join_all(sent).await.into_iter().zip(&shares) {
+            results.extend(places.iter().copied().zip(answers));
         }
         results.sort_unstable_by_key(|(place, _)| *place);
-        let mut values = Vec::with_capacity(results.len());
-        for ((_, value), command) in results.into_iter().zip(pipeline.cmd_iter()) {
-            values.push(match value {
-                Value::ServerError(error)
-                    if redis::RedisError::from(error.clone()).is_cluster_error() =>
-                {
-                    self.command(command, deadline).await?
-                }
-                value => value,
-            });
+        let mut followed = Vec::with_capacity(results.len());
+        for ((_, result), command) in results.into_iter().zip(pipeline.cmd_iter()) {
+            followed.push(self.followed(result, command, deadline).await);
         }
-        Ok(values)
+        followed
+    }
+
+    /// The result of a command after the redirections that its first one asks for, if there is time for them.
+    async fn followed(
+        &self,
+        result: Result<Value, LinkError>,
+        command: &Cmd,
+        deadline: Instant,
+    ) -> Result<Value, LinkError> {
+        match result {
+            Err(LinkError::Refused(error)) if error.is_cluster_error() => {
+                let is_down = error.kind() == ErrorKind::Server(ServerErrorKind::ClusterDown);
+                if is_down || Instant::now() >= deadline {
+                    self.0.stale.notify_one();
+                    return Err(LinkError::Lost(error.to_string()));
+                }
+                self.command(command, deadline).await
+            }
+            Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {
+                self.0.stale.notify_one();
+                Err(error)
+            }
+            other => other,
+        }
     }
 
     /// A connection of its own to the node that keeps `name`.
@@ -539,19 +566,6 @@ impl Cluster {
                 }
             }
         }
-    }
-}
-
-/// A value of [`Commands::Each`] as the result of its command.
-fn answered(value: Value) -> Result<Value, LinkError> {
-    let Value::ServerError(error) = value else {
-        return Ok(value);
-    };
-    let error = redis::RedisError::from(error);
-    if breaks(&error) {
-        Err(LinkError::Lost(error.to_string()))
-    } else {
-        Err(LinkError::Refused(error))
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use redis::aio::MultiplexedConnection;
-use redis::{ErrorKind, ServerErrorKind, Value};
+use redis::{ErrorKind, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -102,19 +102,53 @@ impl ServerLine {
     /// Sends commands and waits for their result until `deadline`. Redirections of a cluster's node are returned as
     /// [`LinkError::Refused`].
     pub async fn query(&self, parts: Commands<'_>, deadline: Instant) -> Result<Value, LinkError> {
+        match self.live.load_full() {
+            Some(live) => self.query_on(&live, parts, deadline).await,
+            None => Err(self.no_connection()),
+        }
+    }
+
+    /// The result of each command of a pipeline, which is sent in one write. An error of one does not affect the others.
+    pub async fn each(
+        &self,
+        pipeline: &Pipeline,
+        deadline: Instant,
+    ) -> Vec<Result<Value, LinkError>> {
+        let all = |error| vec![Err(error); pipeline.len()];
         let Some(live) = self.live.load_full() else {
-            return Err(self.no_connection());
+            return all(self.no_connection());
         };
+        let values = match self
+            .query_on(&live, Commands::Each(pipeline), deadline)
+            .await
+        {
+            Ok(Value::Array(values)) if values.len() == pipeline.len() => values,
+            Ok(other) => return all(LinkError::Unreadable(format!("{other:?}"))),
+            Err(error) => return all(error),
+        };
+        let results: Vec<_> = values.into_iter().map(answered).collect();
+        if let Some(Err(LinkError::Lost(why))) = results.iter().find(|result| is_lost(result)) {
+            self.drop_connection(&live, why);
+        }
+        results
+    }
+
+    async fn query_on(
+        &self,
+        live: &LiveConnection,
+        parts: Commands<'_>,
+        deadline: Instant,
+    ) -> Result<Value, LinkError> {
         let mut connection = live.connection.clone();
         match timeout_at(deadline, parts.send(&mut connection)).await {
             Ok(Ok(value)) => {
                 self.timeouts.store(0, Ordering::Relaxed);
                 Ok(value)
             }
-            Ok(Err(error)) if error.is_timeout() => Err(self.timed_out(&live)),
-            Err(_) => Err(self.timed_out(&live)),
+            Ok(Err(error)) if error.is_timeout() => Err(self.timed_out(live)),
+            Err(_) => Err(self.timed_out(live)),
             Ok(Err(error)) if breaks(&error) => {
-                self.drop_connection(&live, &error.to_string());
+                self.drop_connection(live, &error.to_string());
                 Err(LinkError::Lost(error.to_string()))
             }
             Ok(Err(error)) => {
@@ -249,4 +283,21 @@ pub fn breaks(error: &redis::RedisError) -> bool {
                     | ServerErrorKind::MasterDown
             )
         )
+}
+
+/// A value of [`Commands::Each`] as the result of its command; one that makes the connection unusable is [`LinkError::Lost`].
+pub fn answered(value: Value) -> Result<Value, LinkError> {
+    let Value::ServerError(error) = value else {
+        return Ok(value);
+    };
+    let error = redis::RedisError::from(error);
+    if breaks(&error) {
+        Err(LinkError::Lost(error.to_string()))
+    } else {
+        Err(LinkError::Refused(error))
+    }
+}
+
+fn is_lost(result: &Result<Value, LinkError>) -> bool {
+    matches!(result, Err(LinkError::Lost(_)))
 }

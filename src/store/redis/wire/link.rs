@@ -18,7 +18,7 @@ use super::cluster::Cluster;
 use super::line::ServerLine;
 use super::request::{Commands, LinkError, RedisRequest};
 use super::script::{Script, ScriptArguments};
-use super::slots::ClusterView;
+use super::slots::{ClusterView, slot};
 use super::topology::{Address, Topology};
 use crate::store::StoreError;
 
@@ -196,6 +196,24 @@ impl RedisLink {
     /// As [`RedisLink::query`], with the link's own timeout from now.
     pub async fn ask(&self, request: &impl RedisRequest) -> Result<Value, LinkError> {
         self.query(request, self.deadline()).await
+    }
+
+    /// Sends commands and returns the result of each, in their order. The error of one, or of one master, does not affect the
+    /// others.
+    pub async fn ask_each(&self, pipeline: &Pipeline) -> Vec<Result<Value, LinkError>> {
+        let deadline = self.deadline();
+        match &self.way {
+            Way::Server(line) => line.each(pipeline, deadline).await,
+            Way::Cluster(cluster) => cluster.each(pipeline, deadline).await,
+        }
+    }
+
+    /// Whether there is a connection to the server that keeps `name`.
+    pub fn serves(&self, name: &str) -> bool {
+        match &self.way {
+            Way::Server(line) => line.is_up(),
+            Way::Cluster(cluster) => cluster.serves(slot(name.as_bytes())),
+        }
     }
 
     /// When a request that is sent now has timed out.

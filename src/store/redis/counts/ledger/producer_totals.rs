@@ -220,10 +220,19 @@ impl ProducerTotals {
         self.to_note.keys().copied().collect()
     }
 
-    /// Takes the pages of up to `most` producers; their totals count as being written from now on.
-    pub fn take_pages(&mut self, most: usize, producer: &Producer, pages: &mut Vec<LedgerPage>) {
+    /// Takes the pages of up to `most` producers; their totals count as being written from now on. Those that `is_served` is
+    /// false for are left, at the end of the list.
+    pub fn take_pages(
+        &mut self,
+        most: usize,
+        producer: &Producer,
+        is_served: impl Fn(&TotalsKey) -> bool,
+        pages: &mut Vec<LedgerPage>,
+    ) {
         let count = self.changed.len().min(most);
-        for place in self.changed.drain(..count) {
+        let (served, others): (Vec<_>, Vec<_>) = self.changed.drain(..count).partition(is_served);
+        self.changed.extend(others);
+        for place in served {
             let Some(tier_totals) = self.by_key.get_mut(&place) else {
                 continue;
             };
@@ -392,7 +401,7 @@ mod tests {
 
     fn pages(totals: &mut ProducerTotals) -> Vec<LedgerPage> {
         let mut pages = Vec::new();
-        totals.take_pages(usize::MAX, &Producer::draw(), &mut pages);
+        totals.take_pages(usize::MAX, &Producer::draw(), |_| true, &mut pages);
         pages
     }
 
@@ -487,14 +496,33 @@ mod tests {
             totals.count(place, DAY, &Producer::draw(), &"/a".into(), |_, _| {});
         }
         let mut pages = Vec::new();
-        totals.take_pages(2, &Producer::draw(), &mut pages);
+        totals.take_pages(2, &Producer::draw(), |_| true, &mut pages);
         assert_eq!((pages.len(), totals.changed_count()), (2, 1));
-        totals.take_pages(2, &Producer::draw(), &mut pages);
+        totals.take_pages(2, &Producer::draw(), |_| true, &mut pages);
         assert_eq!((pages.len(), totals.changed_count()), (3, 0));
         let tiers: HashSet<_> = pages.iter().map(|page| &page.place.2).collect();
         assert_eq!(tiers.len(), 3);
         assert_eq!(totals.to_note().len(), 1, "the journal has a day at once");
         assert_eq!(rows(&mut totals).len(), 3);
+    }
+
+    #[test]
+    fn totals_that_are_not_served_are_left() {
+        let mut totals = ProducerTotals::default();
+        for tier in ["a", "b"] {
+            let place = (
+                "0123456789Ab".parse().unwrap(),
+                DAY.date,
+                tier.parse().unwrap(),
+            );
+            totals.count(place, DAY, &Producer::draw(), &"/a".into(), |_, _| {});
+        }
+        let mut pages = Vec::new();
+        let is_served = |place: &TotalsKey| place.2.as_str() == "b";
+        totals.take_pages(2, &Producer::draw(), is_served, &mut pages);
+        assert_eq!((pages.len(), totals.changed_count()), (1, 1));
+        totals.take_pages(2, &Producer::draw(), |_| true, &mut pages);
+        assert_eq!((pages.len(), totals.changed_count()), (2, 0));
     }
 
     #[test]
