@@ -254,3 +254,45 @@ fn processes(directory: &Path) -> u32 {
     let sql = "SELECT count(*) FROM processes";
     connection.query_row(sql, [], |row| row.get(0)).unwrap()
 }
+
+/// Makes all processes of the journal look as if they had not written for half a day.
+fn age_names(directory: &Path) {
+    let file = rusqlite::Connection::open(directory.join(JOURNAL)).unwrap();
+    let age = "UPDATE processes SET seen = seen - 43200";
+    file.execute(age, []).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_gateway_counted_last_is_read_from_the_masters_that_are_there() {
+    let (mut set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
+    let place = || Servers::Cluster(set.addresses());
+    let mut keys = Vec::new();
+    for master in [1, 2] {
+        keys.push(loop {
+            let key = issued(place()).await;
+            if set.owner(key.record.id.as_str()).await == master {
+                break key;
+            }
+        });
+    }
+    let living = gateway(place(), directory.path()).await;
+    let killed = gateway(place(), directory.path()).await;
+    for key in &keys {
+        count_25(&killed, key).await;
+    }
+    set.nodes[2].kill();
+    eventually("its absence is noticed", async || {
+        (!living.health().up).then_some(())
+    })
+    .await;
+    drop(killed);
+    inherited(directory.path(), 0).await;
+    age_names(directory.path());
+    inherited(directory.path(), 1).await;
+    assert_eq!(processes(directory.path()), 2, "the rest is to be read");
+    set.nodes[2].restart().await;
+    eventually("all is read", async || {
+        (processes(directory.path()) == 1).then_some(())
+    })
+    .await;
+}

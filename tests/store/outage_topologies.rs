@@ -189,6 +189,40 @@ async fn a_dead_master_of_a_cluster_leaves_its_keys_their_share_and_the_others_t
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_dead_gateway_served_without_redis_is_settled_at_the_masters_that_are_there() {
+    let (mut set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
+    let [here, there] = two_keys(&set, &command(cluster(&set)).await).await;
+    let store = gateway(cluster(&set), directory.path()).await;
+    for key in [&here, &there] {
+        served(&store, key).await;
+    }
+    for master in [1, 2] {
+        set.nodes[master].kill();
+    }
+    for _ in 0..3 {
+        served(&store, &here).await;
+        served(&store, &there).await;
+    }
+    assert_eq!(store.health().pending_units, 6);
+    drop(store);
+    set.nodes[1].restart().await;
+    let next = gateway(cluster(&set), directory.path()).await;
+    eventually("only the other master's units are pending", async || {
+        (next.health().pending_units == 3).then_some(())
+    })
+    .await;
+    assert_eq!(counted(&set.nodes[1], &here).await, Some(4));
+    charged_by_the_ledger(&next, &here, 4).await;
+    set.nodes[2].restart().await;
+    eventually("nothing is pending", async || {
+        (next.health().pending_units == 0).then_some(())
+    })
+    .await;
+    assert_eq!(counted(&set.nodes[2], &there).await, Some(4));
+    charged_by_the_ledger(&next, &there, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_stops_as_a_whole_leaves_every_key_its_share() {
     let (mut set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
     for node in &set.nodes {

@@ -314,6 +314,16 @@ impl Journal {
             .await
     }
 
+    /// These days of keys with their rows of earlier and other processes.
+    pub async fn rows_of_others(
+        &self,
+        days: Vec<DateAndKey>,
+    ) -> Result<Vec<(DateAndKey, JournalRows)>, StoreError> {
+        let own = self.own();
+        self.work(move |connection| rows::rows_of_others(connection, &own, days.iter().copied()))
+            .await
+    }
+
     /// Marks rows that Redis has; a row that changed meanwhile is not marked.
     pub async fn settled(&self, rows: JournalRows) -> Result<(), StoreError> {
         self.work(move |connection| {

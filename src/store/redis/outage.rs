@@ -17,12 +17,11 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::clock::StoreClock;
 use super::identity::StoreIdentity;
-use super::journal::{CountRow, DateAndKey, Journal, JournalRows, ServeOutcome};
+use super::journal::{CountRow, Journal, JournalRows, ServeOutcome};
 use super::names::Names;
 use super::settings::{OutagePolicy, OutageSettings};
 use crate::clock::{Periodic, next_tick};
@@ -40,6 +39,10 @@ use crate::store::redis::wire::guard::{BreakerChange, BreakerGuard};
 use crate::store::status::ServiceFacts;
 use crate::store::{Charge, Decision, Receipt, StoreError, UNBOUNDED, WithoutStore};
 
+mod restoration;
+
+use restoration::Restoration;
+
 /// How often the path of the journal is checked to be the open file.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The longest that a request waits for the disk.
@@ -54,8 +57,6 @@ const COUNT_NODES_EVERY: Duration = Duration::from_secs(1);
 const NODES_HOLD: Duration = Duration::from_secs(15);
 /// How long the first settlement waits for the last counts of killed processes, for which the start waits too.
 const READ_FIRST_MAX: Duration = Duration::from_secs(2);
-/// Days of keys read from the journal at a time, and rows of it that are merged into Redis concurrently.
-const RESTORE_BATCH: usize = 64;
 
 /// The recent numbers of live gateways.
 #[derive(Debug, Default)]
@@ -341,7 +342,8 @@ impl OutageService {
         let mut note = Periodic::new(self.settings.journal_interval);
         let mut look = Periodic::new(LOOK_EVERY);
         let mut count_nodes = Periodic::due_now(COUNT_NODES_EVERY);
-        let mut logged = String::new();
+        let counted = (self.accounts.clone(), self.ledger.clone());
+        let mut restoration = Restoration::new(self.guard.clone(), self.journal(), counted);
         let mut answering = None::<Instant>;
         loop {
             tokio::select! {
@@ -370,19 +372,17 @@ impl OutageService {
                 }
             }
             let reads_first = !self.is_read.load(Ordering::Acquire) && answers_for < READ_FIRST_MAX;
-            if reads_first || !self.restore_due.swap(false, Ordering::AcqRel) {
+            if reads_first {
                 continue;
             }
-            match self.restore().await {
-                Ok(()) => logged.clear(),
-                Err(error) => {
-                    self.restore_due.store(true, Ordering::Release);
-                    let text = error.to_string();
-                    if text != logged {
-                        tracing::warn!(%error, "the counts of earlier processes are not settled; trying again");
-                        logged = text;
-                    }
-                }
+            if self.restore_due.swap(false, Ordering::AcqRel) {
+                restoration.demand();
+            }
+            // On an error, which the journal itself logs, the last number remains in use.
+            if restoration.step().await
+                && let Ok(units) = self.journal.unsettled_of_others().await
+            {
+                self.unsettled_of_others.store(units, Ordering::Relaxed);
             }
         }
     }
@@ -466,45 +466,6 @@ impl OutageService {
         let entries = register::read(self.guard.link(), &self.names).await?;
         Ok(entries.iter().filter(|entry| entry.is_live()).count() as u64)
     }
-
-    /// Sends Redis the journaled rows of earlier and other processes: the counts of a key's day first, so that Redis's ledger never
-    /// contains units that were not counted.
-    async fn restore(self: &Arc<Self>) -> Result<(), StoreError> {
-        let mut settled = 0;
-        let mut last: Option<DateAndKey> = None;
-        loop {
-            let days = self.journal.days_of_others(last, RESTORE_BATCH).await?;
-            let Some((end, _)) = days.last() else { break };
-            last = Some(*end);
-            let mut rows = JournalRows::default();
-            for (_, of_day) in days {
-                rows.counts.extend(of_day.counts);
-                rows.totals.extend(of_day.totals);
-            }
-            settled += rows.counts.len();
-            for counts in rows.counts.chunks(RESTORE_BATCH) {
-                let merging = counts.iter().map(|row| {
-                    let (accounts, row) = (self.accounts.clone(), row.clone());
-                    async move { accounts.merge(&row).await.map_err(StoreError::from) }
-                });
-                all_done(merging.collect()).await?;
-            }
-            for totals in rows.totals.chunks(RESTORE_BATCH) {
-                let merging = totals.iter().map(|row| {
-                    let (ledger, row) = (self.ledger.clone(), row.clone());
-                    async move { ledger.merge(&row).await }
-                });
-                all_done(merging.collect()).await?;
-            }
-            self.journal.settled(rows).await?;
-        }
-        let left = self.journal.unsettled_of_others().await?;
-        self.unsettled_of_others.store(left, Ordering::Relaxed);
-        if settled > 0 {
-            tracing::info!(rows = settled, "counts of earlier processes are settled");
-        }
-        Ok(())
-    }
 }
 
 /// A key's day that is queued for the journal.
@@ -512,14 +473,6 @@ struct QueuedDay {
     day: KeyAndDate,
     tiers: Vec<TierName>,
     written: oneshot::Receiver<Result<(), StoreError>>,
-}
-
-/// Waits for all, or returns the first error.
-async fn all_done(mut running: JoinSet<Result<(), StoreError>>) -> Result<(), StoreError> {
-    while let Some(done) = running.join_next().await {
-        done.map_err(|error| StoreError::Unavailable(error.to_string()))??;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -148,31 +148,52 @@ impl CrashRecovery {
         let names: HashSet<&str> = processes.iter().map(|one| one.name.as_str()).collect();
         let entries = self.keys.entries();
         let keys: Vec<KeyId> = entries.iter().map(|entry| entry.record.id).collect();
-        let mut rows = 0;
+        let (mut rows, mut complete) = (0, Ok(()));
         for date in self.dates(first, now) {
             for batch in keys.chunks(READ_BATCH) {
-                rows += self.read_batch(batch, date, &names).await?;
+                self.link.require()?;
+                let (recovered, read) = self.read_batch(batch, date, &names).await;
+                rows += recovered;
+                complete = complete.and(read);
             }
         }
-        Ok(rows)
+        if rows > 0 && complete.is_err() {
+            tracing::info!(rows, "some of the last counts of killed processes are read");
+        }
+        complete.map(|()| rows)
     }
 
+    /// Reads a day of these keys. Returns the number of rows that were missing, and the first error of those that could not be read.
     async fn read_batch(
         &self,
         keys: &[KeyId],
         date: Date,
         processes: &HashSet<&str>,
-    ) -> Result<usize, StoreError> {
+    ) -> (usize, Result<(), StoreError>) {
         let mut pipeline = Pipeline::new();
         for key in keys {
             pipeline.cmd("HGETALL").arg(self.names.counts(*key, date));
         }
-        let value = self.link.ask(&pipeline).await?;
-        let days = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
-        let places = keys.iter().zip(&days);
-        let held: Vec<CountRow> = places
-            .flat_map(|(key, fields)| rows_of(*key, date, fields, processes))
-            .collect();
+        let (mut held, mut complete) = (Vec::new(), Ok(()));
+        for (key, result) in keys.iter().zip(self.link.ask_each(&pipeline).await) {
+            let fields = result.map_err(StoreError::from);
+            match fields.and_then(|value| HashFields::from_redis_value(value).map_err(unreadable)) {
+                Ok(fields) => held.extend(rows_of(*key, date, &fields, processes)),
+                Err(error) => complete = complete.and(Err(error)),
+            }
+        }
+        match self.recover(held, processes).await {
+            Ok(recovered) => (recovered, complete),
+            Err(error) => (0, complete.and(Err(error))),
+        }
+    }
+
+    /// Writes the counts that the journal lacks, with their ledger. Returns their number.
+    async fn recover(
+        &self,
+        held: Vec<CountRow>,
+        processes: &HashSet<&str>,
+    ) -> Result<usize, StoreError> {
         if held.is_empty() {
             return Ok(0);
         }

@@ -239,9 +239,18 @@ pub fn days_of_others(
             days.insert(day?);
         }
     }
+    rows_of_others(connection, own, days.into_iter().take(most))
+}
+
+/// These days of keys with the rows of producers whose names do not match `own`.
+pub fn rows_of_others(
+    connection: &Connection,
+    own: &str,
+    days: impl Iterator<Item = DateAndKey>,
+) -> rusqlite::Result<Vec<(DateAndKey, JournalRows)>> {
     let mut counts = connection.prepare_cached(COUNTS_OF_OTHERS)?;
     let mut totals = connection.prepare_cached(TOTALS_OF_OTHERS)?;
-    let days = days.into_iter().take(most).map(|(date, key)| {
+    let days = days.map(|(date, key)| {
         let place = params![date.to_string(), key.as_str(), own];
         let rows = JournalRows {
             counts: counts

@@ -1,0 +1,198 @@
+//! Sends Redis the journaled rows of earlier and other processes.
+//!
+//! Rows that Redis does not take, because the master of their key is away, delay no others. They alone are sent again, after
+//! growing pauses.
+//!
+//! Invariant: the counts of a key's day are sent first, so that Redis's ledger never contains units that were not counted.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+
+use crate::store::StoreError;
+use crate::store::redis::counts::accounts::Accounts;
+use crate::store::redis::counts::ledger::ProcessLedger;
+use crate::store::redis::journal::{DateAndKey, Journal, JournalRows};
+use crate::store::redis::wire::guard::BreakerGuard;
+
+/// Days of keys read from the journal at a time, and rows of it that are merged into Redis concurrently.
+const BATCH: usize = 64;
+/// The first and the longest pause before rows are sent again.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+const AGAIN_AFTER_MAX: Duration = Duration::from_secs(10);
+
+/// The rows that are to be sent.
+#[derive(Debug, Default)]
+enum Due {
+    /// All.
+    All,
+    /// Those of the days that could not be merged.
+    Days(BTreeSet<DateAndKey>),
+    /// None.
+    #[default]
+    Nothing,
+}
+
+/// When the rows of other processes are sent, and which.
+pub struct Restoration {
+    guard: Arc<BreakerGuard>,
+    journal: Arc<Journal>,
+    counted: (Arc<Accounts>, Arc<ProcessLedger>),
+    due: Due,
+    at: Instant,
+    pause: Duration,
+    logged: String,
+}
+
+/// The outcome of sending rows.
+struct Sent {
+    merged: JournalRows,
+    /// The days that could not be merged.
+    left: BTreeSet<DateAndKey>,
+    /// Why the first of them could not.
+    complete: Result<(), StoreError>,
+}
+
+impl Default for Sent {
+    fn default() -> Sent {
+        Sent {
+            merged: JournalRows::default(),
+            left: BTreeSet::new(),
+            complete: Ok(()),
+        }
+    }
+}
+
+impl Sent {
+    /// Records a row's result, and returns whether Redis has the row.
+    fn note(&mut self, day: DateAndKey, result: Result<(), StoreError>) -> bool {
+        let Err(error) = result else { return true };
+        self.left.insert(day);
+        if self.complete.is_ok() {
+            self.complete = Err(error);
+        }
+        false
+    }
+}
+
+impl Restoration {
+    /// Nothing is to be sent yet.
+    pub fn new(
+        guard: Arc<BreakerGuard>,
+        journal: Arc<Journal>,
+        counted: (Arc<Accounts>, Arc<ProcessLedger>),
+    ) -> Restoration {
+        Restoration {
+            guard,
+            journal,
+            counted,
+            due: Due::Nothing,
+            at: Instant::now(),
+            pause: AGAIN_AFTER,
+            logged: String::new(),
+        }
+    }
+
+    /// Has all rows sent at once.
+    pub fn demand(&mut self) {
+        self.due = Due::All;
+        self.at = Instant::now();
+        self.pause = AGAIN_AFTER;
+    }
+
+    /// Sends the rows that are due. Returns whether there were any.
+    pub async fn step(&mut self) -> bool {
+        if matches!(self.due, Due::Nothing) || Instant::now() < self.at {
+            return false;
+        }
+        match self.send().await {
+            Ok(()) => self.logged.clear(),
+            Err(error) => {
+                self.at = Instant::now() + self.pause;
+                self.pause = (2 * self.pause).min(AGAIN_AFTER_MAX);
+                let text = error.to_string();
+                if text != self.logged {
+                    tracing::warn!(%error, "the counts of earlier processes are not settled; trying again");
+                    self.logged = text;
+                }
+            }
+        }
+        true
+    }
+
+    /// # Errors
+    /// The first of all; what could not be sent remains due.
+    async fn send(&mut self) -> Result<(), StoreError> {
+        let mut left = BTreeSet::new();
+        let (mut settled, mut complete) = (0, Ok(()));
+        let mut last = None;
+        loop {
+            let days = self.next_days(last).await?;
+            let Some((end, _)) = days.last() else { break };
+            last = Some(*end);
+            self.guard.require()?;
+            let sent = self.send_rows(days).await;
+            settled += sent.merged.counts.len();
+            self.journal.settled(sent.merged).await?;
+            left.extend(sent.left);
+            complete = complete.and(sent.complete);
+        }
+        self.due = match left.is_empty() {
+            true => Due::Nothing,
+            false => Due::Days(left),
+        };
+        if settled > 0 {
+            tracing::info!(rows = settled, "counts of earlier processes are settled");
+        }
+        complete
+    }
+
+    /// The next days of keys after `last`, with their rows.
+    async fn next_days(
+        &self,
+        last: Option<DateAndKey>,
+    ) -> Result<Vec<(DateAndKey, JournalRows)>, StoreError> {
+        match &self.due {
+            Due::All => self.journal.days_of_others(last, BATCH).await,
+            Due::Days(days) => {
+                let rest = days
+                    .iter()
+                    .filter(|day| last.is_none_or(|last| **day > last));
+                let next = rest.take(BATCH).copied().collect();
+                self.journal.rows_of_others(next).await
+            }
+            Due::Nothing => Ok(Vec::new()),
+        }
+    }
+
+    /// Sends rows, each by itself.
+    async fn send_rows(&self, days: Vec<(DateAndKey, JournalRows)>) -> Sent {
+        let (accounts, ledger) = &self.counted;
+        let mut sent = Sent::default();
+        let (mut counts, mut totals) = (Vec::new(), Vec::new());
+        for (day, rows) in days {
+            counts.extend(rows.counts.into_iter().map(|row| (day, row)));
+            totals.extend(rows.totals.into_iter().map(|row| (day, row)));
+        }
+        for batch in counts.chunks(BATCH) {
+            let merging = batch.iter().map(|(_, row)| accounts.merge(row));
+            for ((day, row), result) in batch.iter().zip(join_all(merging).await) {
+                if sent.note(*day, result.map_err(StoreError::from)) {
+                    sent.merged.counts.push(row.clone());
+                }
+            }
+        }
+        totals.retain(|(day, _)| !sent.left.contains(day));
+        for batch in totals.chunks(BATCH) {
+            let merging = batch.iter().map(|(_, row)| ledger.merge(row));
+            for ((day, row), result) in batch.iter().zip(join_all(merging).await) {
+                if sent.note(*day, result) {
+                    sent.merged.totals.push(row.clone());
+                }
+            }
+        }
+        sent
+    }
+}
