@@ -70,7 +70,7 @@ use keys::feed::{Feed, FeedSettings};
 use keys::records::RecordTable;
 use keys::replica::Replica;
 use names::Names;
-use operations::preparing::{first_attempt, prepared};
+use operations::preparing::{claim_zone, first_attempt, prepared};
 use operations::upkeep::tasks;
 use outage::OutageService;
 use parts::Parts;
@@ -135,8 +135,12 @@ pub async fn open(
     let link = Arc::new(RedisLink::new(topology.clone(), request_timeout));
     let command_link = Arc::new(RedisLink::new(topology.clone(), command_timeout));
     let prepare = {
-        let (names, zone, clock) = (names.clone(), zone.to_owned(), clock.clone());
-        move |connection| prepared(connection, names.clone(), zone.clone(), clock.clone())
+        let (role, names) = (role.clone(), names.clone());
+        let (zone, clock) = (zone.to_owned(), clock.clone());
+        move |connection| {
+            let (names, zone) = (names.clone(), zone.clone());
+            prepared(connection, role.clone(), names, zone, clock.clone())
+        }
     };
     for link in [&link, &command_link] {
         first_attempt(link, &role, &prepare).await?;
@@ -215,6 +219,7 @@ pub async fn open(
         max_staleness: settings.max_staleness,
         journal,
         zone: zone.to_owned(),
+        zone_claimed: Default::default(),
         keys,
         clock,
         local_clock,
@@ -287,6 +292,14 @@ impl RedisStore {
         }
     }
 
+    /// Sets the zone of an empty store, once.
+    async fn claim_zone(&self) -> Result<(), StoreError> {
+        let Parts { names, zone, .. } = &*self.parts;
+        let claim = || claim_zone(&self.parts.command_link, names, zone);
+        self.parts.zone_claimed.get_or_try_init(claim).await?;
+        Ok(())
+    }
+
     fn away(&self) -> StoreError {
         match self.parts.guard.require() {
             Ok(()) => StoreError::Unavailable("Redis was unavailable a moment ago".into()),
@@ -313,6 +326,9 @@ impl Transfer for RedisStore {
         items: Vec<Exported>,
         mode: ImportMode,
     ) -> Result<ImportCounts, StoreError> {
+        if mode == ImportMode::Write {
+            self.claim_zone().await?;
+        }
         let (link, names) = (&self.parts.command_link, &self.parts.names);
         operations::carrying::take_in(link, names, &items, mode).await
     }
@@ -481,6 +497,7 @@ impl Store for RedisStore {
     }
 
     async fn create_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
+        self.claim_zone().await?;
         let (record, mark) = self.parts.records.create(record).await?;
         self.parts.keys.apply(record.clone());
         Ok((record, mark))
@@ -500,6 +517,7 @@ impl Store for RedisStore {
         &self,
         records: Vec<KeyRecord>,
     ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
+        self.claim_zone().await?;
         self.parts.records.import(records).await
     }
 

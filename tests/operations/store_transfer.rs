@@ -357,7 +357,7 @@ async fn a_store_that_holds_something_is_not_filled_unless_asked_and_a_rehearsal
         assert!(!scene.outside().join("other.db").exists());
         assert!(
             !server
-                .command(&["KEYS", "transferred:k:*"])
+                .command(&["KEYS", "transferred:*"])
                 .await
                 .unwrap()
                 .contains("transferred")

@@ -16,7 +16,7 @@ use touchline::store::{Decision, Keeping, KeyEntry, NodeName, Role, Store, Store
 use crate::redis_server::RedisServer;
 use crate::suite::{
     Fixture, PATIENCE, ZONE, charge, eventually, eventually_used, exhausted, granted, issue,
-    new_record, today, used_field,
+    ledger, new_record, today, used_field,
 };
 use crate::tcp_proxy::TcpProxy;
 
@@ -408,6 +408,32 @@ async fn a_store_of_another_zone_stays_unused_when_it_can_be_reached_later() {
         }
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_reads_writes_nothing_and_one_that_writes_sets_the_zone() {
+    let server = RedisServer::start().await;
+    let command = async |zone| {
+        let settings = settings(server.url());
+        let opened = open(settings, Role::Command, zone, Clock::system()).await;
+        opened.map(|store| store as Arc<dyn Store>)
+    };
+    let store = command(ZONE).await.unwrap();
+    assert_eq!(store.all_keys().await.unwrap(), []);
+    assert_eq!(ledger(&store).await.len(), 0);
+    store.status().await.unwrap();
+    let names: u64 = redis::cmd("DBSIZE")
+        .query_async(&mut server.connect().await)
+        .await
+        .unwrap();
+    assert_eq!(names, 0);
+    let other = command("Europe/London").await.unwrap();
+    issue(&store).await;
+    let late = other.create_key(new_record("pro")).await.unwrap_err();
+    assert!(late.to_string().contains("Europe/London"), "{late}");
+    let opened = command("Europe/London").await.map(drop).unwrap_err();
+    assert!(opened.to_string().contains("Europe/London"), "{opened}");
+    assert_eq!(store.all_keys().await.unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -50,6 +50,8 @@ pub struct Parts {
     pub journal: Option<PathBuf>,
     /// The zone of the quota days.
     pub zone: String,
+    /// Set once this process has made sure that the store has the zone.
+    pub zone_claimed: tokio::sync::OnceCell<()>,
 }
 
 impl Parts {

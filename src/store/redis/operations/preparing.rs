@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::{Cmd, FromRedisValue};
+
 use crate::store::redis::clock::StoreClock;
-use crate::store::redis::keys::codec::read_time;
+use crate::store::redis::keys::codec::{read_time, unreadable};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::{NewConnection, RedisLink};
 use crate::store::redis::wire::script;
@@ -50,9 +52,10 @@ where
 }
 
 /// Prepares a new connection: checks that the server answers and counts by this calendar, loads the scripts, and learns its
-/// time.
+/// time. A gateway sets the zone of an empty store; a command does so before it writes ([`claim_zone`]).
 pub async fn prepared(
     mut connection: NewConnection,
+    role: Role,
     names: Names,
     zone: String,
     clock: Arc<StoreClock>,
@@ -73,23 +76,15 @@ pub async fn prepared(
         .await
         .map_err(failed)?;
     let mut pipeline = redis::pipe();
-    pipeline
-        .cmd("SET")
-        .arg(names.zone())
-        .arg(&zone)
-        .arg("NX")
-        .ignore()
-        .cmd("GET")
-        .arg(names.zone());
-    let (stored,): (String,) = pipeline
+    if let Role::Gateway(_) = role {
+        pipeline.add_command(set_zone(&names, &zone)).ignore();
+    }
+    pipeline.cmd("GET").arg(names.zone());
+    let (stored,): (Option<String>,) = pipeline
         .query_async(&mut connection)
         .await
         .map_err(failed)?;
-    if stored != zone {
-        return Err(StoreError::OtherCalendar(format!(
-            "the store counts days of the time zone {stored}, but the configuration has {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
-        )));
-    }
+    same_zone(stored.as_deref(), &zone)?;
     let asked = clock.now();
     let time = redis::cmd("TIME")
         .query_async(&mut connection)
@@ -97,4 +92,36 @@ pub async fn prepared(
         .map_err(failed)?;
     clock.learn(asked, read_time(time)?);
     Ok(())
+}
+
+/// Sets the zone of an empty store. For commands, before they write into a store that may be empty.
+///
+/// # Errors
+/// [`StoreError::OtherCalendar`] if the store has another zone, and those of Redis.
+pub async fn claim_zone(link: &RedisLink, names: &Names, zone: &str) -> Result<(), StoreError> {
+    let stored = async || {
+        let value = link.ask(redis::cmd("GET").arg(names.zone())).await?;
+        Option::<String>::from_redis_value(value).map_err(unreadable)
+    };
+    if let Some(stored) = stored().await? {
+        return same_zone(Some(&stored), zone);
+    }
+    link.ask(&set_zone(names, zone)).await?;
+    same_zone(stored().await?.as_deref(), zone)
+}
+
+fn set_zone(names: &Names, zone: &str) -> Cmd {
+    let mut set = redis::cmd("SET");
+    set.arg(names.zone()).arg(zone).arg("NX");
+    set
+}
+
+/// Checks the zone of a store, or `None` of an empty one.
+fn same_zone(stored: Option<&str>, zone: &str) -> Result<(), StoreError> {
+    match stored {
+        Some(stored) if stored != zone => Err(StoreError::OtherCalendar(format!(
+            "the store counts days of the time zone {stored}, but the configuration has {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
+        ))),
+        Some(_) | None => Ok(()),
+    }
 }
