@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use harness::{Answer, Call, Client, IssuedKey, Protocol, Scene, Store, eventually};
-use touchline::policy::api_key::{ApiKey, os_entropy};
+use touchline::policy::api_key::{ApiKey, KeyId, os_entropy};
 
-use super::{MARKETS, RANKINGS, TOUCHLINE};
+use super::{MARKETS, RANKINGS, TOUCHLINE, run_beside};
 
 /// How a Redis goes away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,4 +188,23 @@ async fn a_gateway_started_without_its_redis_becomes_ready_when_it_comes() {
     served(&client, &key).await;
     scene.expect_used(&key, 2).await;
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_key_that_may_have_been_issued_is_named_with_what_to_do() {
+    let (scene, _) = scene(Loss::Hung).await;
+    let redis = scene.redis.as_ref().unwrap();
+    // Reads are answered, writes are not.
+    let pause = ["CLIENT", "PAUSE", "60000", "WRITE"];
+    redis.command(&pause).await.unwrap();
+    let issue = ["keys", "issue", "--tier", "starter", "--customer", "Acme"];
+    let message = run_beside(&scene.gateways[0], &issue).await.failed(1);
+    redis.command(&["CLIENT", "UNPAUSE"]).await.unwrap();
+    assert!(
+        message.contains("unknown whether") && message.contains("revoke it"),
+        "{message}"
+    );
+    let (_, rest) = message.split_once("touchline keys show ").unwrap();
+    let (id, _) = rest.split_once('`').unwrap();
+    assert!(id.parse::<KeyId>().is_ok(), "{message}");
 }

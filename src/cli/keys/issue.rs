@@ -14,11 +14,12 @@ use super::{Session, configured_tier, note};
 use crate::cli::output::{
     RecordFormat, parse_date, parse_name, to_the_second, write_json, write_record,
 };
-use crate::policy::api_key::{ApiKey, os_entropy};
+use crate::policy::api_key::{ApiKey, KeyId, os_entropy};
 use crate::policy::audit::{self, Author};
 use crate::policy::calendar::Calendar;
 use crate::policy::key_record::{Action, KeyRecord, LastChange};
 use crate::policy::lifecycle::KeyChange;
+use crate::store::{ChangeError, StoreError};
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct IssueArguments {
@@ -73,7 +74,9 @@ pub(super) async fn issue(
         expires,
         ..KeyRecord::new(&key, arguments.customer.as_str(), tier, now, issued)
     };
-    let (record, mark) = session.store.create_key(record).await?;
+    let id = record.id;
+    let created = session.store.create_key(record).await;
+    let (record, mark) = created.map_err(|error| unconfirmed(id, error))?;
     let view = KeyView::of(&record, now);
     let shown = match arguments.options.output {
         RecordFormat::Json => write_json(
@@ -100,6 +103,20 @@ pub(super) async fn issue(
         note("Keep the key safe: it is not stored and cannot be shown again.");
     }
     session.applied(Some(&mark)).await
+}
+
+/// The error for the operator if a key may not have been issued.
+fn unconfirmed(id: KeyId, error: ChangeError) -> anyhow::Error {
+    match error {
+        ChangeError::Store(error @ StoreError::Unavailable(_)) => anyhow!(
+            "it is unknown whether the key {id} was issued (it was not shown), {error}: check with `touchline keys show {id}`, \
+            revoke it if it exists, and issue another"
+        ),
+        ChangeError::UnknownKey(_)
+        | ChangeError::Conflict(_)
+        | ChangeError::Exists(_)
+        | ChangeError::Store(_) => error.into(),
+    }
 }
 
 pub(super) async fn rotate(
