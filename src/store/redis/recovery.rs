@@ -12,7 +12,7 @@
 //! Invariants: recovery grants nothing (the name of a killed producer is never used again), and no number is lowered. Not here:
 //! counts that Redis lost before they were read, which cannot be recovered.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -242,20 +242,55 @@ fn rows_of(
     let Some((start, end)) = fields.keys().find_map(|field| Names::boundaries_in(field)) else {
         return Vec::new();
     };
-    let units = |field: &str| fields.get(field)?.parse::<u64>().ok();
-    let producers = fields.keys().filter_map(|field| field.strip_prefix('g'));
+    let units = |kind: char, producer: &str| match fields.get(&format!("{kind}{producer}")) {
+        Some(units) => units.parse::<u64>().ok(),
+        None => Some(0),
+    };
+    // A producer may have refunds only: of units that another one was granted, before its account was dropped.
+    let producers: BTreeSet<&str> = fields
+        .keys()
+        .filter_map(|field| field.strip_prefix(['g', 'r']))
+        .collect();
     producers
+        .into_iter()
         .filter(|producer| processes.contains(process_of(producer)))
         .filter_map(|producer| {
             Some(CountRow {
                 key,
                 day: Day { date, start, end },
                 producer: producer.to_owned(),
-                ack: units(&format!("g{producer}"))?,
-                rack: units(&format!("r{producer}")).unwrap_or(0),
+                ack: units('g', producer)?,
+                rack: units('r', producer)?,
                 unsettled_units: 0,
                 settled: true,
             })
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn producers_with_refunds_only_are_read_too() {
+        let fields = [
+            ("t100-200", "2"),
+            ("gdead.1", "7"),
+            ("rdead.1", "2"),
+            ("rdead.2", "3"),
+            ("gdead.3", "4"),
+            ("gliving.1", "5"),
+            ("a150", "1"),
+        ];
+        let fields = fields.map(|(field, value)| (field.to_owned(), value.to_owned()));
+        let (key, date) = ("0123456789Ab".parse().unwrap(), "2026-11-22".parse());
+        let processes = HashSet::from(["dead"]);
+        let rows = rows_of(key, date.unwrap(), &fields.into(), &processes);
+        let marks = rows.iter().map(|row| (&*row.producer, row.ack, row.rack));
+        assert_eq!(
+            Vec::from_iter(marks),
+            [("dead.1", 7, 2), ("dead.2", 0, 3), ("dead.3", 4, 0)]
+        );
+    }
 }
