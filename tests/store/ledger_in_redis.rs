@@ -225,6 +225,47 @@ async fn a_day_that_redis_refuses_to_write_delays_no_other_day_of_the_ledger() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_ran_late_does_not_lower_the_ledger_for_long() {
+    let server = RedisServer::start().await;
+    let store = gateway_with(Settings {
+        timeout: Duration::from_millis(300),
+        ..settings(&server)
+    })
+    .await;
+    let (key, day) = (KeyEntry::new(new_record("pro")), today());
+    let (_, entries) = names(&key, day);
+    let entry = async || {
+        let mut read = redis::cmd("HGETALL");
+        let fields: Vec<String> = read
+            .arg(&entries)
+            .query_async(&mut server.connect().await)
+            .await
+            .unwrap();
+        <[String; 2]>::try_from(fields).ok()
+    };
+    let refuse = || store.refused(&key, day, &"markets".into(), RefusalReason::DailyQuota);
+    refuse();
+    let [field, older] = eventually("the ledger is written", entry).await;
+    let mut pause = redis::cmd("CLIENT");
+    pause.arg("PAUSE").arg(2_000).arg("WRITE");
+    pause.exec_async(&mut server.connect().await).await.unwrap();
+    // No reply in time: whether it is written is unknown.
+    refuse();
+    let newer = eventually("the ledger is written after the pause", async || {
+        entry().await.filter(|[_, value]| *value != older)
+    })
+    .await;
+    // What a write of another connection does that is still on its way.
+    let mut late = redis::cmd("HSET");
+    late.arg(&entries).arg(&field).arg(&older);
+    late.exec_async(&mut server.connect().await).await.unwrap();
+    eventually("the newer totals are back", async || {
+        (entry().await? == newer).then_some(())
+    })
+    .await;
+}
+
 fn journaled(server: &RedisServer, directory: &Path, keeping: Keeping) -> Settings {
     Settings {
         timeout: Duration::from_millis(300),

@@ -6,7 +6,7 @@
 //!
 //! Invariant: nothing is written into a day that is closed. Its late units are in the counts, as adjustments (`charge.lua`).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
+use crate::policy::quota::account::LATE_CALL_LASTS;
 use crate::store::ledger::Ceiling;
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::journal::TotalsRow;
@@ -53,6 +54,8 @@ pub struct ProcessLedger {
     totals: Shards<ProducerTotals>,
     /// The dates of written totals that the set of days may lack.
     unlisted: Mutex<BTreeSet<Date>>,
+    /// The totals of writes whose outcome is unknown, in the order of the instants from which none of them can run any more.
+    doubtful: Mutex<VecDeque<(Instant, TotalsKey)>>,
 }
 
 impl ProcessLedger {
@@ -70,6 +73,7 @@ impl ProcessLedger {
             clock,
             totals: Shards::default(),
             unlisted: Mutex::default(),
+            doubtful: Mutex::default(),
         }
     }
 
@@ -141,7 +145,9 @@ impl ProcessLedger {
     /// Whether everything is stored.
     pub fn is_written(&self) -> bool {
         let mut parts = self.totals.parts();
-        parts.all(|shard| shard.lock().changed_count() == 0) && self.unlisted.lock().is_empty()
+        parts.all(|shard| shard.lock().changed_count() == 0)
+            && self.unlisted.lock().is_empty()
+            && self.doubtful.lock().is_empty()
     }
 
     /// Drops stored totals of days that are over.
@@ -155,6 +161,7 @@ impl ProcessLedger {
     /// # Errors
     /// The first of all; everything else is written nevertheless.
     pub async fn write(&self) -> Result<(), StoreError> {
+        self.repeat_doubtful(Instant::now());
         let mut pages = Vec::with_capacity(WRITE_BATCH);
         let mut written = Ok(());
         for part in self.totals.parts() {
@@ -216,9 +223,20 @@ impl ProcessLedger {
         }
         for (page, result) in open.into_iter().zip(results) {
             self.end_writing(page, result.is_ok());
+            if let Err(LinkError::Lost(_)) = &result {
+                let over = Instant::now() + LATE_CALL_LASTS;
+                self.doubtful.lock().push_back((over, page.place.clone()));
+            }
             written = written.and(result.map(drop));
         }
         written
+    }
+
+    /// Marks the totals as changed whose write had no reply and cannot run any more: if it ran after a later one, it lowered them.
+    fn repeat_doubtful(&self, now: Instant) {
+        while let Some((_, place)) = self.doubtful.lock().pop_front_if(|(over, _)| *over <= now) {
+            self.totals.of(place.0).repeat(&place);
+        }
     }
 
     /// The dates to be added to the set of days: those of these pages, and those that could not be added before. None while

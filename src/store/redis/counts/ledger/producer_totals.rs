@@ -180,9 +180,15 @@ impl ProducerTotals {
     /// Marks everything to be written again: the store may have lost it.
     pub fn repeat_all(&mut self) {
         for (place, tier_totals) in &mut self.by_key {
-            for counted in &mut tier_totals.endpoints {
-                counted.changed = true;
-            }
+            tier_totals.repeat();
+            list_changed(&mut self.changed, place, tier_totals);
+        }
+    }
+
+    /// Marks these totals to be written again.
+    pub fn repeat(&mut self, place: &TotalsKey) {
+        if let Some(tier_totals) = self.by_key.get_mut(place) {
+            tier_totals.repeat();
             list_changed(&mut self.changed, place, tier_totals);
         }
     }
@@ -303,6 +309,12 @@ impl ProducerTotals {
 }
 
 impl TierTotals {
+    fn repeat(&mut self) {
+        for counted in &mut self.endpoints {
+            counted.changed = true;
+        }
+    }
+
     /// The totals of an endpoint, added if it has none.
     #[expect(
         clippy::indexing_slicing,
