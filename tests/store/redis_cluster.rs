@@ -5,10 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use harness::SLACK;
-use tokio::sync::OnceCell;
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Span, Timestamp};
+use tokio::sync::{OnceCell, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use touchline::clock::Clock;
+use touchline::policy::api_key::KeyId;
+use touchline::policy::calendar::Calendar;
+use touchline::store::export::Exported;
 use touchline::store::redis::{Servers, Settings, open};
 use touchline::store::status::StoreFacts;
 use touchline::store::{Decision, KeyEntry, NodeName, RefusalReason, Role, Store, StoreError};
@@ -318,6 +323,62 @@ async fn an_emptied_master_of_a_cluster_is_filled_again() {
             1
         );
     }
+}
+
+/// The number of a key's days that are reported for a long span.
+async fn days_reported(store: &Arc<dyn Store>, key: KeyId) -> usize {
+    let today = Timestamp::now().to_zoned(TimeZone::UTC).date();
+    let first = today - Span::new().days(300);
+    let days = store.usage(first, today, Some(key)).await.unwrap();
+    days.len()
+}
+
+/// The number of days in an export.
+async fn days_exported(store: &Arc<dyn Store>) -> usize {
+    let (sender, mut receiver) = mpsc::channel(100);
+    store.export(sender).await.unwrap();
+    let mut days = 0;
+    while let Some(item) = receiver.recv().await {
+        days += usize::from(matches!(item, Exported::KeyDay(_)));
+    }
+    days
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn days_that_a_lost_master_had_listed_are_reported_exported_and_listed_again() {
+    const DAYS_AGO: [i64; 3] = [3, 50, 100];
+    let mut set = ClusterSet::start(0).await;
+    let command = command(&set).await;
+    let lists = set.owner("touchline:days").await;
+    let mut record = new_record("pro");
+    while set.owner(record.id.as_str()).await == lists {
+        record = new_record("pro");
+    }
+    record.created = Timestamp::now() - SignedDuration::from_hours(200 * 24);
+    let (key, holds) = (record.id, set.owner(record.id.as_str()).await);
+    command.import_keys(vec![record]).await.unwrap();
+    let today = Timestamp::now().to_zoned(TimeZone::UTC).date();
+    for days_ago in DAYS_AGO {
+        let date = today - Span::new().days(days_ago);
+        let day = Calendar::of_zone(ZONE).unwrap().day_of(date).unwrap();
+        let (name, used) = (format!("touchline:q:{{{key}}}:{date}"), used_field(day));
+        let put = format!("HSET {name} {used} 2 ga.1 2");
+        let _: u64 = set.nodes[holds].ask(&put).await;
+    }
+    assert_eq!(days_reported(&command, key).await, 3);
+    assert_eq!(days_exported(&command).await, 3);
+    let store = gateway(place(&set)).await;
+    for _ in 0..2 {
+        eventually("the days are listed", async || {
+            let listed = set.nodes[lists].try_ask::<u64>("SCARD touchline:days");
+            (listed.await.ok()? == 3).then_some(())
+        })
+        .await;
+        assert_eq!(days_reported(&command, key).await, 3);
+        // It comes back empty.
+        set.nodes[lists].restart().await;
+    }
+    drop(store);
 }
 
 #[tokio::test]

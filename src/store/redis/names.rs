@@ -15,6 +15,7 @@
 //! | `<prefix>:{gateways}:register` | hash | gateway id -> when a gateway was last heard of, its name, its heartbeat, see `register` |
 //! | `<prefix>:{gateways}:trail` | hash | the audit trail of the register: version -> entry |
 //! | `<prefix>:days` | set | dates that have counts |
+//! | `<prefix>:complete:{<prefix>:days}` | string | set while no date is missing from that set, and lost with it |
 //! | `<prefix>:unexpiring` | string | set once no count, ledger or waiting event has an expiry, which an older version gave them |
 //! | `<prefix>:{events}:claimed:<date>` | hash | event -> the node that claimed it; kept two days after the day |
 //! | `<prefix>:{events}:pending` | sorted set | events to be delivered, by the time of their claim; dropped after a week |
@@ -192,6 +193,11 @@ impl Names {
     /// The dates that have counts.
     pub fn days(&self) -> String {
         format!("{}:days", self.prefix)
+    }
+
+    /// Set if no date is missing from the set of [`Names::days`]; in the same slot, so that a master loses both together.
+    pub fn days_complete(&self) -> String {
+        format!("{}:complete:{{{}}}", self.prefix, self.days())
     }
 
     /// Set if no count, ledger or waiting event has an expiry.

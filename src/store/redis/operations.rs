@@ -1,6 +1,7 @@
 //! What commands and background tasks do with the whole store.
 
 pub mod carrying;
+mod days;
 pub mod events;
 pub mod preparing;
 pub mod retention;

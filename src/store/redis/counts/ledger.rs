@@ -31,10 +31,12 @@ use crate::store::{Charge, KeyEntry, Receipt, RefusalReason, StoreError, Totals}
 
 mod carrying;
 mod cells;
+mod days;
 mod producer_totals;
 mod reading;
 
 pub use carrying::{key_days, take_in};
+pub use days::{complete_days, days_kept, has_counts, listed_days};
 pub use producer_totals::KeyAndDate;
 use producer_totals::{CountedTotals, LedgerPage, ProducerTotals, TotalsKey};
 pub use reading::{HashFields, held, prove, usage};

@@ -122,16 +122,19 @@ async fn trails(
     trails.collect()
 }
 
-/// The dates with counts, and those that may have got their first count a moment ago.
+/// The dates with counts, and those that may have got their first count a moment ago; all that may be kept, if dates with counts
+/// may be missing from Redis's list.
 async fn dates(
     link: &RedisLink,
     names: &Names,
     now: Timestamp,
 ) -> Result<BTreeSet<Date>, StoreError> {
-    let value = link.ask(redis::cmd("SMEMBERS").arg(names.days())).await?;
-    let listed = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
-    let listed = listed.iter().filter_map(|date| date.parse().ok());
-    Ok(listed.chain(around(now, -1..=1)).collect())
+    let (listed, are_complete) = ledger::listed_days(link, names).await?;
+    let mut dates: BTreeSet<Date> = listed.into_iter().chain(around(now, -1..=1)).collect();
+    if let Some(last) = dates.last().copied().filter(|_| !are_complete) {
+        dates.extend(ledger::days_kept(names, last));
+    }
+    Ok(dates)
 }
 
 /// The dates at these distances in days from an instant, in UTC.

@@ -7,6 +7,7 @@
 //! Every gateway does so; dropping a missing name costs nothing. Invariant: a day is removed from the list of days only after
 //! the counts and ledgers of all keys, so that an interrupted walk is repeated.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use jiff::civil::Date;
@@ -18,6 +19,7 @@ use crate::clock::next_tick;
 use crate::policy::calendar::Calendar;
 use crate::store::StoreError;
 use crate::store::redis::keys::codec::unreadable;
+use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::parts::Parts;
 use crate::store::redis::wire::link::ScanPlace;
 use crate::store::redis::wire::request::LinkError;
@@ -38,6 +40,7 @@ impl Parts {
     pub async fn retain_for_ever(&self) {
         let mut dropped: Option<Instant> = None;
         let mut are_unexpiring = false;
+        let mut seen_losses = None;
         loop {
             next_tick(LOOK_EVERY).await;
             if !self.command_link.is_whole() {
@@ -52,11 +55,21 @@ impl Parts {
                     }
                 }
             }
+            let losses = Some(self.losses.load(Ordering::Acquire));
+            if losses != seen_losses && self.feed.as_ref().is_some_and(Feed::is_loaded) {
+                match self.complete_days().await {
+                    Ok(()) => seen_losses = losses,
+                    Err(error) => {
+                        tracing::debug!(%error, "the list of days could not be checked; trying again");
+                    }
+                }
+            }
             let due = dropped.is_none_or(|at| at.elapsed() >= DROP_EVERY);
             let Some(now) = self.clock.settled_at().filter(|_| due) else {
                 continue;
             };
             dropped = Some(Instant::now());
+            seen_losses = None;
             let now = now.as_second();
             if let Err(error) = self.drop_old_days(now).await {
                 tracing::warn!(%error, "old days of the ledger are not dropped; trying again in an hour");

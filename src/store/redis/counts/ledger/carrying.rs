@@ -4,7 +4,8 @@ use jiff::civil::Date;
 use redis::{FromRedisValue, Pipeline};
 
 use super::cells;
-use super::reading::{Counts, HashFields, unreadable};
+use super::days::unreadable;
+use super::reading::{Counts, HashFields};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::{

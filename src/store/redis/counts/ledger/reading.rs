@@ -7,6 +7,7 @@ use jiff::civil::Date;
 use redis::{FromRedisValue, Pipeline};
 
 use super::cells;
+use super::days::{days_kept, listed_days, unreadable};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::export::{LateUnits, ProducerAccount, process_of};
@@ -18,8 +19,9 @@ use crate::store::{Adjustment, DayUsage, Proof, StoreError};
 
 /// Key-days read in one round trip.
 const READ_BATCH: usize = 256;
-/// Up to this many days every date is read; above, only those that have counts.
-const EVERY_DATE_MAX: i32 = 40;
+/// Up to this many days every date is read, above, only those that are listed as days with counts. An invoice is of a month and
+/// the forty days before.
+const EVERY_DATE_MAX: i32 = 80;
 
 /// A hash of Redis.
 pub type HashFields = HashMap<String, String>;
@@ -310,7 +312,7 @@ async fn read(
     Ok(days)
 }
 
-/// The dates to read: all dates of a short span, only those with counts of a long one.
+/// The dates to read: all dates of a short span, only those with counts of a long one, if they are known.
 async fn dates(
     link: &RedisLink,
     names: &Names,
@@ -328,18 +330,12 @@ async fn dates(
         let every = from.series(jiff::Span::new().days(1));
         return Ok(every.take_while(|date| *date <= to).collect());
     }
-    let value = link.ask(redis::cmd("SMEMBERS").arg(names.days())).await?;
-    let known = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
-    let mut dates: Vec<Date> = known
-        .iter()
-        .filter_map(|date| date.parse().ok())
-        .filter(|date| (from..=to).contains(date))
-        .collect();
+    let (mut dates, are_complete) = listed_days(link, names).await?;
+    if !are_complete {
+        dates.extend(days_kept(names, to));
+    }
+    dates.retain(|date| (from..=to).contains(date));
     dates.sort_unstable();
+    dates.dedup();
     Ok(dates)
-}
-
-/// The error for a reply of another type.
-pub(super) fn unreadable(error: redis::ParsingError) -> StoreError {
-    StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
 }
