@@ -148,6 +148,12 @@ impl Failure {
         )
     }
 
+    /// Whether the server did not accept the request's version of HTTP.
+    pub fn is_about_version(&self) -> bool {
+        let versions = [ServerFault::WantsHttp1, ServerFault::InvalidHttp2];
+        versions.map(Fault::Server).contains(&self.fault)
+    }
+
     /// Whether the failure indicates that the server does not support HTTP/2: it sent invalid HTTP/2, or closed the connection.
     pub fn may_be_other_protocol(&self) -> bool {
         matches!(

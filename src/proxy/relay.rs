@@ -145,7 +145,8 @@ impl Relay<'_, '_> {
         if !again || passed_on || !upload.can_be_sent_again() {
             return Err(failure);
         }
-        if fate != Fate::Unknown {
+        // One that speaks another version of HTTP is to blame for it.
+        if fate == Fate::Unprocessed || fate == Fate::Stale && !failure.is_about_version() {
             self.forwarding.release_server();
         }
         self.note_retry(match (fate, failure.fault) {
