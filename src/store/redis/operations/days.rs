@@ -1,7 +1,7 @@
 //! Completes the set of days that have counts, if Redis lost it.
 //!
-//! Cost: for each day since the first key was issued that has no counts, a question for each key. Once for a store, and once after
-//! each loss.
+//! Cost: for each day since the first key was issued that has no counts, a question for each key, in the background. Once for a store
+//! that had keys before its first gateway, and once after each loss.
 
 use jiff::tz::TimeZone;
 use jiff::{Span, Timestamp};

@@ -3,6 +3,8 @@
 //! It is one name, so a cluster keeps it on one master, and may lose it while the counts themselves are on others. A mark in the
 //! same slot is lost with it: without the mark, days may be missing from the set.
 
+use std::time::Duration;
+
 use jiff::Span;
 use jiff::civil::Date;
 use redis::{FromRedisValue, Pipeline};
@@ -14,6 +16,8 @@ use crate::store::redis::wire::link::RedisLink;
 
 /// Keys that are asked for in one round trip: some 0.2 ms of Redis.
 const ASK_BATCH: usize = 128;
+/// The pause after each such round trip: a long search takes a tenth of Redis.
+const ASK_PAUSE: Duration = Duration::from_millis(2);
 /// Days that are read beyond the retention: a day is dropped some time after it.
 const DROPPED_LATE_DAYS: i64 = 2;
 const DAY_SECONDS: i64 = 86_400;
@@ -66,7 +70,7 @@ pub fn days_kept(names: &Names, to: Date) -> impl Iterator<Item = Date> {
     every.take_while(move |date| *date <= to)
 }
 
-/// Whether one of these keys has counts or a ledger on a day.
+/// Whether one of these keys has counts or a ledger on a day. Cost without any: for a million keys 17 s, of which Redis works 1.6 s.
 ///
 /// # Errors
 /// Those of Redis.
@@ -89,6 +93,7 @@ pub async fn has_counts(
         if found.iter().any(|count| *count > 0) {
             return Ok(true);
         }
+        tokio::time::sleep(ASK_PAUSE).await;
     }
     Ok(false)
 }
