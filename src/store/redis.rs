@@ -132,8 +132,16 @@ pub async fn open(
         Role::Gateway(_) => settings.timeout,
         Role::Command => command_timeout,
     };
-    let link = Arc::new(RedisLink::new(topology.clone(), request_timeout));
-    let command_link = Arc::new(RedisLink::new(topology.clone(), command_timeout));
+    let link = Arc::new(RedisLink::new(
+        topology.clone(),
+        names.clone(),
+        request_timeout,
+    ));
+    let command_link = Arc::new(RedisLink::new(
+        topology.clone(),
+        names.clone(),
+        command_timeout,
+    ));
     let prepare = {
         let (role, names) = (role.clone(), names.clone());
         let (zone, clock) = (zone.to_owned(), clock.clone());
@@ -147,10 +155,9 @@ pub async fn open(
     }
     let keys = Arc::new(KeyTable::new());
     let producer = Arc::new(Producer::draw());
-    let guard = Arc::new(BreakerGuard::new(link.clone(), names.clone()));
+    let guard = Arc::new(BreakerGuard::new(link.clone()));
     let accounts = Accounts::new(
         guard.clone(),
-        names.clone(),
         producer.clone(),
         keys.clone(),
         clock.clone(),
@@ -158,7 +165,6 @@ pub async fn open(
     );
     let ledger = Arc::new(ProcessLedger::new(
         link.clone(),
-        names.clone(),
         producer.clone(),
         clock.clone(),
     ));
@@ -171,7 +177,7 @@ pub async fn open(
                     producer.process(),
                     guard.clone(),
                     counted,
-                    (topology.identity(&key_prefix), names.clone()),
+                    topology.identity(&key_prefix),
                 )
                 .await?,
             )
@@ -183,7 +189,6 @@ pub async fn open(
         Role::Gateway(node) => {
             let setting = FeedSettings {
                 link: command_link.clone(),
-                names: names.clone(),
                 keys: keys.clone(),
                 zone: zone.to_owned(),
                 clock: local_clock.clone(),
@@ -191,15 +196,14 @@ pub async fn open(
             let identity = topology.identity(&key_prefix);
             let feed = follower(setting, settings.replica.clone(), identity).await?;
             let condition = condition(&guard, outage.clone(), clock.clone());
-            let way = (command_link.clone(), names.clone());
-            let presence = Presence::new(way, node, settings.replica, condition).await?;
+            let link = command_link.clone();
+            let presence = Presence::new(link, node, settings.replica, condition).await?;
             (Some(feed), Some(presence))
         }
     };
     let recovery = outage.clone().map(|outage| CrashRecovery {
         link: command_link.clone(),
         guard: guard.clone(),
-        names: names.clone(),
         keys: keys.clone(),
         clock: clock.clone(),
         zone: zone.to_owned(),
@@ -213,7 +217,7 @@ pub async fn open(
         guard,
         losses: AtomicU64::new(0),
         flushing: tokio::sync::Mutex::default(),
-        records: RecordTable::new(command_link.clone(), names.clone(), command_timeout),
+        records: RecordTable::new(command_link.clone(), command_timeout),
         feed,
         presence,
         max_staleness: settings.max_staleness,
@@ -223,7 +227,6 @@ pub async fn open(
         keys,
         clock,
         local_clock,
-        names,
         link,
         command_link,
         accounts,
@@ -294,9 +297,9 @@ impl RedisStore {
 
     /// Sets the zone of an empty store, once.
     async fn claim_zone(&self) -> Result<(), StoreError> {
-        let Parts { names, zone, .. } = &*self.parts;
-        let claim = || claim_zone(&self.parts.command_link, names, zone);
-        self.parts.zone_claimed.get_or_try_init(claim).await?;
+        let parts = &self.parts;
+        let claim = || claim_zone(&parts.command_link, &parts.zone);
+        parts.zone_claimed.get_or_try_init(claim).await?;
         Ok(())
     }
 
@@ -317,8 +320,8 @@ impl Drop for RedisStore {
 #[async_trait]
 impl Transfer for RedisStore {
     async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
-        let Parts { names, zone, .. } = &*self.parts;
-        operations::carrying::carry_out(&self.parts.command_link, names, zone, &exported).await
+        let zone = &self.parts.zone;
+        operations::carrying::carry_out(&self.parts.command_link, zone, &exported).await
     }
 
     async fn import_exported(
@@ -329,8 +332,7 @@ impl Transfer for RedisStore {
         if mode == ImportMode::Write {
             self.claim_zone().await?;
         }
-        let (link, names) = (&self.parts.command_link, &self.parts.names);
-        operations::carrying::take_in(link, names, &items, mode).await
+        operations::carrying::take_in(&self.parts.command_link, &items, mode).await
     }
 }
 
@@ -440,8 +442,7 @@ impl Store for RedisStore {
         node: &NodeName,
         delivery: Delivery,
     ) -> Result<Claim, StoreError> {
-        let (link, names) = (&self.parts.command_link, &self.parts.names);
-        operations::events::claim(link, names, crossing, node, delivery).await
+        operations::events::claim(&self.parts.command_link, crossing, node, delivery).await
     }
 
     async fn undelivered(
@@ -449,16 +450,15 @@ impl Store for RedisStore {
         courier: &NodeName,
         lease: Duration,
     ) -> Result<Option<Vec<Event>>, StoreError> {
-        let (link, names) = (&self.parts.command_link, &self.parts.names);
-        operations::events::undelivered(link, names, courier, lease).await
+        operations::events::undelivered(&self.parts.command_link, courier, lease).await
     }
 
     async fn delivered(&self, event: &Event) -> Result<(), StoreError> {
-        operations::events::delivered(&self.parts.command_link, &self.parts.names, event).await
+        operations::events::delivered(&self.parts.command_link, event).await
     }
 
     async fn resign(&self, courier: &NodeName) -> Result<(), StoreError> {
-        operations::events::resign(&self.parts.command_link, &self.parts.names, courier).await
+        operations::events::resign(&self.parts.command_link, courier).await
     }
 
     async fn close(&self, deadline: Duration) {
@@ -549,17 +549,11 @@ impl Store for RedisStore {
         mark: &ChangeMark,
         patience: Duration,
     ) -> Result<Vec<Unconfirmed>, StoreError> {
-        gateways::register::await_applied(
-            &self.parts.command_link,
-            &self.parts.names,
-            mark,
-            patience,
-        )
-        .await
+        gateways::register::await_applied(&self.parts.command_link, mark, patience).await
     }
 
     async fn last_change(&self) -> Result<ChangeMark, StoreError> {
-        operations::status::last_change(&self.parts.command_link, &self.parts.names).await
+        operations::status::last_change(&self.parts.command_link).await
     }
 
     async fn forget_gateway(
@@ -567,8 +561,7 @@ impl Store for RedisStore {
         node: &NodeName,
         author: &Author,
     ) -> Result<Forgotten, StoreError> {
-        gateways::register::strike_off(&self.parts.command_link, &self.parts.names, node, author)
-            .await
+        gateways::register::strike_off(&self.parts.command_link, node, author).await
     }
 
     async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError> {
@@ -581,15 +574,15 @@ impl Store for RedisStore {
         let theirs = parts.records.server_time().await?;
         let halfway = parts.local_clock.now().duration_since(asked) / 2;
         let difference = theirs.duration_since(asked) - halfway;
-        let (link, names) = (&parts.command_link, &parts.names);
+        let link = &parts.command_link;
         let journal = match parts.journal.clone() {
             Some(path) => tokio::task::spawn_blocking(move || journal_facts(&path))
                 .await
                 .unwrap_or_default(),
             None => None,
         };
-        let events = operations::events::waiting(link, names, theirs).await?;
-        operations::status::status(link, names, difference.as_secs_f64(), events, journal).await
+        let events = operations::events::waiting(link, theirs).await?;
+        operations::status::status(link, difference.as_secs_f64(), events, journal).await
     }
 
     async fn usage_of(
@@ -598,8 +591,7 @@ impl Store for RedisStore {
         to: Date,
         keys: &[KeyId],
     ) -> Result<Vec<DayUsage>, StoreError> {
-        let (link, names) = (&self.parts.command_link, &self.parts.names);
-        counts::ledger::usage(link, names, keys, from, to).await
+        counts::ledger::usage(&self.parts.command_link, keys, from, to).await
     }
 
     async fn prove_of(
@@ -608,7 +600,6 @@ impl Store for RedisStore {
         to: Date,
         keys: &[KeyId],
     ) -> Result<Vec<Proof>, StoreError> {
-        let (link, names) = (&self.parts.command_link, &self.parts.names);
-        counts::ledger::prove(link, names, keys, from, to).await
+        counts::ledger::prove(&self.parts.command_link, keys, from, to).await
     }
 }

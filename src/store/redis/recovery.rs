@@ -58,8 +58,6 @@ pub struct CrashRecovery {
     pub link: Arc<RedisLink>,
     /// The breaker.
     pub guard: Arc<BreakerGuard>,
-    /// The names.
-    pub names: Names,
     /// The keys whose counts are read.
     pub keys: Arc<KeyTable>,
     /// The store's clock.
@@ -172,7 +170,9 @@ impl CrashRecovery {
     ) -> (usize, Result<(), StoreError>) {
         let mut pipeline = Pipeline::new();
         for key in keys {
-            pipeline.cmd("HGETALL").arg(self.names.counts(*key, date));
+            pipeline
+                .cmd("HGETALL")
+                .arg(self.link.names.counts(*key, date));
         }
         let (mut held, mut complete) = (Vec::new(), Ok(()));
         for (key, result) in keys.iter().zip(self.link.ask_each(&pipeline).await) {
@@ -201,7 +201,7 @@ impl CrashRecovery {
         let lacking = journal.lacking(held).await?;
         let (days, mut is_ahead) = (Vec::from_iter(lacking.days), lacking.is_ahead);
         let mut rows = JournalRows::default();
-        let held = ledger::held(&self.link, &self.names, &days).await?;
+        let held = ledger::held(&self.link, &days).await?;
         for ((key, day), (totals, counts)) in days.into_iter().zip(held) {
             rows.counts
                 .extend(rows_of(key, day.date, &counts, processes));

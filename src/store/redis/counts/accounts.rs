@@ -19,7 +19,6 @@ use crate::policy::calendar::Day;
 use crate::policy::quota::{Account, WaiterResult, WaiterTerms};
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::counts::kept_day::KeptDay;
-use crate::store::redis::names::Names;
 use crate::store::redis::producer::Producer;
 use crate::store::redis::shards::Shards;
 use crate::store::redis::wire::guard::BreakerGuard;
@@ -160,7 +159,6 @@ impl Drop for Units {
 pub struct Accounts {
     pub link: Arc<RedisLink>,
     guard: Arc<BreakerGuard>,
-    names: Names,
     producer: Arc<Producer>,
     keys: Arc<KeyTable>,
     clock: Arc<StoreClock>,
@@ -191,7 +189,6 @@ impl Accounts {
     /// No accounts yet.
     pub fn new(
         guard: Arc<BreakerGuard>,
-        names: Names,
         producer: Arc<Producer>,
         keys: Arc<KeyTable>,
         clock: Arc<StoreClock>,
@@ -200,7 +197,6 @@ impl Accounts {
         Arc::new(Accounts {
             link: guard.link().clone(),
             guard,
-            names,
             producer,
             keys,
             clock,
@@ -224,7 +220,7 @@ impl Accounts {
                 key,
                 day,
                 producer: self.producer.next_number(),
-                place: slots::slot(self.names.record(key).as_bytes()),
+                place: slots::slot(self.link.names.record(key).as_bytes()),
                 held_below: AtomicU64::new(0),
                 state: Mutex::new(SlotState {
                     account: Account::new(self.terms(key, day)),

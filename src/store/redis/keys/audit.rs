@@ -11,7 +11,6 @@ use super::codec::unreadable;
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
-use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
 
 /// Trails read in one round trip.
@@ -20,7 +19,6 @@ const BATCH: usize = 500;
 /// The wanted entries of these keys, and of the register of gateways, in the order of time.
 pub async fn read(
     link: &RedisLink,
-    names: &Names,
     records: &[KeyRecord],
     wanted: &Wanted,
 ) -> Result<Vec<Entry>, StoreError> {
@@ -28,7 +26,7 @@ pub async fn read(
     for batch in records.chunks(BATCH) {
         let mut pipeline = Pipeline::new();
         for record in batch {
-            pipeline.cmd("HVALS").arg(names.audit_trail(record.id));
+            pipeline.cmd("HVALS").arg(link.names.audit_trail(record.id));
         }
         let value = link.ask(&pipeline).await?;
         let trails = Vec::<Vec<String>>::from_redis_value(value).map_err(unreadable)?;
@@ -45,7 +43,7 @@ pub async fn read(
         }
     }
     if wanted.key.is_none() {
-        let of_gateways = of_gateways(link, names).await?.into_iter();
+        let of_gateways = of_gateways(link).await?.into_iter();
         entries.extend(of_gateways.filter(|entry| wanted.holds(entry)));
     }
     entries.sort_by_key(Entry::place);
@@ -53,9 +51,9 @@ pub async fn read(
 }
 
 /// The entries of the register of gateways.
-pub async fn of_gateways(link: &RedisLink, names: &Names) -> Result<Vec<Entry>, StoreError> {
+pub async fn of_gateways(link: &RedisLink) -> Result<Vec<Entry>, StoreError> {
     let value = link
-        .ask(redis::cmd("HVALS").arg(names.gateway_audit_trail()))
+        .ask(redis::cmd("HVALS").arg(link.names.gateway_audit_trail()))
         .await?;
     let packed = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
     packed.iter().map(|packed| unpacked(packed)).collect()

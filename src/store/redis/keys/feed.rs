@@ -52,8 +52,6 @@ const CLOCK_BACK_MAX: SignedDuration = SignedDuration::from_mins(5);
 pub struct FeedSettings {
     /// The commands' link.
     pub link: Arc<RedisLink>,
-    /// The names.
-    pub names: Names,
     /// The table that the feed updates.
     pub keys: Arc<KeyTable>,
     /// The time zone of the quota days, to be stored again in an emptied store.
@@ -182,10 +180,10 @@ impl Feed {
         logged: &mut String,
     ) -> Result<std::convert::Infallible, StoreError> {
         // Only a server that the link has accepted (zone, readiness) is followed.
-        let FeedSettings { link, names, .. } = &self.setting;
+        let link = &self.setting.link;
         link.require()?;
         let made = link.made();
-        let mut connection = link.connect_apart(&names.feed()).await?;
+        let mut connection = link.connect_apart(&link.names.feed()).await?;
         let mut run_ids = link.run_ids().await;
         run_ids.insert(run_id(&mut connection).await?);
         let mut follower = FeedConnection {
@@ -215,11 +213,11 @@ impl Feed {
         run_ids: &BTreeSet<String>,
         lookups: Lookups,
     ) -> Result<(), StoreError> {
-        let (link, names) = (&self.setting.link, &self.setting.names);
-        let before = index::state(link, names).await?;
+        let link = &self.setting.link;
+        let before = index::state(link).await?;
         let incarnation = match &before.incarnation {
             Some(incarnation) => Some(incarnation.clone()),
-            None => index::begin_incarnation(link, names).await?,
+            None => index::begin_incarnation(link).await?,
         };
         let lookups = match before.is_complete {
             true => lookups,
@@ -230,7 +228,7 @@ impl Feed {
         if !before.is_complete
             && let Some(incarnation) = &incarnation
         {
-            index::completed(link, names, incarnation).await?;
+            index::completed(link, incarnation).await?;
         }
         *self.origin.lock() = ReplicaOrigin {
             incarnation: incarnation.unwrap_or_default(),
@@ -247,11 +245,11 @@ impl Feed {
         mut pages: KeyPages,
         lookups: Lookups,
     ) -> Result<HashMap<KeyId, u64>, StoreError> {
-        let (link, names) = (&self.setting.link, &self.setting.names);
+        let link = &self.setting.link;
         let mut walked = HashMap::new();
-        while let Some(records) = pages.next(link, names).await? {
+        while let Some(records) = pages.next(link).await? {
             if lookups == Lookups::Lost {
-                restore_lookups(link, names, &records).await?;
+                restore_lookups(link, &records).await?;
             }
             for record in records {
                 walked.insert(record.id, record.version);
@@ -281,7 +279,7 @@ impl Feed {
             stored = stored.len(),
             "Redis lacks keys of this gateway's replica or has older versions: writing them back"
         );
-        write_back(&self.setting.link, &self.setting.names, &lacking).await?;
+        write_back(&self.setting.link, &lacking).await?;
         Ok(())
     }
 
@@ -305,7 +303,7 @@ impl Feed {
 
     async fn remember_zone(&self) -> Result<(), StoreError> {
         let mut set = redis::cmd("SET");
-        set.arg(self.setting.names.zone())
+        set.arg(self.setting.link.names.zone())
             .arg(&self.setting.zone)
             .arg("NX");
         self.setting.link.ask(&set).await?;
@@ -425,12 +423,12 @@ impl FeedConnection<'_> {
         state: &StreamState,
         place: u128,
     ) -> Result<Option<&'static str>, StoreError> {
-        let FeedSettings { link, names, .. } = &self.feed.setting;
+        let link = &self.feed.setting.link;
         let origin = self.feed.origin.lock().clone();
         if !self.run_ids.is_subset(&origin.run_ids) {
             return Ok(Some("Redis was restarted or replaced"));
         }
-        match index::state(link, names).await {
+        match index::state(link).await {
             Ok(IndexState { incarnation, .. })
                 if incarnation.clone().unwrap_or_default() != origin.incarnation =>
             {
@@ -456,7 +454,7 @@ impl FeedConnection<'_> {
     async fn holds(&mut self, place: u128) -> Result<bool, StoreError> {
         let mut range = redis::cmd("XRANGE");
         range
-            .arg(self.feed.setting.names.feed())
+            .arg(self.feed.setting.link.names.feed())
             .arg(stream_id(place))
             .arg(stream_id(place));
         let value = patient(READ_LATE, range.query_async(&mut self.connection)).await?;
@@ -474,7 +472,7 @@ impl FeedConnection<'_> {
             .arg("BLOCK")
             .arg(READ_BLOCKS.as_millis() as u64)
             .arg("STREAMS")
-            .arg(feed.setting.names.feed())
+            .arg(feed.setting.link.names.feed())
             .arg(stream_id(place));
         let reply = read.query_async(&mut self.connection);
         let value = patient(READ_BLOCKS + READ_LATE, reply).await?;
@@ -504,7 +502,7 @@ impl FeedConnection<'_> {
     }
 
     async fn stream_state(&mut self) -> Result<StreamState, StoreError> {
-        stream_state(&mut self.connection, &self.feed.setting.names).await
+        stream_state(&mut self.connection, &self.feed.setting.link.names).await
     }
 }
 

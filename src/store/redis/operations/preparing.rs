@@ -98,15 +98,15 @@ pub async fn prepared(
 ///
 /// # Errors
 /// [`StoreError::OtherCalendar`] if the store has another zone, and those of Redis.
-pub async fn claim_zone(link: &RedisLink, names: &Names, zone: &str) -> Result<(), StoreError> {
+pub async fn claim_zone(link: &RedisLink, zone: &str) -> Result<(), StoreError> {
     let stored = async || {
-        let value = link.ask(redis::cmd("GET").arg(names.zone())).await?;
+        let value = link.ask(redis::cmd("GET").arg(link.names.zone())).await?;
         Option::<String>::from_redis_value(value).map_err(unreadable)
     };
     if let Some(stored) = stored().await? {
         return same_zone(Some(&stored), zone);
     }
-    link.ask(&set_zone(names, zone)).await?;
+    link.ask(&set_zone(&link.names, zone)).await?;
     same_zone(stored().await?.as_deref(), zone)
 }
 

@@ -61,7 +61,7 @@ impl Parts {
             if let Err(error) = self.drop_old_days(now).await {
                 tracing::warn!(%error, "old days of the ledger are not dropped; trying again in an hour");
             }
-            if let Err(error) = events::drop_old(&self.command_link, &self.names, now).await {
+            if let Err(error) = events::drop_old(&self.command_link, now).await {
                 tracing::warn!(%error, "old events are not dropped; trying again in an hour");
             }
         }
@@ -71,15 +71,15 @@ impl Parts {
     async fn drop_old_days(&self, now: i64) -> Result<(), StoreError> {
         let calendar = Calendar::of_zone(&self.zone)
             .map_err(|error| StoreError::Failed(format!("the zone {}: {error}", self.zone)))?;
-        let listed = self
-            .command_link
-            .ask(redis::cmd("SMEMBERS").arg(self.names.days()))
+        let link = &self.command_link;
+        let listed = link
+            .ask(redis::cmd("SMEMBERS").arg(link.names.days()))
             .await?;
         let listed = Vec::<String>::from_redis_value(listed).map_err(unreadable)?;
         let mut dates: Vec<Date> = listed.iter().filter_map(|date| date.parse().ok()).collect();
         dates.sort_unstable();
         dates.truncate(dates.len().saturating_sub(KEPT_MIN));
-        let retention = self.names.keeping().retention_seconds();
+        let retention = link.names.keeping().retention_seconds();
         for date in dates {
             let day = calendar.day_of(date);
             if day.is_ok_and(|day| day.end.saturating_add(retention) <= now) {
@@ -90,20 +90,21 @@ impl Parts {
     }
 
     async fn drop_day(&self, date: Date) -> Result<(), LinkError> {
+        let link = &self.command_link;
         for keys in self.keys.entries().chunks(DROP_BATCH) {
             let mut pipeline = Pipeline::new();
             for entry in keys {
                 let id = entry.record.id;
                 pipeline
                     .cmd("UNLINK")
-                    .arg(self.names.counts(id, date))
-                    .arg(self.names.ledger(id, date));
+                    .arg(link.names.counts(id, date))
+                    .arg(link.names.ledger(id, date));
             }
-            self.command_link.ask(&pipeline).await?;
+            link.ask(&pipeline).await?;
         }
         let mut forget = redis::cmd("SREM");
-        forget.arg(self.names.days()).arg(date.to_string());
-        let forgotten = self.command_link.ask(&forget).await?;
+        forget.arg(link.names.days()).arg(date.to_string());
+        let forgotten = link.ask(&forget).await?;
         // Only one of several gateways that drop a day logs it.
         if i64::from_redis_value(forgotten).is_ok_and(|forgotten| forgotten > 0) {
             tracing::info!(%date, "a day of the ledger was dropped: its retention is over");
@@ -115,11 +116,11 @@ impl Parts {
     /// the server for a second with each million names of whatever owner.
     async fn take_off_expiries(&self) -> Result<(), StoreError> {
         let link = &self.command_link;
-        if self.exists(&self.names.unexpiring()).await? {
+        if self.exists(&link.names.unexpiring()).await? {
             return Ok(());
         }
-        let patterns = match self.exists(&self.names.days()).await? {
-            true => self.names.all_days().to_vec(),
+        let patterns = match self.exists(&link.names.days()).await? {
+            true => link.names.all_days().to_vec(),
             false => Vec::new(),
         };
         for pattern in patterns {
@@ -137,10 +138,10 @@ impl Parts {
                 link.ask(&pipeline).await?;
             }
         }
-        link.ask(redis::cmd("PERSIST").arg(self.names.events()))
+        link.ask(redis::cmd("PERSIST").arg(link.names.events()))
             .await?;
         let mut note = redis::cmd("SET");
-        note.arg(self.names.unexpiring()).arg("1");
+        note.arg(link.names.unexpiring()).arg("1");
         link.ask(&note).await?;
         Ok(())
     }

@@ -21,6 +21,7 @@ use super::script::{Script, ScriptArguments};
 use super::slots::{ClusterView, slot};
 use super::topology::{Address, Topology};
 use crate::store::StoreError;
+use crate::store::redis::names::Names;
 
 /// A new connection that is prepared before callers may use it.
 #[derive(Clone)]
@@ -106,8 +107,10 @@ enum Way {
     Cluster(Cluster),
 }
 
-/// The connection to Redis.
+/// The connection to Redis, and what the store is called there.
 pub struct RedisLink {
+    /// The names of the store.
+    pub names: Names,
     topology: Topology,
     response_timeout: Duration,
     made: Arc<AtomicU64>,
@@ -116,7 +119,7 @@ pub struct RedisLink {
 
 impl RedisLink {
     /// A link without a connection; [`RedisLink::keep`] connects it.
-    pub fn new(topology: Topology, response_timeout: Duration) -> RedisLink {
+    pub fn new(topology: Topology, names: Names, response_timeout: Duration) -> RedisLink {
         let made = Arc::new(AtomicU64::new(0));
         let way = match topology.seeds() {
             None => {
@@ -130,6 +133,7 @@ impl RedisLink {
             )),
         };
         RedisLink {
+            names,
             topology,
             response_timeout,
             made,

@@ -268,8 +268,8 @@ impl Accounts {
             record: record.as_deref().unwrap_or_default(),
             day: row.day,
         });
-        let record = self.names.record(row.key);
-        let counts = self.names.counts(row.key, row.day.date);
+        let record = self.link.names.record(row.key);
+        let counts = self.link.names.counts(row.key, row.day.date);
         self.run(&[&record, &counts], argument).await?;
         Ok(())
     }

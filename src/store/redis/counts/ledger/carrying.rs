@@ -10,7 +10,6 @@ use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::{
     ImportCounts, ImportMode, KeyDay, LateUnits, ProducerAccount, Sheet, accounts_of,
 };
-use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::script::{MERGE_DAY, ScriptArguments};
 use crate::store::{StoreError, Totals};
@@ -22,7 +21,6 @@ use crate::store::{StoreError, Totals};
 /// Those of Redis, and unreadable values.
 pub async fn key_days(
     link: &RedisLink,
-    names: &Names,
     keys: &[KeyId],
     date: Date,
     calendar: &Calendar,
@@ -31,9 +29,9 @@ pub async fn key_days(
     for key in keys {
         pipeline
             .cmd("HGETALL")
-            .arg(names.ledger(*key, date))
+            .arg(link.names.ledger(*key, date))
             .cmd("HGETALL")
-            .arg(names.counts(*key, date));
+            .arg(link.names.counts(*key, date));
     }
     let value = link.ask(&pipeline).await?;
     let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
@@ -100,7 +98,6 @@ fn key_day(
 /// Imports days, or only reports what an import would change.
 pub async fn take_in(
     link: &RedisLink,
-    names: &Names,
     days: &[&KeyDay],
     taking: ImportMode,
 ) -> Result<ImportCounts, StoreError> {
@@ -111,8 +108,8 @@ pub async fn take_in(
     let mut pipeline = Pipeline::new();
     for day in days {
         let keys = [
-            names.counts(day.key, day.date),
-            names.ledger(day.key, day.date),
+            link.names.counts(day.key, day.date),
+            link.names.ledger(day.key, day.date),
         ];
         let keys = keys.each_ref().map(String::as_str);
         pipeline.add_command(MERGE_DAY.by_text(&keys, &arguments(day, taking)));
@@ -134,7 +131,7 @@ pub async fn take_in(
     }
     if taking == ImportMode::Write {
         let mut list = redis::cmd("SADD");
-        list.arg(names.days());
+        list.arg(link.names.days());
         for day in days {
             list.arg(day.date.to_string());
         }

@@ -27,24 +27,22 @@ pub type HashFields = HashMap<String, String>;
 /// The usage of some keys on the days from `from` through `to`, in the order of date and key.
 pub async fn usage(
     link: &RedisLink,
-    names: &Names,
     keys: &[KeyId],
     from: Date,
     to: Date,
 ) -> Result<Vec<DayUsage>, StoreError> {
-    let days = read(link, names, keys, (from, to)).await?;
+    let days = read(link, keys, (from, to)).await?;
     Ok(days.into_iter().map(StoredDay::usage).collect())
 }
 
 /// As [`usage`], with the faults of each day.
 pub async fn prove(
     link: &RedisLink,
-    names: &Names,
     keys: &[KeyId],
     from: Date,
     to: Date,
 ) -> Result<Vec<Proof>, StoreError> {
-    let days = read(link, names, keys, (from, to)).await?;
+    let days = read(link, keys, (from, to)).await?;
     let proofs = days.into_iter().map(|day| Proof {
         faults: day.faults(),
         usage: day.usage(),
@@ -56,7 +54,6 @@ pub async fn prove(
 /// no unit that was not counted.
 pub async fn held(
     link: &RedisLink,
-    names: &Names,
     days: &[(KeyId, Day)],
 ) -> Result<Vec<(Vec<TotalsRow>, HashFields)>, StoreError> {
     let mut held = Vec::with_capacity(days.len());
@@ -65,9 +62,9 @@ pub async fn held(
         for (key, day) in batch {
             pipeline
                 .cmd("HGETALL")
-                .arg(names.ledger(*key, day.date))
+                .arg(link.names.ledger(*key, day.date))
                 .cmd("HGETALL")
-                .arg(names.counts(*key, day.date));
+                .arg(link.names.counts(*key, day.date));
         }
         let value = link.ask(&pipeline).await?;
         let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
@@ -278,12 +275,11 @@ impl StoredDay {
 
 async fn read(
     link: &RedisLink,
-    names: &Names,
     keys: &[KeyId],
     (from, to): (Date, Date),
 ) -> Result<Vec<StoredDay>, StoreError> {
     let mut places = Vec::new();
-    for date in dates(link, names, from, to).await? {
+    for date in dates(link, from, to).await? {
         places.extend(keys.iter().map(|key| (date, *key)));
     }
     let mut days = Vec::new();
@@ -292,9 +288,9 @@ async fn read(
         for (date, key) in batch {
             pipeline
                 .cmd("HGETALL")
-                .arg(names.counts(*key, *date))
+                .arg(link.names.counts(*key, *date))
                 .cmd("HGETALL")
-                .arg(names.ledger(*key, *date));
+                .arg(link.names.ledger(*key, *date));
         }
         let value = link.ask(&pipeline).await?;
         let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
@@ -311,12 +307,7 @@ async fn read(
 }
 
 /// The dates to read: all dates of a short span, only those with counts of a long one.
-async fn dates(
-    link: &RedisLink,
-    names: &Names,
-    from: Date,
-    to: Date,
-) -> Result<Vec<Date>, StoreError> {
+async fn dates(link: &RedisLink, from: Date, to: Date) -> Result<Vec<Date>, StoreError> {
     if to < from {
         return Ok(Vec::new());
     }
@@ -328,7 +319,9 @@ async fn dates(
         let every = from.series(jiff::Span::new().days(1));
         return Ok(every.take_while(|date| *date <= to).collect());
     }
-    let value = link.ask(redis::cmd("SMEMBERS").arg(names.days())).await?;
+    let value = link
+        .ask(redis::cmd("SMEMBERS").arg(link.names.days()))
+        .await?;
     let known = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
     let mut dates: Vec<Date> = known
         .iter()
