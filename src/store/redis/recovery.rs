@@ -31,10 +31,10 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::process_of;
 use crate::store::redis::counts::ledger::{self, HashFields};
-use crate::store::redis::keys::codec::unreadable;
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::wire::guard::BreakerGuard;
 use crate::store::redis::wire::link::RedisLink;
+use crate::store::redis::wire::request::unreadable;
 use crate::store::{KeyTable, StoreError};
 
 /// Key-days read in one round trip: a reply of some 100 kB, a millisecond of Redis.

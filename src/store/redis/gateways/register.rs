@@ -16,8 +16,9 @@ use tokio::time::Instant;
 
 use super::heartbeat::{BEAT_HOLDS, Heartbeat};
 use crate::policy::audit::{self, Author};
-use crate::store::redis::keys::codec::{parse_place, read_time, unreadable};
+use crate::store::redis::keys::codec::{parse_place, read_time};
 use crate::store::redis::wire::link::RedisLink;
+use crate::store::redis::wire::request::unreadable;
 use crate::store::redis::wire::script::{REGISTER, SIGN_IN, STRIKE_OFF, ScriptArguments};
 use crate::store::{ChangeMark, Forgotten, NodeName, StoreError, Unconfirmed};
 

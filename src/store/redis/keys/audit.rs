@@ -5,9 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use redis::{FromRedisValue, Pipeline};
+use redis::Pipeline;
 
-use super::codec::unreadable;
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
@@ -28,8 +27,7 @@ pub async fn read(
         for record in batch {
             pipeline.cmd("HVALS").arg(link.names.audit_trail(record.id));
         }
-        let value = link.ask(&pipeline).await?;
-        let trails = Vec::<Vec<String>>::from_redis_value(value).map_err(unreadable)?;
+        let trails: Vec<Vec<String>> = link.read(&pipeline).await?;
         for (record, packed) in batch.iter().zip(trails) {
             let mut trail = BTreeMap::new();
             for packed in packed {
@@ -52,10 +50,9 @@ pub async fn read(
 
 /// The entries of the register of gateways.
 pub async fn of_gateways(link: &RedisLink) -> Result<Vec<Entry>, StoreError> {
-    let value = link
-        .ask(redis::cmd("HVALS").arg(link.names.gateway_audit_trail()))
+    let packed: Vec<String> = link
+        .read(redis::cmd("HVALS").arg(link.names.gateway_audit_trail()))
         .await?;
-    let packed = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
     packed.iter().map(|packed| unpacked(packed)).collect()
 }
 

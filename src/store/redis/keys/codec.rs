@@ -9,6 +9,7 @@ use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
 use crate::store::redis::names::Names;
+use crate::store::redis::wire::request::unreadable;
 use crate::store::redis::wire::script::{RECORD, ScriptArguments};
 use crate::store::{ChangeMark, KeyEntry, StoreError};
 
@@ -102,11 +103,6 @@ pub fn digests(record: &KeyRecord) -> Vec<KeyDigest> {
         digests.push(previous.digest);
     }
     digests
-}
-
-/// The error for a reply of another type.
-pub fn unreadable(error: redis::ParsingError) -> StoreError {
-    StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
 }
 
 #[cfg(test)]

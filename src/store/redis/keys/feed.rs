@@ -19,7 +19,7 @@ use redis::{FromRedisValue, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
-use super::codec::{parse_place, stream_id, unpacked, unreadable};
+use super::codec::{parse_place, stream_id, unpacked};
 use super::current::Current;
 use super::index::{self, IndexState, KeyPages};
 use super::records::{restore_lookups, write_back};
@@ -31,6 +31,7 @@ use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::{RedisLink, run_id_in};
 use crate::store::redis::wire::request::jittered;
+use crate::store::redis::wire::request::unreadable;
 use crate::store::{KeyTable, StoreError};
 
 /// How long one read of the feed blocks, and how late its reply may be.

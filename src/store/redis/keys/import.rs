@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use redis::{FromRedisValue, Pipeline, Value};
 
-use super::codec::{CLAIM_LASTS, change_mark, digests, feed_entry, put, unpacked, unreadable};
+use super::codec::{CLAIM_LASTS, change_mark, digests, feed_entry, put, unpacked};
 use super::index;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
@@ -213,6 +213,5 @@ async fn replies<T: FromRedisValue>(
     if pipeline.is_empty() {
         return Ok(Vec::new());
     }
-    let value = link.ask(pipeline).await?;
-    Vec::from_redis_value(value).map_err(unreadable)
+    link.read(pipeline).await
 }

@@ -9,9 +9,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use redis::{FromRedisValue, Pipeline, Value};
+use redis::Pipeline;
 
-use super::codec::{unpacked, unreadable};
+use super::codec::unpacked;
 use crate::policy::api_key::{KeyId, os_entropy};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
@@ -41,10 +41,8 @@ pub async fn state(link: &RedisLink) -> Result<IndexState, StoreError> {
     for set in 0..ID_SETS {
         pipeline.cmd("GET").arg(link.names.complete(set));
     }
-    let value = link.ask(&pipeline).await?;
-    let mut incarnations = Vec::<Option<String>>::from_redis_value(value)
-        .map_err(unreadable)?
-        .into_iter();
+    let incarnations: Vec<Option<String>> = link.read(&pipeline).await?;
+    let mut incarnations = incarnations.into_iter();
     let incarnation = incarnations.next().flatten();
     Ok(IndexState {
         is_complete: incarnation.is_some() && incarnations.all(|complete| complete == incarnation),
@@ -120,8 +118,7 @@ pub async fn with_text(link: &RedisLink, text: &str) -> Result<BTreeSet<KeyId>, 
             let scan = scan.arg(cursor).arg("MATCH").arg(&pattern);
             scan.arg("COUNT").arg(COMPARED_PER_SET);
         }
-        let value = link.ask(&pipeline).await?;
-        let pages = Vec::<(u64, Vec<String>)>::from_redis_value(value).map_err(unreadable)?;
+        let pages: Vec<(u64, Vec<String>)> = link.read(&pipeline).await?;
         let sets: Vec<u32> = places.drain(..).map(|(set, _)| set).collect();
         for (set, (cursor, texts)) in sets.into_iter().zip(pages) {
             let ids = texts.iter().filter_map(|text| text.lines().next());
@@ -140,8 +137,7 @@ pub async fn count(link: &RedisLink) -> Result<u64, StoreError> {
     for set in 0..ID_SETS {
         pipeline.cmd("SCARD").arg(link.names.ids(set));
     }
-    let value = link.ask(&pipeline).await?;
-    let counts = Vec::<u64>::from_redis_value(value).map_err(unreadable)?;
+    let counts: Vec<u64> = link.read(&pipeline).await?;
     Ok(counts.iter().sum())
 }
 
@@ -194,7 +190,7 @@ impl KeyPages {
                     .arg(cursor)
                     .arg("COUNT")
                     .arg(STEP);
-                let (cursor, ids) = page(link.ask(&scan).await?)?;
+                let (cursor, ids): (u64, Vec<String>) = link.read(&scan).await?;
                 self.next = match cursor {
                     0 if set + 1 == ID_SETS => None,
                     0 => Some(WalkPosition::Index {
@@ -217,10 +213,6 @@ impl KeyPages {
     }
 }
 
-fn page(value: Value) -> Result<(u64, Vec<String>), StoreError> {
-    <(u64, Vec<String>)>::from_redis_value(value).map_err(unreadable)
-}
-
 /// The records of these keys; missing and unreadable ones are omitted.
 pub async fn records(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
     if ids.is_empty() {
@@ -230,8 +222,7 @@ pub async fn records(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<KeyRecord>, 
     for id in ids {
         pipeline.cmd("HGET").arg(link.names.record(*id)).arg("rec");
     }
-    let value = link.ask(&pipeline).await?;
-    let packed = Vec::<Option<String>>::from_redis_value(value).map_err(unreadable)?;
+    let packed: Vec<Option<String>> = link.read(&pipeline).await?;
     let mut records = Vec::new();
     for (id, packed) in ids.iter().zip(packed) {
         match packed.as_deref().map(unpacked) {

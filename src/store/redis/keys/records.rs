@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::audit;
 use super::codec::{
     CLAIM_LASTS, change_mark, digests, feed_entry, put, put_arguments, put_keys, read_time,
-    unpacked, unreadable,
+    unpacked,
 };
 use super::import;
 use super::index::{self, KeyPages};
@@ -29,7 +29,7 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::info::Info;
 use crate::store::redis::wire::link::{Master, RedisLink};
-use crate::store::redis::wire::request::LinkError;
+use crate::store::redis::wire::request::{LinkError, unreadable};
 use crate::store::redis::wire::script::RECORD;
 use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
@@ -69,8 +69,7 @@ impl RecordTable {
             .arg(self.link.names.record(id))
             .arg("rec")
             .to_owned();
-        let value = self.link.ask(&read).await?;
-        match Option::<String>::from_redis_value(value).map_err(unreadable)? {
+        match self.link.read::<Option<String>>(&read).await? {
             Some(packed) => unpacked(&packed).map(Some),
             None => Ok(None),
         }
@@ -342,8 +341,7 @@ impl RecordTable {
             pipeline.cmd("DEL").arg(self.link.names.digest(digest));
         }
         feed_entry(&mut pipeline, &self.link.names, entry);
-        let value = self.link.ask(&pipeline).await?;
-        let replies = Vec::<Value>::from_redis_value(value).map_err(unreadable)?;
+        let replies: Vec<Value> = self.link.read(&pipeline).await?;
         change_mark(replies.last())
     }
 }

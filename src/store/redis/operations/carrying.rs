@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use jiff::Timestamp;
 use jiff::civil::Date;
-use redis::{FromRedisValue, Pipeline, Value};
+use redis::{Pipeline, Value};
 use tokio::sync::mpsc;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
@@ -21,7 +21,7 @@ use crate::store::export::{
 };
 use crate::store::redis::counts::ledger;
 use crate::store::redis::keys::audit;
-use crate::store::redis::keys::codec::{digests, feed_entry, put, read_time, unpacked, unreadable};
+use crate::store::redis::keys::codec::{digests, feed_entry, put, read_time, unpacked};
 use crate::store::redis::keys::index::{self, KeyPages};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
@@ -107,8 +107,7 @@ async fn trails(
     if pipeline.is_empty() {
         return Ok(Vec::new());
     }
-    let value = link.ask(&pipeline).await?;
-    let packed = Vec::<Vec<String>>::from_redis_value(value).map_err(unreadable)?;
+    let packed: Vec<Vec<String>> = link.read(&pipeline).await?;
     let trails = packed.iter().map(|entries| {
         let entries = entries.iter().map(|packed| {
             let entry = audit::unpacked(packed)?;
@@ -121,10 +120,9 @@ async fn trails(
 
 /// The dates with counts, and those that may have got their first count a moment ago.
 async fn dates(link: &RedisLink, now: Timestamp) -> Result<BTreeSet<Date>, StoreError> {
-    let value = link
-        .ask(redis::cmd("SMEMBERS").arg(link.names.days()))
+    let listed: Vec<String> = link
+        .read(redis::cmd("SMEMBERS").arg(link.names.days()))
         .await?;
-    let listed = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
     let listed = listed.iter().filter_map(|date| date.parse().ok());
     Ok(listed.chain(around(now, -1..=1)).collect())
 }
@@ -155,8 +153,7 @@ async fn events(link: &RedisLink, now: Timestamp) -> Result<Vec<ExportedEvent>, 
     let mut events = Vec::new();
     for date in around(now, CLAIM_DATES) {
         let name = link.names.claims(date);
-        let until = link.ask(redis::cmd("EXPIRETIME").arg(&name)).await?;
-        let until = i64::from_redis_value(until).map_err(unreadable)?;
+        let until: i64 = link.read(redis::cmd("EXPIRETIME").arg(&name)).await?;
         for (id, node) in scanned(link, "HSCAN", &name).await? {
             events.push(ExportedEvent {
                 waiting: waiting.remove(&id),
@@ -183,9 +180,7 @@ async fn scanned(
     loop {
         let mut step = redis::cmd(command);
         step.arg(name).arg(&cursor).arg("COUNT").arg(READ_BATCH);
-        let value = link.ask(&step).await?;
-        let (next, page) =
-            <(String, Vec<(String, String)>)>::from_redis_value(value).map_err(unreadable)?;
+        let (next, page): (String, Vec<(String, String)>) = link.read(&step).await?;
         pairs.extend(page);
         if next == "0" {
             return Ok(pairs);
@@ -306,8 +301,7 @@ async fn stored(
             .arg(link.names.record(key.record.id))
             .arg("rec");
     }
-    let value = link.ask(&read).await?;
-    let packed = Vec::<Option<String>>::from_redis_value(value).map_err(unreadable)?;
+    let packed: Vec<Option<String>> = link.read(&read).await?;
     let records = packed.iter();
     records
         .map(|packed| packed.as_deref().map(unpacked).transpose())
@@ -334,8 +328,7 @@ async fn all_free(
     for (_, digest) in &wanted {
         read.cmd("GET").arg(link.names.digest(digest));
     }
-    let value = link.ask(&read).await?;
-    let holders = Vec::<Option<String>>::from_redis_value(value).map_err(unreadable)?;
+    let holders: Vec<Option<String>> = link.read(&read).await?;
     for ((id, _), holder) in wanted.iter().zip(holders) {
         if let Some(holder) = holder.filter(|holder| holder != id.as_str()) {
             return Err(secret_in_use(*id, &holder));
@@ -401,7 +394,7 @@ async fn take_events(
                 .arg(member(event)),
         };
     }
-    let held = Vec::<Value>::from_redis_value(link.ask(&ask).await?).map_err(unreadable)?;
+    let held: Vec<Value> = link.read(&ask).await?;
     let mut keeping = Pipeline::new();
     for (event, held) in events.iter().zip(held) {
         if matches!(held, Value::Nil | Value::Int(0)) {

@@ -10,8 +10,8 @@ use redis::{FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
 use crate::policy::threshold_event::{Event, ThresholdEvent};
-use crate::store::redis::keys::codec::unreadable;
 use crate::store::redis::wire::link::RedisLink;
+use crate::store::redis::wire::request::unreadable;
 use crate::store::redis::wire::script::{CLAIM, COURIER, ScriptArguments};
 use crate::store::status::EventFacts;
 use crate::store::{
@@ -103,9 +103,8 @@ pub async fn waiting(link: &RedisLink, now: Timestamp) -> Result<EventFacts, Sto
         .arg("WITHSCORES")
         .cmd("GET")
         .arg(link.names.courier());
-    let answer = link.ask(&ask).await?;
     type Row = (u64, Vec<(String, f64)>, Option<String>);
-    let (waiting, oldest, courier) = Row::from_redis_value(answer).map_err(unreadable)?;
+    let (waiting, oldest, courier): Row = link.read(&ask).await?;
     let oldest = oldest.first().map(|(_, since)| *since as i64);
     Ok(EventFacts::of(waiting, oldest, courier, now))
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, FromRedisValue};
+use redis::Cmd;
 
 use crate::store::redis::clock::StoreClock;
-use crate::store::redis::keys::codec::{read_time, unreadable};
+use crate::store::redis::keys::codec::read_time;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::{NewConnection, RedisLink};
 use crate::store::redis::wire::script;
@@ -99,15 +99,13 @@ pub async fn prepared(
 /// # Errors
 /// [`StoreError::OtherCalendar`] if the store has another zone, and those of Redis.
 pub async fn claim_zone(link: &RedisLink, zone: &str) -> Result<(), StoreError> {
-    let stored = async || {
-        let value = link.ask(redis::cmd("GET").arg(link.names.zone())).await?;
-        Option::<String>::from_redis_value(value).map_err(unreadable)
-    };
-    if let Some(stored) = stored().await? {
+    let mut get = redis::cmd("GET");
+    get.arg(link.names.zone());
+    if let Some(stored) = link.read::<Option<String>>(&get).await? {
         return same_zone(Some(&stored), zone);
     }
     link.ask(&set_zone(&link.names, zone)).await?;
-    same_zone(stored().await?.as_deref(), zone)
+    same_zone(link.read::<Option<String>>(&get).await?.as_deref(), zone)
 }
 
 fn set_zone(names: &Names, zone: &str) -> Cmd {

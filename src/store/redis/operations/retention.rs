@@ -17,7 +17,6 @@ use super::events;
 use crate::clock::next_tick;
 use crate::policy::calendar::Calendar;
 use crate::store::StoreError;
-use crate::store::redis::keys::codec::unreadable;
 use crate::store::redis::parts::Parts;
 use crate::store::redis::wire::link::ScanPlace;
 use crate::store::redis::wire::request::LinkError;
@@ -72,10 +71,9 @@ impl Parts {
         let calendar = Calendar::of_zone(&self.zone)
             .map_err(|error| StoreError::Failed(format!("the zone {}: {error}", self.zone)))?;
         let link = &self.command_link;
-        let listed = link
-            .ask(redis::cmd("SMEMBERS").arg(link.names.days()))
+        let listed: Vec<String> = link
+            .read(redis::cmd("SMEMBERS").arg(link.names.days()))
             .await?;
-        let listed = Vec::<String>::from_redis_value(listed).map_err(unreadable)?;
         let mut dates: Vec<Date> = listed.iter().filter_map(|date| date.parse().ok()).collect();
         dates.sort_unstable();
         dates.truncate(dates.len().saturating_sub(KEPT_MIN));
@@ -147,10 +145,10 @@ impl Parts {
     }
 
     async fn exists(&self, name: &str) -> Result<bool, StoreError> {
-        let found = self
+        let found: i64 = self
             .command_link
-            .ask(redis::cmd("EXISTS").arg(name))
+            .read(redis::cmd("EXISTS").arg(name))
             .await?;
-        Ok(i64::from_redis_value(found).map_err(unreadable)? > 0)
+        Ok(found > 0)
     }
 }

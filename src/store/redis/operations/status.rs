@@ -7,11 +7,11 @@ use redis::{FromRedisValue, Value};
 use tokio::time::Instant;
 
 use crate::store::redis::gateways::register::{self, RegisterEntry};
-use crate::store::redis::keys::codec::{parse_place, unreadable};
+use crate::store::redis::keys::codec::parse_place;
 use crate::store::redis::keys::index;
 use crate::store::redis::wire::info::Info;
 use crate::store::redis::wire::link::{Master, RedisLink};
-use crate::store::redis::wire::request::LinkError;
+use crate::store::redis::wire::request::{LinkError, unreadable};
 use crate::store::status::{
     BreakerState, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
     ServiceFacts, SilentFacts, StoreFacts, StoreStatus,
@@ -60,7 +60,9 @@ pub async fn status(
     let (live, silent): (Vec<_>, Vec<_>) = register.iter().partition(|entry| entry.is_live());
     let gateways: Vec<_> = live.iter().map(|entry| gateway(entry, &feed)).collect();
     let silent: Vec<_> = silent.iter().map(|entry| silent_facts(entry)).collect();
-    let days = link.ask(redis::cmd("SCARD").arg(link.names.days())).await?;
+    let days = link
+        .read(redis::cmd("SCARD").arg(link.names.days()))
+        .await?;
     warnings.extend(warnings_of_gateways(&gateways, clock_difference_seconds));
     warnings.extend(silent.iter().map(silent_warning));
     if !index.is_complete {
@@ -83,7 +85,7 @@ pub async fn status(
         gateways,
         silent,
         keys: index::count(link).await?,
-        days: u64::from_redis_value(days).map_err(unreadable)?,
+        days,
         events,
         clock_difference_seconds,
         warnings,

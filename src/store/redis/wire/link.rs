@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::line::ServerLine;
-use super::request::{Commands, LinkError, RedisRequest};
+use super::request::{Commands, LinkError, RedisRequest, unreadable};
 use super::script::{Script, ScriptArguments};
 use super::slots::{ClusterView, slot};
 use super::topology::{Address, Topology};
@@ -202,6 +202,14 @@ impl RedisLink {
         self.query(request, self.deadline()).await
     }
 
+    /// Asks like [`RedisLink::ask`], and reads the reply.
+    pub async fn read<T: FromRedisValue>(
+        &self,
+        request: &impl RedisRequest,
+    ) -> Result<T, StoreError> {
+        T::from_redis_value(self.ask(request).await?).map_err(unreadable)
+    }
+
     /// Sends commands and returns the result of each, in their order. The error of one, or of one master, does not affect the
     /// others.
     pub async fn ask_each(&self, pipeline: &Pipeline) -> Vec<Result<Value, LinkError>> {
@@ -312,7 +320,7 @@ impl RedisLink {
         let deadline = Instant::now() + self.response_timeout;
         match &self.way {
             Way::Server(_) => {
-                let (at, found) = scanned(self.ask(&step).await?)?;
+                let (at, found) = self.read(&step).await?;
                 let next = (at != 0).then_some(ScanPlace { at, ..place });
                 Ok((next, found))
             }
@@ -324,7 +332,8 @@ impl RedisLink {
                 let Some(node) = view.nodes().get(place.nodes_done) else {
                     return Ok((None, Vec::new()));
                 };
-                let (at, found) = scanned(cluster.ask_node(node, &step, deadline).await?)?;
+                let page = cluster.ask_node(node, &step, deadline).await?;
+                let (at, found) = FromRedisValue::from_redis_value(page).map_err(unreadable)?;
                 let mut next = ScanPlace {
                     at,
                     view: Some(view.clone()),
@@ -402,11 +411,6 @@ impl RedisLink {
             }
         }
     }
-}
-
-fn scanned(value: Value) -> Result<(u64, Vec<String>), StoreError> {
-    FromRedisValue::from_redis_value(value)
-        .map_err(|error| StoreError::Failed(format!("a reply of Redis cannot be read: {error}")))
 }
 
 fn is_unknown_script(error: &redis::RedisError) -> bool {

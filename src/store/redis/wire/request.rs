@@ -30,6 +30,11 @@ impl From<LinkError> for StoreError {
     }
 }
 
+/// The error for a reply of another type than expected.
+pub fn unreadable(error: redis::ParsingError) -> StoreError {
+    StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
+}
+
 /// The commands of a request.
 #[derive(Clone, Copy)]
 pub enum Commands<'a> {

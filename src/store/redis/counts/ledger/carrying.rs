@@ -1,10 +1,10 @@
 //! Export and import of the counts and the ledger of key-days.
 
 use jiff::civil::Date;
-use redis::{FromRedisValue, Pipeline};
+use redis::Pipeline;
 
 use super::cells;
-use super::reading::{Counts, HashFields, unreadable};
+use super::reading::{Counts, HashFields};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::{
@@ -33,8 +33,7 @@ pub async fn key_days(
             .cmd("HGETALL")
             .arg(link.names.counts(*key, date));
     }
-    let value = link.ask(&pipeline).await?;
-    let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
+    let values: Vec<HashFields> = link.read(&pipeline).await?;
     let mut days = Vec::new();
     for (key, pair) in keys.iter().zip(values.chunks_exact(2)) {
         let [entries, counts] = pair else { continue };
@@ -114,8 +113,7 @@ pub async fn take_in(
         let keys = keys.each_ref().map(String::as_str);
         pipeline.add_command(MERGE_DAY.by_text(&keys, &arguments(day, taking)));
     }
-    let value = link.ask(&pipeline).await?;
-    let replies = Vec::<i64>::from_redis_value(value).map_err(unreadable)?;
+    let replies: Vec<i64> = link.read(&pipeline).await?;
     for (day, reply) in days.iter().zip(replies) {
         match reply {
             0 => taken.key_days_held += 1,

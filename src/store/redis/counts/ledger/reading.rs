@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use jiff::Timestamp;
 use jiff::civil::Date;
-use redis::{FromRedisValue, Pipeline};
+use redis::Pipeline;
 
 use super::cells;
 use crate::policy::api_key::KeyId;
@@ -66,8 +66,7 @@ pub async fn held(
                 .cmd("HGETALL")
                 .arg(link.names.counts(*key, day.date));
         }
-        let value = link.ask(&pipeline).await?;
-        let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
+        let values: Vec<HashFields> = link.read(&pipeline).await?;
         for ((key, day), pair) in batch.iter().zip(values.chunks_exact(2)) {
             let [entries, counts] = pair else { continue };
             let cells = entries
@@ -292,8 +291,7 @@ async fn read(
                 .cmd("HGETALL")
                 .arg(link.names.ledger(*key, *date));
         }
-        let value = link.ask(&pipeline).await?;
-        let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
+        let values: Vec<HashFields> = link.read(&pipeline).await?;
         for (place, pair) in batch.iter().zip(values.chunks_exact(2)) {
             let [counts, entries] = pair else { continue };
             let day = StoredDay::of(*place, counts, entries);
@@ -319,10 +317,9 @@ async fn dates(link: &RedisLink, from: Date, to: Date) -> Result<Vec<Date>, Stor
         let every = from.series(jiff::Span::new().days(1));
         return Ok(every.take_while(|date| *date <= to).collect());
     }
-    let value = link
-        .ask(redis::cmd("SMEMBERS").arg(link.names.days()))
+    let known: Vec<String> = link
+        .read(redis::cmd("SMEMBERS").arg(link.names.days()))
         .await?;
-    let known = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
     let mut dates: Vec<Date> = known
         .iter()
         .filter_map(|date| date.parse().ok())
@@ -330,9 +327,4 @@ async fn dates(link: &RedisLink, from: Date, to: Date) -> Result<Vec<Date>, Stor
         .collect();
     dates.sort_unstable();
     Ok(dates)
-}
-
-/// The error for a reply of another type.
-pub(super) fn unreadable(error: redis::ParsingError) -> StoreError {
-    StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
 }
