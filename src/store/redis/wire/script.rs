@@ -9,53 +9,26 @@ use crate::policy::calendar::Day;
 use crate::policy::quota::{Code, Reply};
 
 /// The charge.
-pub static CHARGE: Script = Script {
-    source: include_str!("../charge.lua"),
-    sha: OnceLock::new(),
-};
+pub static CHARGE: Script = Script::new(include_str!("../charge.lua"));
 /// The compare-and-set of a record.
-pub static RECORD: Script = Script {
-    source: include_str!("../record.lua"),
-    sha: OnceLock::new(),
-};
+pub static RECORD: Script = Script::new(include_str!("../record.lua"));
 /// The merge of totals that an earlier process left in its journal.
-pub static MERGE_TOTALS: Script = Script {
-    source: include_str!("../merge_totals.lua"),
-    sha: OnceLock::new(),
-};
+pub static MERGE_TOTALS: Script = Script::new(include_str!("../merge_totals.lua"));
 
 /// The merge of an imported day of a key.
-pub static MERGE_DAY: Script = Script {
-    source: include_str!("../merge_day.lua"),
-    sha: OnceLock::new(),
-};
+pub static MERGE_DAY: Script = Script::new(include_str!("../merge_day.lua"));
 
 /// The claim of an event.
-pub static CLAIM: Script = Script {
-    source: include_str!("../claim.lua"),
-    sha: OnceLock::new(),
-};
+pub static CLAIM: Script = Script::new(include_str!("../claim.lua"));
 /// The right to deliver events.
-pub static COURIER: Script = Script {
-    source: include_str!("../courier.lua"),
-    sha: OnceLock::new(),
-};
+pub static COURIER: Script = Script::new(include_str!("../courier.lua"));
 
 /// The entry of a gateway in the register.
-pub static SIGN_IN: Script = Script {
-    source: include_str!("../sign_in.lua"),
-    sha: OnceLock::new(),
-};
+pub static SIGN_IN: Script = Script::new(include_str!("../sign_in.lua"));
 /// The register of gateways.
-pub static REGISTER: Script = Script {
-    source: include_str!("../register.lua"),
-    sha: OnceLock::new(),
-};
+pub static REGISTER: Script = Script::new(include_str!("../register.lua"));
 /// The removal of a gateway that did not sign off.
-pub static STRIKE_OFF: Script = Script {
-    source: include_str!("../strike_off.lua"),
-    sha: OnceLock::new(),
-};
+pub static STRIKE_OFF: Script = Script::new(include_str!("../strike_off.lua"));
 
 /// A script, with its name in the server once it is loaded.
 #[derive(Debug)]
@@ -65,6 +38,13 @@ pub struct Script {
 }
 
 impl Script {
+    const fn new(source: &'static str) -> Script {
+        Script {
+            source,
+            sha: OnceLock::new(),
+        }
+    }
+
     /// Loads the script into the server on a new connection. In a cluster, each node has its own scripts.
     pub async fn load(
         &self,
