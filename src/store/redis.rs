@@ -4,13 +4,13 @@
 //!
 //! | Layer | Owns |
 //! |---|---|
-//! | `operations` | `upkeep`: the background tasks; `preparing`: checks of a new connection; `status`: the state for operators; `carrying`: export and import of the whole store; `retention`: days whose retention is over; `events`: keys near their limits |
+//! | `operations` | `upkeep`: the background tasks; `preparing`: the first attempts to connect, and the zone of an empty store; `status`: the state for operators; `carrying`: export and import of the whole store; `retention`: days whose retention is over; `events`: keys near their limits |
 //! | `outage`, `recovery` | service without Redis and its settlement; the last counts of this machine's killed processes |
 //! | `gateways` | `register`: the live gateways, and those that stopped without signing off; `presence`, `heartbeat`, `gateway_id`: this gateway's entry, its contents, and the id by which it takes over an entry |
 //! | `keys` | `records`: the key table, compare-and-set; `index`: all records without a scan over the counts; `feed`, `current`, `replica`: a gateway's replica, its age, its file; `import`, `audit`: many keys, the audit trail |
 //! | `counts` | `accounts`: one account per key and day, and the tasks that send its calls; `ledger`: totals by endpoint |
 //! | `journal` | this node's counts, on its own disk |
-//! | `wire` | `topology`, `slots`: the servers; `request`, `line`, `cluster`, `link`: a request, one connection, one per master, one interface for all; `script`: the Lua scripts as commands; `breaker`, `guard`: when to stop calling Redis, and when to resume |
+//! | `wire` | `topology`, `slots`: the servers; `request`, `line`, `cluster`, `link`: a request, one connection, one per master, one interface for all; `script`: the Lua scripts as commands; `preparation`: checks of a new connection; `breaker`, `guard`: when to stop calling Redis, and when to resume |
 //! | the ground | [`settings`], `names`: every name in Redis and its lifetime; `identity`: the store to which a file on this machine belongs; `clock`, `producer`: the store's clock, the names of this process's counts; `shards`, `yielding` |
 //!
 //! Invariants: each call repeats everything that a lost one stated (see [`crate::policy::quota`]); units are served without
@@ -70,7 +70,7 @@ use keys::feed::{Feed, FeedSettings};
 use keys::records::RecordTable;
 use keys::replica::Replica;
 use names::Names;
-use operations::preparing::{claim_zone, first_attempt, prepared};
+use operations::preparing::{claim_zone, first_attempt};
 use operations::upkeep::tasks;
 use outage::OutageService;
 use parts::Parts;
@@ -79,6 +79,7 @@ use recovery::CrashRecovery;
 pub use settings::{OutagePolicy, OutageSettings, Servers, Settings, Tls};
 use wire::guard::BreakerGuard;
 use wire::link::RedisLink;
+use wire::preparation::Preparation;
 pub use wire::script::charge_replies;
 use wire::topology::Topology;
 
@@ -132,26 +133,19 @@ pub async fn open(
         Role::Gateway(_) => settings.timeout,
         Role::Command => command_timeout,
     };
-    let link = Arc::new(RedisLink::new(
-        topology.clone(),
-        names.clone(),
-        request_timeout,
-    ));
-    let command_link = Arc::new(RedisLink::new(
-        topology.clone(),
-        names.clone(),
-        command_timeout,
-    ));
-    let prepare = {
-        let (role, names) = (role.clone(), names.clone());
-        let (zone, clock) = (zone.to_owned(), clock.clone());
-        move |connection| {
-            let (names, zone) = (names.clone(), zone.clone());
-            prepared(connection, role.clone(), names, zone, clock.clone())
-        }
+    let preparation = Arc::new(Preparation {
+        role: role.clone(),
+        names,
+        zone: zone.to_owned(),
+        clock: clock.clone(),
+    });
+    let link_of = |timeout| {
+        let link = RedisLink::new(topology.clone(), preparation.clone(), timeout);
+        Arc::new(link)
     };
+    let (link, command_link) = (link_of(request_timeout), link_of(command_timeout));
     for link in [&link, &command_link] {
-        first_attempt(link, &role, &prepare).await?;
+        first_attempt(link, &role).await?;
     }
     let keys = Arc::new(KeyTable::new());
     let producer = Arc::new(Producer::draw());
@@ -232,7 +226,7 @@ pub async fn open(
         accounts,
     });
     let store = RedisStore {
-        tasks: tasks(&parts, prepare),
+        tasks: tasks(&parts),
         parts,
     };
     if let Some(feed) = store
@@ -493,7 +487,7 @@ impl Store for RedisStore {
     }
 
     async fn server_time(&self) -> Result<Timestamp, StoreError> {
-        self.parts.records.server_time().await
+        self.parts.command_link.time().await
     }
 
     async fn create_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
@@ -571,7 +565,7 @@ impl Store for RedisStore {
     async fn status(&self) -> Result<StoreStatus, StoreError> {
         let parts = &self.parts;
         let asked = parts.local_clock.now();
-        let theirs = parts.records.server_time().await?;
+        let theirs = parts.command_link.time().await?;
         let halfway = parts.local_clock.now().duration_since(asked) / 2;
         let difference = theirs.duration_since(asked) - halfway;
         let link = &parts.command_link;

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::heartbeat::{BEAT_HOLDS, Heartbeat};
 use crate::policy::audit::{self, Author};
-use crate::store::redis::keys::codec::{parse_place, read_time};
+use crate::store::redis::keys::codec::parse_place;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::unreadable;
 use crate::store::redis::wire::script::{REGISTER, SIGN_IN, STRIKE_OFF, ScriptArguments};
@@ -191,7 +191,7 @@ pub async fn strike_off(
         if entry.is_live() {
             return Ok(Forgotten::Lives);
         }
-        let now = read_time(link.ask(&redis::cmd("TIME")).await?)?;
+        let now = link.time().await?;
         let audited = audit::Entry::of_forgotten(&node.0, entry.heard, now, author);
         if strike(link, entry, Some(&audited)).await? {
             return Ok(Forgotten::Struck { heard: entry.heard });

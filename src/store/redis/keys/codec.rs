@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
 use redis::{Cmd, FromRedisValue, Pipeline, Value};
 
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::request::unreadable;
 use crate::store::redis::wire::script::{RECORD, ScriptArguments};
 use crate::store::{ChangeMark, KeyEntry, StoreError};
 
@@ -84,14 +82,6 @@ pub fn parse_place(id: &str) -> Option<u128> {
 /// The stream id of a place.
 pub fn stream_id(place: u128) -> String {
     format!("{}-{}", place >> 64, place & u128::from(u64::MAX))
-}
-
-/// The reply of `TIME`.
-pub fn read_time(value: Value) -> Result<Timestamp, StoreError> {
-    let (seconds, micros) = <(i64, i64)>::from_redis_value(value).map_err(unreadable)?;
-    let micros = seconds.saturating_mul(1_000_000).saturating_add(micros);
-    Timestamp::from_microsecond(micros)
-        .map_err(|error| StoreError::Failed(format!("Redis returned an impossible time: {error}")))
 }
 
 /// The digests that a record holds.

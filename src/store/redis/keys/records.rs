@@ -18,8 +18,7 @@ use tokio::time::Instant;
 
 use super::audit;
 use super::codec::{
-    CLAIM_LASTS, change_mark, digests, feed_entry, put, put_arguments, put_keys, read_time,
-    unpacked,
+    CLAIM_LASTS, change_mark, digests, feed_entry, put, put_arguments, put_keys, unpacked,
 };
 use super::import;
 use super::index::{self, KeyPages};
@@ -55,12 +54,6 @@ impl RecordTable {
             timeout,
             written_on: AtomicU64::new(0),
         }
-    }
-
-    /// The server's time.
-    pub async fn server_time(&self) -> Result<Timestamp, StoreError> {
-        let value = self.link.ask(&redis::cmd("TIME")).await?;
-        read_time(value)
     }
 
     /// The record of one key.
@@ -184,7 +177,7 @@ impl RecordTable {
 
     /// Adds a record.
     pub async fn create(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
-        let now = self.server_time().await?;
+        let now = self.link.time().await?;
         let record = KeyRecord {
             created: now,
             updated: now,
@@ -201,7 +194,7 @@ impl RecordTable {
         if old.version != record.version {
             return Err(ChangeError::Conflict(id));
         }
-        let now = self.server_time().await?;
+        let now = self.link.time().await?;
         let record = KeyRecord {
             created: old.created,
             updated: now.max(old.updated),
@@ -216,7 +209,7 @@ impl RecordTable {
         &self,
         records: Vec<KeyRecord>,
     ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
-        let now = self.server_time().await?;
+        let now = self.link.time().await?;
         self.written_on.store(self.link.made(), Ordering::Release);
         let stamped = records.into_iter().map(|record| KeyRecord {
             updated: now,

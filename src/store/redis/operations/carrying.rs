@@ -21,7 +21,7 @@ use crate::store::export::{
 };
 use crate::store::redis::counts::ledger;
 use crate::store::redis::keys::audit;
-use crate::store::redis::keys::codec::{digests, feed_entry, put, read_time, unpacked};
+use crate::store::redis::keys::codec::{digests, feed_entry, put, unpacked};
 use crate::store::redis::keys::index::{self, KeyPages};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
@@ -40,7 +40,7 @@ pub async fn carry_out(
 ) -> Result<(), StoreError> {
     let calendar = Calendar::of_zone(zone)
         .map_err(|error| StoreError::Failed(format!("the zone of the store: {error}")))?;
-    let now = read_time(link.ask(&redis::cmd("TIME")).await?)?;
+    let now = link.time().await?;
     let Some(keys) = export_keys(link, export).await? else {
         return Ok(());
     };

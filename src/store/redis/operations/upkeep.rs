@@ -9,12 +9,9 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::clock::{Periodic, next_tick};
-use crate::store::StoreError;
 use crate::store::clock_watch;
-use crate::store::redis::keys::codec::read_time;
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::parts::Parts;
-use crate::store::redis::wire::link::NewConnection;
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
@@ -34,15 +31,10 @@ const SWEEP_EVERY: Duration = Duration::from_secs(10);
 type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// Starts the background tasks.
-pub fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
-where
-    P: Fn(NewConnection) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Result<(), StoreError>> + Send + 'static,
-{
+pub fn tasks(parts: &Arc<Parts>) -> Vec<AbortHandle> {
     let mut tasks = Vec::new();
     for link in [parts.link.clone(), parts.command_link.clone()] {
-        let prepare = prepare.clone();
-        tasks.push(tokio::spawn(async move { link.keep(prepare).await }).abort_handle());
+        tasks.push(tokio::spawn(async move { link.keep().await }).abort_handle());
     }
     let watched = parts.clone();
     tasks.push(tokio::spawn(async move { watched.watch_for_ever().await }).abort_handle());
@@ -159,15 +151,13 @@ impl Parts {
 
     /// Asks Redis for its time; a gateway compares it, or its estimate, with the boot-time clock.
     async fn probe(&self) {
-        let time = redis::cmd("TIME");
+        let asked = self.clock.now();
         // The link reacts to a failure.
+        let theirs = self.link.time().await;
         if self.feed.is_none() {
-            let _ = self.link.ask(&time).await;
             return;
         }
-        let asked = self.clock.now();
-        let reply = self.link.ask(&time).await;
-        if let Some(theirs) = reply.ok().and_then(|reply| read_time(reply).ok()) {
+        if let Ok(theirs) = theirs {
             self.clock.learn(asked, theirs);
         }
         self.clock.look();

@@ -16,7 +16,9 @@ use redis::{ErrorKind, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::preparation::{Preparation, load};
 use super::request::{Commands, LinkError, jittered};
+use super::script::{CHARGE, RECORD};
 use super::topology::{Address, Dialled, Topology};
 use crate::store::StoreError;
 
@@ -39,6 +41,8 @@ struct LiveConnection {
 /// The connection, if there is one.
 pub struct ServerLine {
     server: Topology,
+    /// `None` for a node of a cluster, which is prepared as a whole: of each node, only the scripts of charges and records.
+    preparation: Option<Arc<Preparation>>,
     response_timeout: Duration,
     live: ArcSwapOption<LiveConnection>,
     /// Why there is no connection.
@@ -50,9 +54,15 @@ pub struct ServerLine {
 
 impl ServerLine {
     /// A line without a connection; [`ServerLine::keep`] makes it. `made` counts the connections, other lines' too.
-    pub fn new(server: Topology, response_timeout: Duration, made: Arc<AtomicU64>) -> ServerLine {
+    pub fn new(
+        server: Topology,
+        preparation: Option<Arc<Preparation>>,
+        response_timeout: Duration,
+        made: Arc<AtomicU64>,
+    ) -> ServerLine {
         ServerLine {
             server,
+            preparation,
             response_timeout,
             live: ArcSwapOption::empty(),
             trouble: ArcSwapOption::empty(),
@@ -203,14 +213,10 @@ impl ServerLine {
     }
 
     /// Tries once to make and prepare a connection and to publish it to callers.
-    pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
-    where
-        P: Fn(MultiplexedConnection) -> F,
-        F: Future<Output = Result<(), StoreError>>,
-    {
+    pub async fn connect(&self) -> Result<(), Arc<StoreError>> {
         let attempt = async {
             let dialled = self.server.dial(Some(self.response_timeout)).await?;
-            timeout(PREPARE_TIMEOUT, prepare(dialled.connection.clone()))
+            timeout(PREPARE_TIMEOUT, self.prepare(dialled.connection.clone()))
                 .await
                 .unwrap_or_else(|_| {
                     Err(StoreError::Unavailable(format!(
@@ -237,12 +243,15 @@ impl ServerLine {
         }
     }
 
+    async fn prepare(&self, mut connection: MultiplexedConnection) -> Result<(), StoreError> {
+        match &self.preparation {
+            Some(preparation) => preparation.prepare(&mut connection).await,
+            None => load(&[&CHARGE, &RECORD], &mut connection).await,
+        }
+    }
+
     /// Keeps a connection, as the line's one task. Logs every new reason for having none, once. Never returns.
-    pub async fn keep<P, F>(&self, prepare: P)
-    where
-        P: Fn(MultiplexedConnection) -> F,
-        F: Future<Output = Result<(), StoreError>>,
-    {
+    pub async fn keep(&self) {
         let mut wait = RECONNECT_MIN;
         let mut logged = String::new();
         loop {
@@ -252,7 +261,7 @@ impl ServerLine {
                 }
                 wait = RECONNECT_MIN;
             }
-            match self.connect(&prepare).await {
+            match self.connect().await {
                 Ok(()) => {
                     logged.clear();
                     tracing::info!(server = %self.server, "connected to Redis");

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Pipeline, Value};
+use redis::{Cmd, FromRedisValue, Pipeline, Value};
 
 use crate::store::StoreError;
 
@@ -33,6 +34,14 @@ impl From<LinkError> for StoreError {
 /// The error for a reply of another type than expected.
 pub fn unreadable(error: redis::ParsingError) -> StoreError {
     StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
+}
+
+/// The reply of `TIME`.
+pub fn read_time(value: Value) -> Result<Timestamp, StoreError> {
+    let (seconds, micros) = <(i64, i64)>::from_redis_value(value).map_err(unreadable)?;
+    let micros = seconds.saturating_mul(1_000_000).saturating_add(micros);
+    Timestamp::from_microsecond(micros)
+        .map_err(|error| StoreError::Failed(format!("Redis returned an impossible time: {error}")))
 }
 
 /// The commands of a request.
