@@ -32,19 +32,13 @@ const MASTER_EVERY: Duration = Duration::from_secs(1);
 /// How long preparing a connection may take.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(1);
 
-struct LiveConnection {
-    connection: MultiplexedConnection,
-    /// The master that the sentinels named for it; `None` without sentinels.
-    master: Option<Address>,
-}
-
 /// The connection, if there is one.
 pub struct ServerLine {
     server: Topology,
     /// `None` for a node of a cluster, which is prepared as a whole: of each node, only the scripts of charges and records.
     preparation: Option<Arc<Preparation>>,
     response_timeout: Duration,
-    live: ArcSwapOption<LiveConnection>,
+    live: ArcSwapOption<Dialled>,
     /// Why there is no connection.
     trouble: ArcSwapOption<StoreError>,
     made: Arc<AtomicU64>,
@@ -145,7 +139,7 @@ impl ServerLine {
 
     async fn query_on(
         &self,
-        live: &LiveConnection,
+        live: &Dialled,
         parts: Commands<'_>,
         deadline: Instant,
     ) -> Result<Value, LinkError> {
@@ -173,14 +167,14 @@ impl ServerLine {
         }
     }
 
-    fn timed_out(&self, live: &LiveConnection) -> LinkError {
+    fn timed_out(&self, live: &Dialled) -> LinkError {
         if self.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= TIMEOUTS_MAX {
             self.drop_connection(live, "two calls in a row timed out");
         }
         LinkError::Lost(format!("{} did not answer in time", self.server))
     }
 
-    fn drop_connection(&self, live: &LiveConnection, why: &str) {
+    fn drop_connection(&self, live: &Dialled, why: &str) {
         let current = self.live.load();
         if current
             .as_ref()
@@ -227,10 +221,9 @@ impl ServerLine {
             Ok(dialled)
         };
         match attempt.await {
-            Ok(Dialled { connection, master }) => {
+            Ok(dialled) => {
                 self.timeouts.store(0, Ordering::Relaxed);
-                self.live
-                    .store(Some(Arc::new(LiveConnection { connection, master })));
+                self.live.store(Some(Arc::new(dialled)));
                 self.made.fetch_add(1, Ordering::AcqRel);
                 self.trouble.store(None);
                 Ok(())
