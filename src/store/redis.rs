@@ -24,8 +24,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::clock::Clock;
@@ -96,7 +97,7 @@ const RECOVERY_PATIENCE: Duration = Duration::from_secs(2);
 /// The store. Dropping it ends its tasks without signing off, like the death of a process.
 pub struct RedisStore {
     parts: Arc<Parts>,
-    tasks: Vec<AbortHandle>,
+    tasks: Mutex<JoinSet<()>>,
 }
 
 /// The contents of the journal at `path` in summary, or `None` if there is no such file. Read without Redis and without changing
@@ -192,17 +193,19 @@ pub async fn open(
             let condition = condition(&guard, outage.clone(), clock.clone());
             let link = command_link.clone();
             let presence = Presence::new(link, node, settings.replica, condition).await?;
-            (Some(feed), Some(presence))
+            (Some(Arc::new(feed)), Some(Arc::new(presence)))
         }
     };
-    let recovery = outage.clone().map(|outage| CrashRecovery {
-        link: command_link.clone(),
-        guard: guard.clone(),
-        keys: keys.clone(),
-        clock: clock.clone(),
-        zone: zone.to_owned(),
-        outage,
-        done: Default::default(),
+    let recovery = outage.clone().map(|outage| {
+        Arc::new(CrashRecovery {
+            link: command_link.clone(),
+            guard: guard.clone(),
+            keys: keys.clone(),
+            clock: clock.clone(),
+            zone: zone.to_owned(),
+            outage,
+            done: Default::default(),
+        })
     });
     let parts = Arc::new(Parts {
         ledger,
@@ -226,7 +229,7 @@ pub async fn open(
         accounts,
     });
     let store = RedisStore {
-        tasks: tasks(&parts),
+        tasks: Mutex::new(tasks(&parts)),
         parts,
     };
     if let Some(feed) = store
@@ -305,12 +308,6 @@ impl RedisStore {
     }
 }
 
-impl Drop for RedisStore {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(AbortHandle::abort);
-    }
-}
-
 #[async_trait]
 impl Transfer for RedisStore {
     async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
@@ -338,8 +335,8 @@ impl Store for RedisStore {
 
     fn freshness(&self) -> Freshness {
         let feed = self.parts.feed.as_ref();
-        let loaded = feed.is_some_and(Feed::is_loaded);
-        let age = feed.map_or(Duration::MAX, Feed::age);
+        let loaded = feed.is_some_and(|feed| feed.is_loaded());
+        let age = feed.map_or(Duration::MAX, |feed| feed.age());
         Freshness {
             loaded,
             age,
@@ -420,7 +417,11 @@ impl Store for RedisStore {
                 service => service,
             },
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
-            silent_gateways: self.parts.presence.as_ref().map_or(0, Presence::silent),
+            silent_gateways: self
+                .parts
+                .presence
+                .as_ref()
+                .map_or(0, |presence| presence.silent()),
             clock_leap: self.parts.clock.leap(),
             file_trouble: outage.and_then(|outage| outage.journal_trouble()),
         }
@@ -469,7 +470,7 @@ impl Store for RedisStore {
             Some(outage) => outage.note_changes().await,
             None => false,
         };
-        self.tasks.iter().for_each(AbortHandle::abort);
+        self.tasks.lock().abort_all();
         if let Some(outage) = parts.outage.as_ref().filter(|_| noted) {
             // If the name remained, the next process would read counts that are already settled.
             let _ = outage.journal().leave().await;

@@ -38,11 +38,11 @@ pub struct Parts {
     pub flushing: tokio::sync::Mutex<()>,
     pub records: RecordTable,
     /// The counts of killed processes; `None` without a journal.
-    pub recovery: Option<CrashRecovery>,
+    pub recovery: Option<Arc<CrashRecovery>>,
     /// A gateway's replica; commands have none.
-    pub feed: Option<Feed>,
+    pub feed: Option<Arc<Feed>>,
     /// A gateway's entry in the register; commands have none.
-    pub presence: Option<Presence>,
+    pub presence: Option<Arc<Presence>>,
     pub max_staleness: Duration,
     /// The configured journal, even of a command.
     pub journal: Option<PathBuf>,

@@ -77,10 +77,10 @@ impl CrashRecovery {
     }
 
     /// Reads the counts of the processes that are found at the start, then those of processes that fall silent. Never returns.
-    pub async fn keep(&self, feed: &Feed) {
+    pub async fn keep(self: Arc<Self>, feed: Arc<Feed>) {
         let (mut logged, mut retry) = (String::new(), RETRY_AFTER);
         loop {
-            let pause = match self.read_due(feed).await {
+            let pause = match self.read_due(&feed).await {
                 Ok(()) => {
                     self.outage.has_read();
                     self.done.send_replace(true);

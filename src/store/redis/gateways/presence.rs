@@ -64,7 +64,7 @@ impl Presence {
     }
 
     /// Sends heartbeats and reads the register. Never returns.
-    pub async fn keep(&self, feed: &Feed) {
+    pub async fn keep(self: Arc<Self>, feed: Arc<Feed>) {
         let (mut signed_in, mut look) = (false, Periodic::due_now(LOOK_EVERY));
         loop {
             let heartbeat = feed.heartbeat((self.condition)());

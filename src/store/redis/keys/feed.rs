@@ -163,7 +163,7 @@ impl Feed {
     }
 
     /// Follows the feed. Never returns.
-    pub async fn follow(&self) {
+    pub async fn follow(self: Arc<Self>) {
         let mut logged = String::new();
         loop {
             let Err(error) = self.follow_one_connection(&mut logged).await;
@@ -285,7 +285,7 @@ impl Feed {
     }
 
     /// Walks over every name of the store again and again.
-    pub async fn repair(&self) {
+    pub async fn repair(self: Arc<Self>) {
         loop {
             tokio::time::sleep(jittered(REPAIR_EVERY)).await;
             if let Err(error) = self.repair_once().await {
@@ -331,7 +331,7 @@ impl Feed {
     }
 
     /// Saves the replica again and again.
-    pub async fn save_for_ever(&self) {
+    pub async fn save_for_ever(self: Arc<Self>) {
         let mut logged = String::new();
         let mut saved_changes = None;
         let mut saved_at = Instant::now();

@@ -7,6 +7,7 @@
 //! Every gateway does so; dropping a missing name costs nothing. Invariant: a day is removed from the list of days only after
 //! the counts and ledgers of all keys, so that an interrupted walk is repeated.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::civil::Date;
@@ -34,7 +35,7 @@ const STEP: u32 = 1_000;
 
 impl Parts {
     /// Drops old days. Never returns.
-    pub async fn retain_for_ever(&self) {
+    pub async fn retain_for_ever(self: Arc<Self>) {
         let mut dropped: Option<Instant> = None;
         let mut are_unexpiring = false;
         loop {

@@ -346,7 +346,7 @@ impl RedisLink {
     }
 
     /// Keeps a connection, as the link's one task. Logs every new reason for having none, once. Never returns.
-    pub async fn keep(&self) {
+    pub async fn keep(self: Arc<Self>) {
         match &self.way {
             Way::Server(line) => line.keep().await,
             Way::Cluster(cluster) => cluster.keep().await,
