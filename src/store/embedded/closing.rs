@@ -17,13 +17,13 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 use tokio::sync::mpsc;
 
 use super::appended::{self, Addition};
-use super::columns::{signed, unreadable, unsigned};
 use super::ledger_row::tier_and_endpoint;
 use crate::policy::api_key::os_entropy;
 use crate::store::Keeping;
 use crate::store::chain::{
     ChainEntry, ChainItem, DayState, LateRow, LedgerRow, ROW_NUMBERS, RowsDigest, RowsSummary,
 };
+use crate::store::sqlite::{signed, unreadable, unsigned};
 
 /// The number of rows that one turn digests, approximately: one or two milliseconds of the writer. A day of 100,000 keys with five
 /// endpoints each is closed in some eight minutes.

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use rusqlite::{Connection, OptionalExtension, Row};
 
-use super::columns::{unreadable, unsigned};
 use super::imported_counts::{DayRows, ImportedCounts};
 use crate::policy::api_key::KeyId;
 use crate::store::Totals;
 use crate::store::ledger::Ceiling;
+use crate::store::sqlite::{unreadable, unsigned};
 
 const OWN_NAME: &str = "SELECT value FROM meta WHERE name = 'producer'";
 const ROWS: &str =

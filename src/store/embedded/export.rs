@@ -9,13 +9,13 @@ use rusqlite::Connection;
 use tokio::sync::mpsc;
 
 use super::appended::{self, Additions};
-use super::columns::parsed;
 use super::day_rows::{own_name, read};
 use super::{Durability, keys, schema};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::StoreError;
 use crate::store::export::{Exported, ExportedEvent, ExportedKey, HeldClaim, WaitingEvent};
+use crate::store::sqlite::parsed;
 
 /// The keys of a day that are in memory at once.
 const PAGE_KEYS: i64 = 1_000;

@@ -14,8 +14,8 @@ use jiff::civil::Date;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 
 use super::appended::{self, Addition, FoldProgress, Mark, Sums};
-use super::columns::signed;
 use crate::policy::api_key::KeyId;
+use crate::store::sqlite::signed;
 
 /// The number of entries after which folding starts. The more entries, the more of them share rows and pages. They are kept in
 /// memory while they are folded; before, a reader of the ledger needs up to 0.3 s longer.

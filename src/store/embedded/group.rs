@@ -23,7 +23,6 @@ use rusqlite::{Connection, OptionalExtension, Statement};
 
 use super::appended::{self, Mark, Packing};
 use super::closing::{self, GUARDED};
-use super::columns::{signed, unsigned};
 use super::days::{ADD_DAY, DAY};
 use super::folding::first_and_last;
 use super::inbox::{Refund, Refusals};
@@ -31,6 +30,7 @@ use super::keys::{Follower, MARK};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::ledger::{ADJUSTMENT_STEP_SECONDS, Ceiling};
+use crate::store::sqlite::{signed, unsigned};
 use crate::store::{Charge, Keeping, Totals};
 
 // A sum over the few endpoints of a key, which lie side by side, and what came after the day was closed.

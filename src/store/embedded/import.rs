@@ -4,7 +4,6 @@ use std::path::Path;
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
-use super::columns::signed;
 use super::day_rows::{own_name, read};
 use super::days::{ADD_DAY, other_calendar, stored_day};
 use super::folding::fold_all;
@@ -14,6 +13,7 @@ use super::{appended, closing, keys};
 use crate::policy::api_key::KeyId;
 use crate::store::StoreError;
 use crate::store::export::{Exported, ExportedEvent, ImportCounts, ImportMode, KeyDay};
+use crate::store::sqlite::signed;
 
 const PUT_ROW: &str = "
     INSERT INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,

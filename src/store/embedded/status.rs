@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 
 use super::{Durability, events, feed};
+use crate::store::sqlite::{SqliteFormat, number, unsigned};
 use crate::store::status::{EmbeddedFacts, GatewayFacts, StoreFacts, StoreStatus};
 
 /// Reads everything that `touchline store status` reports.
@@ -15,8 +16,7 @@ pub(super) fn read(
     durability: Durability,
     now: Timestamp,
 ) -> rusqlite::Result<StoreStatus> {
-    let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
-    let count = |sql: &str| number(sql).map(|count| u64::try_from(count).unwrap_or(0));
+    let count = |sql: &str| number(connection, sql).map(unsigned);
     let mut log = path.as_os_str().to_owned();
     log.push("-wal");
     // Asked for by name: opening the file beside SQLite would give up its locks.
@@ -44,7 +44,7 @@ pub(super) fn read(
                 Durability::Commit => "commit".to_owned(),
                 Durability::Interval(interval) => format!("{interval:?}"),
             },
-            schema_version: number("PRAGMA user_version")?,
+            schema_version: SqliteFormat::of(connection)?.version,
             path,
         }),
         gateways: gateways.collect(),

@@ -9,10 +9,10 @@ use jiff::civil::Date;
 use rusqlite::{Connection, Row};
 
 use super::appended;
-use super::columns::{signed, unreadable, unsigned};
 use super::ledger_row::{UNATTRIBUTED, tier_and_endpoint};
 use crate::policy::api_key::KeyId;
 use crate::store::ledger::{Ceiling, Cell};
+use crate::store::sqlite::{signed, unreadable, unsigned};
 use crate::store::{Adjustment, DayUsage, Proof, Totals};
 
 macro_rules! columns {
