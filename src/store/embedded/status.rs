@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 
 use super::{Durability, events, feed};
+use crate::store::held_file::beside;
 use crate::store::sqlite::{SqliteFormat, number, unsigned};
 use crate::store::status::{EmbeddedFacts, GatewayFacts, StoreFacts, StoreStatus};
 
@@ -17,10 +18,8 @@ pub(super) fn read(
     now: Timestamp,
 ) -> rusqlite::Result<StoreStatus> {
     let count = |sql: &str| number(connection, sql).map(unsigned);
-    let mut log = path.as_os_str().to_owned();
-    log.push("-wal");
     // Asked for by name: opening the file beside SQLite would give up its locks.
-    let log_bytes = std::fs::metadata(log).map_or(0, |file| file.len());
+    let log_bytes = std::fs::metadata(beside(&path, "-wal")).map_or(0, |file| file.len());
     let pages = count("PRAGMA page_count")?.saturating_mul(count("PRAGMA page_size")?);
     let last = count("SELECT coalesce(max(change), 0) FROM keys")?;
     let gateways = feed::live(connection)?

@@ -7,6 +7,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::{processes, rows};
 use crate::store::StoreError;
+use crate::store::held_file::beside;
 use crate::store::redis::identity::StoreIdentity;
 use crate::store::sqlite::{self, SqliteFormat};
 use crate::store::status::JournalFacts;
@@ -91,11 +92,8 @@ pub fn facts(path: &Path) -> Option<JournalFacts> {
     if !path.exists() {
         return None;
     }
-    let sizes = ["", "-wal"].map(|suffix| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(suffix);
-        std::fs::metadata(name).map_or(0, |file| file.len())
-    });
+    let sizes = ["", "-wal"]
+        .map(|suffix| std::fs::metadata(beside(path, suffix)).map_or(0, |file| file.len()));
     let mut facts = JournalFacts {
         path: path.to_owned(),
         bytes: sizes.iter().sum(),

@@ -15,9 +15,10 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
 use super::codec::{parse_place, stream_id, unpacked};
 use crate::policy::key_record::KeyRecord;
-use crate::store::redis::identity::{StoreIdentity, joined, meta, split};
+use crate::store::held_file::beside;
+use crate::store::redis::identity::{StoreIdentity, joined, meta, split, write_meta};
 use crate::store::redis::yielding::CooperativeYield;
-use crate::store::sqlite::{self, SqliteFormat};
+use crate::store::sqlite::{self, SqliteFormat, signed};
 use crate::store::{KeyTable, StoreError};
 
 /// The format of these files ("TCLR").
@@ -38,8 +39,6 @@ const TABLES: &str = "
         version INTEGER NOT NULL,
         record TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;";
-const WRITE_META: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
-    ON CONFLICT (name) DO UPDATE SET value = excluded.value";
 const KEEP: &str = "INSERT INTO records (id, version, record) VALUES (?1, ?2, ?3)
     ON CONFLICT (id) DO UPDATE SET version = excluded.version, record = excluded.record
     WHERE excluded.version > version";
@@ -138,16 +137,16 @@ impl Replica {
                 let mut keep = transaction.prepare(KEEP)?;
                 let mut turns = CooperativeYield::of(ROWS_PER_TURN);
                 for entry in &changed {
-                    let version = i64::try_from(entry.record.version).unwrap_or(i64::MAX);
+                    let version = signed(entry.record.version);
                     keep.execute(params![entry.record.id.as_str(), version, entry.packed()])?;
                     turns.step();
                 }
-                let mut meta = transaction.prepare(WRITE_META)?;
-                meta.execute(["place", &stream_id(standing.place)])?;
-                meta.execute(["current_at", &standing.current_at.to_string()])?;
-                meta.execute(["incarnation", &standing.origin.incarnation])?;
-                meta.execute(["run_ids", &joined(&standing.origin.run_ids)])?;
             }
+            let (place, origin) = (stream_id(standing.place), &standing.origin);
+            write_meta(&transaction, "place", &place)?;
+            write_meta(&transaction, "current_at", &standing.current_at.to_string())?;
+            write_meta(&transaction, "incarnation", &origin.incarnation)?;
+            write_meta(&transaction, "run_ids", &joined(&origin.run_ids))?;
             transaction.commit()
         };
         write(&mut connection).map_err(|error| unusable(&self.path, &error))?;
@@ -189,9 +188,7 @@ fn refused(error: std::io::Error) -> rusqlite::Error {
 fn set_aside(path: &Path, aside: &Path) -> Result<(), rusqlite::Error> {
     std::fs::rename(path, aside).map_err(refused)?;
     for suffix in ["-wal", "-shm"] {
-        let mut log = path.as_os_str().to_owned();
-        log.push(suffix);
-        match std::fs::remove_file(&log) {
+        match std::fs::remove_file(beside(path, suffix)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(refused(error));
             }
