@@ -8,12 +8,11 @@ use super::day_rows::{own_name, read};
 use super::days::{ADD_DAY, other_calendar, stored_day};
 use super::folding::fold_all;
 use super::imported_counts::DayRows;
-use super::ledger_row::UNATTRIBUTED;
+use super::ledger_row::{UNATTRIBUTED, execute_with_row};
 use super::{appended, closing, keys};
 use crate::policy::api_key::KeyId;
 use crate::store::StoreError;
 use crate::store::export::{Exported, ExportedEvent, ImportCounts, ImportMode, KeyDay};
-use crate::store::sqlite::signed;
 
 const PUT_ROW: &str = "
     INSERT INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
@@ -116,33 +115,24 @@ fn write(
     before: &DayRows,
     after: &DayRows,
 ) -> rusqlite::Result<()> {
-    let key = key.as_str();
     let mut put = connection.prepare_cached(PUT_ROW)?;
     for (place, (totals, ceiling)) in &after.rows {
         if before.rows.get(place) == Some(&(*totals, *ceiling)) {
             continue;
         }
-        put.raw_bind_parameter(1, date)?;
-        put.raw_bind_parameter(2, key)?;
-        put.raw_bind_parameter(3, place.as_str())?;
-        let numbers = totals.numbers().into_iter();
-        let numbers = numbers.chain([ceiling.limit, ceiling.granted]);
-        for (parameter, number) in (4..).zip(numbers) {
-            put.raw_bind_parameter(parameter, signed(number))?;
-        }
-        put.raw_execute()?;
+        execute_with_row(&mut put, (date, key), place, (*totals, *ceiling))?;
     }
     // Only the row of unattributed units can be gone: all of them are attributed now.
     if !after.rows.contains_key(UNATTRIBUTED) {
         connection
             .prepare_cached(DROP_ROW)?
-            .execute((date, key, UNATTRIBUTED))?;
+            .execute((date, key.as_str(), UNATTRIBUTED))?;
     }
     for (came, units) in &after.late {
         if before.late.get(came) != Some(units) {
             connection
                 .prepare_cached(PUT_LATE)?
-                .execute((date, key, came, units))?;
+                .execute((date, key.as_str(), came, units))?;
         }
     }
     if before.imported != after.imported {
@@ -150,7 +140,7 @@ fn write(
             .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))?;
         connection
             .prepare_cached(PUT_COPIED)?
-            .execute((date, key, body))?;
+            .execute((date, key.as_str(), body))?;
     }
     Ok(())
 }
