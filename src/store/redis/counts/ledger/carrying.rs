@@ -4,7 +4,7 @@ use jiff::civil::Date;
 use redis::Pipeline;
 
 use super::cells;
-use super::reading::{Counts, HashFields};
+use super::reading::{Counts, HashFields, hashes_of};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::{
@@ -14,8 +14,7 @@ use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::script::{MERGE_DAY, ScriptArguments};
 use crate::store::{StoreError, Totals};
 
-/// The counts and the ledger of some keys on a day; a key without any is omitted. The ledger is read before the counts, so that
-/// it contains no unit that was not counted.
+/// The counts and the ledger of some keys on a day; a key without any is omitted.
 ///
 /// # Errors
 /// Those of Redis, and unreadable values.
@@ -25,20 +24,11 @@ pub async fn key_days(
     date: Date,
     calendar: &Calendar,
 ) -> Result<Vec<KeyDay>, StoreError> {
-    let mut pipeline = Pipeline::new();
-    for key in keys {
-        pipeline
-            .cmd("HGETALL")
-            .arg(link.names.ledger(*key, date))
-            .cmd("HGETALL")
-            .arg(link.names.counts(*key, date));
-    }
-    let values: Vec<HashFields> = link.read(&pipeline).await?;
+    let hashes = hashes_of(link, keys.iter().map(|key| (*key, date))).await?;
     let mut days = Vec::new();
-    for (key, pair) in keys.iter().zip(values.chunks_exact(2)) {
-        let [entries, counts] = pair else { continue };
+    for (key, (entries, counts)) in keys.iter().zip(hashes) {
         if !entries.is_empty() || !counts.is_empty() {
-            let day = key_day(*key, date, (entries, counts), calendar);
+            let day = key_day(*key, date, (&entries, &counts), calendar);
             days.push(day.map_err(|what| {
                 StoreError::Failed(format!("the day {date} of the key {key} in Redis: {what}"))
             })?);

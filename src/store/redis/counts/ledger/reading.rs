@@ -50,25 +50,35 @@ pub async fn prove(
     Ok(proofs.collect())
 }
 
-/// The totals and the counts of some keys' days, as Redis has them. The ledger is read before the counts, so that it contains
-/// no unit that was not counted.
+/// The ledger and the counts of each key and day. The ledger is read before the counts, so that it contains no unit that was not
+/// counted.
+pub(super) async fn hashes_of(
+    link: &RedisLink,
+    places: impl Iterator<Item = (KeyId, Date)>,
+) -> Result<Vec<(HashFields, HashFields)>, StoreError> {
+    let mut pipeline = Pipeline::new();
+    for (key, date) in places {
+        pipeline
+            .cmd("HGETALL")
+            .arg(link.names.ledger(key, date))
+            .cmd("HGETALL")
+            .arg(link.names.counts(key, date));
+    }
+    let mut hashes = link.read::<Vec<HashFields>>(&pipeline).await?.into_iter();
+    let pairs = std::iter::from_fn(|| hashes.next().zip(hashes.next()));
+    Ok(pairs.collect())
+}
+
+/// The totals and the counts of some keys' days, as Redis has them.
 pub async fn held(
     link: &RedisLink,
     days: &[(KeyId, Day)],
 ) -> Result<Vec<(Vec<TotalsRow>, HashFields)>, StoreError> {
     let mut held = Vec::with_capacity(days.len());
     for batch in days.chunks(READ_BATCH) {
-        let mut pipeline = Pipeline::new();
-        for (key, day) in batch {
-            pipeline
-                .cmd("HGETALL")
-                .arg(link.names.ledger(*key, day.date))
-                .cmd("HGETALL")
-                .arg(link.names.counts(*key, day.date));
-        }
-        let values: Vec<HashFields> = link.read(&pipeline).await?;
-        for ((key, day), pair) in batch.iter().zip(values.chunks_exact(2)) {
-            let [entries, counts] = pair else { continue };
+        let places = batch.iter().map(|(key, day)| (*key, day.date));
+        let hashes = hashes_of(link, places).await?;
+        for ((key, day), (entries, counts)) in batch.iter().zip(hashes) {
             let cells = entries
                 .iter()
                 .filter_map(|(field, value)| cells::read(field, value));
@@ -82,7 +92,7 @@ pub async fn held(
                 totals: cell.totals,
                 settled: true,
             });
-            held.push((rows.collect(), counts.clone()));
+            held.push((rows.collect(), counts));
         }
     }
     Ok(held)
@@ -283,18 +293,9 @@ async fn read(
     }
     let mut days = Vec::new();
     for batch in places.chunks(READ_BATCH) {
-        let mut pipeline = Pipeline::new();
-        for (date, key) in batch {
-            pipeline
-                .cmd("HGETALL")
-                .arg(link.names.counts(*key, *date))
-                .cmd("HGETALL")
-                .arg(link.names.ledger(*key, *date));
-        }
-        let values: Vec<HashFields> = link.read(&pipeline).await?;
-        for (place, pair) in batch.iter().zip(values.chunks_exact(2)) {
-            let [counts, entries] = pair else { continue };
-            let day = StoredDay::of(*place, counts, entries);
+        let hashes = hashes_of(link, batch.iter().map(|(date, key)| (*key, *date))).await?;
+        for (place, (entries, counts)) in batch.iter().zip(hashes) {
+            let day = StoredDay::of(*place, &counts, &entries);
             if !day.is_empty() {
                 days.push(day);
             }
