@@ -36,7 +36,7 @@ mod reading;
 pub use carrying::{key_days, take_in};
 pub use producer_totals::KeyAndDate;
 use producer_totals::{CountedTotals, LedgerPage, ProducerTotals, TotalsKey};
-pub use reading::{HashFields, held, prove, usage};
+pub use reading::{HashFields, held, listed_dates, prove, usage};
 
 /// Key-days written in one round trip.
 const WRITE_BATCH: usize = 256;

@@ -49,7 +49,10 @@ pub async fn carry_out(
             return Ok(());
         }
     }
-    for date in dates(link, now).await? {
+    // Also the days around today, which may not be listed yet.
+    let mut dates = BTreeSet::from_iter(ledger::listed_dates(link).await?);
+    dates.extend(around(now, -1..=1));
+    for date in dates {
         for batch in keys.chunks(READ_BATCH) {
             for day in ledger::key_days(link, batch, date, &calendar).await? {
                 if export.send(Exported::KeyDay(Box::new(day))).await.is_err() {
@@ -116,15 +119,6 @@ async fn trails(
         entries.collect::<Result<_, StoreError>>()
     });
     trails.collect()
-}
-
-/// The dates with counts, and those that may have got their first count a moment ago.
-async fn dates(link: &RedisLink, now: Timestamp) -> Result<BTreeSet<Date>, StoreError> {
-    let listed: Vec<String> = link
-        .read(redis::cmd("SMEMBERS").arg(link.names.days()))
-        .await?;
-    let listed = listed.iter().filter_map(|date| date.parse().ok());
-    Ok(listed.chain(around(now, -1..=1)).collect())
 }
 
 /// The dates at these distances in days from an instant, in UTC.

@@ -18,6 +18,7 @@ use super::events;
 use crate::clock::next_tick;
 use crate::policy::calendar::Calendar;
 use crate::store::StoreError;
+use crate::store::redis::counts::ledger::listed_dates;
 use crate::store::redis::parts::Parts;
 use crate::store::redis::wire::link::ScanPlace;
 use crate::store::redis::wire::request::LinkError;
@@ -72,11 +73,7 @@ impl Parts {
         let calendar = Calendar::of_zone(&self.zone)
             .map_err(|error| StoreError::Failed(format!("the zone {}: {error}", self.zone)))?;
         let link = &self.command_link;
-        let listed: Vec<String> = link
-            .read(redis::cmd("SMEMBERS").arg(link.names.days()))
-            .await?;
-        let mut dates: Vec<Date> = listed.iter().filter_map(|date| date.parse().ok()).collect();
-        dates.sort_unstable();
+        let mut dates = listed_dates(link).await?;
         dates.truncate(dates.len().saturating_sub(KEPT_MIN));
         let retention = link.names.keeping().retention_seconds();
         for date in dates {

@@ -318,14 +318,17 @@ async fn dates(link: &RedisLink, from: Date, to: Date) -> Result<Vec<Date>, Stor
         let every = from.series(jiff::Span::new().days(1));
         return Ok(every.take_while(|date| *date <= to).collect());
     }
-    let known: Vec<String> = link
+    let mut dates = listed_dates(link).await?;
+    dates.retain(|date| (from..=to).contains(date));
+    Ok(dates)
+}
+
+/// The dates that have counts, in their order.
+pub async fn listed_dates(link: &RedisLink) -> Result<Vec<Date>, StoreError> {
+    let listed: Vec<String> = link
         .read(redis::cmd("SMEMBERS").arg(link.names.days()))
         .await?;
-    let mut dates: Vec<Date> = known
-        .iter()
-        .filter_map(|date| date.parse().ok())
-        .filter(|date| (from..=to).contains(date))
-        .collect();
+    let mut dates: Vec<Date> = listed.iter().filter_map(|date| date.parse().ok()).collect();
     dates.sort_unstable();
     Ok(dates)
 }
