@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use redis::Pipeline;
 
+use crate::policy::api_key::KeyId;
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
@@ -23,17 +24,8 @@ pub async fn read(
 ) -> Result<Vec<Entry>, StoreError> {
     let mut entries = Vec::new();
     for batch in records.chunks(BATCH) {
-        let mut pipeline = Pipeline::new();
-        for record in batch {
-            pipeline.cmd("HVALS").arg(link.names.audit_trail(record.id));
-        }
-        let trails: Vec<Vec<String>> = link.read(&pipeline).await?;
-        for (record, packed) in batch.iter().zip(trails) {
-            let mut trail = BTreeMap::new();
-            for packed in packed {
-                let entry = unpacked(&packed)?;
-                trail.insert(entry.version, entry);
-            }
+        let trails = trails(link, batch.iter().map(|record| record.id)).await?;
+        for (record, mut trail) in batch.iter().zip(trails) {
             trail
                 .entry(record.version)
                 .or_insert_with(|| Entry::of(record));
@@ -48,6 +40,29 @@ pub async fn read(
     Ok(entries)
 }
 
+/// The trails of some keys, by version.
+pub async fn trails(
+    link: &RedisLink,
+    keys: impl Iterator<Item = KeyId>,
+) -> Result<Vec<BTreeMap<u64, Entry>>, StoreError> {
+    let mut pipeline = Pipeline::new();
+    for key in keys {
+        pipeline.cmd("HVALS").arg(link.names.audit_trail(key));
+    }
+    if pipeline.is_empty() {
+        return Ok(Vec::new());
+    }
+    let packed: Vec<Vec<String>> = link.read(&pipeline).await?;
+    let trails = packed.iter().map(|entries| {
+        let entries = entries.iter().map(|packed| {
+            let entry = unpacked(packed)?;
+            Ok((entry.version, entry))
+        });
+        entries.collect::<Result<_, StoreError>>()
+    });
+    trails.collect()
+}
+
 /// The entries of the register of gateways.
 pub async fn of_gateways(link: &RedisLink) -> Result<Vec<Entry>, StoreError> {
     let packed: Vec<String> = link
@@ -57,7 +72,7 @@ pub async fn of_gateways(link: &RedisLink) -> Result<Vec<Entry>, StoreError> {
 }
 
 /// An entry as it is stored.
-pub fn unpacked(packed: &str) -> Result<Entry, StoreError> {
+fn unpacked(packed: &str) -> Result<Entry, StoreError> {
     serde_json::from_str(packed)
         .map_err(|error| StoreError::Failed(format!("an entry of the audit trail: {error}")))
 }

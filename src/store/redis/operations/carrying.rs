@@ -79,7 +79,7 @@ async fn export_keys(
     while let Some(mut page) = pages.next(link).await? {
         page.retain(|record| seen.insert(record.id));
         for batch in page.chunks(READ_BATCH) {
-            let trails = trails(link, batch.iter().map(|record| record.id)).await?;
+            let trails = audit::trails(link, batch.iter().map(|record| record.id)).await?;
             for (record, mut trail) in batch.iter().zip(trails) {
                 // Later changes are exported the next time.
                 trail.retain(|version, _| *version <= record.version);
@@ -96,29 +96,6 @@ async fn export_keys(
         }
     }
     Ok(Some(seen.into_iter().collect()))
-}
-
-/// The trails of some keys, by version.
-async fn trails(
-    link: &RedisLink,
-    keys: impl Iterator<Item = KeyId>,
-) -> Result<Vec<BTreeMap<u64, Entry>>, StoreError> {
-    let mut pipeline = Pipeline::new();
-    for key in keys {
-        pipeline.cmd("HVALS").arg(link.names.audit_trail(key));
-    }
-    if pipeline.is_empty() {
-        return Ok(Vec::new());
-    }
-    let packed: Vec<Vec<String>> = link.read(&pipeline).await?;
-    let trails = packed.iter().map(|entries| {
-        let entries = entries.iter().map(|packed| {
-            let entry = audit::unpacked(packed)?;
-            Ok((entry.version, entry))
-        });
-        entries.collect::<Result<_, StoreError>>()
-    });
-    trails.collect()
 }
 
 /// The dates at these distances in days from an instant, in UTC.
@@ -260,7 +237,7 @@ async fn take_keys(
         }
     }
     all_free(link, &newer).await?;
-    let held = trails(link, keys.iter().map(|key| key.record.id)).await?;
+    let held = audit::trails(link, keys.iter().map(|key| key.record.id)).await?;
     let mut missing = Pipeline::new();
     for (key, held) in keys.iter().zip(held) {
         for entry in &key.trail {
