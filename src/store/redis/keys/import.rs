@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use redis::{FromRedisValue, Pipeline, Value};
 
-use super::codec::{CLAIM_LASTS, change_mark, digests, feed_entry, put, unpacked};
+use super::codec::{CLAIM_LASTS, change_mark, digests, feed_entry, put};
 use super::index;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
@@ -191,18 +191,10 @@ fn is_same(stored: &KeyRecord, wanted: &KeyRecord) -> bool {
     digests(stored).contains(&wanted.digest)
 }
 
-/// The stored records among these ids.
+/// The records of these keys, as far as there are any.
 async fn stored(link: &RedisLink, ids: &[KeyId]) -> Result<HashMap<KeyId, KeyRecord>, StoreError> {
-    let mut pipeline = Pipeline::new();
-    for id in ids {
-        pipeline.cmd("HGET").arg(link.names.record(*id)).arg("rec");
-    }
-    let found = replies::<Option<String>>(link, &pipeline).await?;
-    let found = found.iter().flatten().map(|packed| {
-        let record = unpacked(packed)?;
-        Ok((record.id, record))
-    });
-    found.collect()
+    let found = index::stored(link, ids).await?.into_iter().flatten();
+    Ok(found.map(|record| (record.id, record)).collect())
 }
 
 /// The replies to a pipeline, which may be empty.

@@ -215,16 +215,8 @@ impl KeyPages {
 
 /// The records of these keys; missing and unreadable ones are omitted.
 pub async fn records(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
-    if ids.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut pipeline = Pipeline::new();
-    for id in ids {
-        pipeline.cmd("HGET").arg(link.names.record(*id)).arg("rec");
-    }
-    let packed: Vec<Option<String>> = link.read(&pipeline).await?;
     let mut records = Vec::new();
-    for (id, packed) in ids.iter().zip(packed) {
+    for (id, packed) in ids.iter().zip(packed(link, ids).await?) {
         match packed.as_deref().map(unpacked) {
             Some(Ok(record)) => records.push(record),
             Some(Err(error)) => tracing::error!(key = %id, %error, "a key's record is skipped"),
@@ -232,4 +224,27 @@ pub async fn records(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<KeyRecord>, 
         }
     }
     Ok(records)
+}
+
+/// The record of each of these keys, or `None` if there is none.
+///
+/// # Errors
+/// Those of Redis, and unreadable records.
+pub async fn stored(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<Option<KeyRecord>>, StoreError> {
+    let packed = packed(link, ids).await?;
+    let records = packed.iter();
+    records
+        .map(|packed| packed.as_deref().map(unpacked).transpose())
+        .collect()
+}
+
+async fn packed(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<Option<String>>, StoreError> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut pipeline = Pipeline::new();
+    for id in ids {
+        pipeline.cmd("HGET").arg(link.names.record(*id)).arg("rec");
+    }
+    link.read(&pipeline).await
 }

@@ -21,7 +21,7 @@ use crate::store::export::{
 };
 use crate::store::redis::counts::ledger;
 use crate::store::redis::keys::audit;
-use crate::store::redis::keys::codec::{digests, feed_entry, put, unpacked};
+use crate::store::redis::keys::codec::{digests, feed_entry, put};
 use crate::store::redis::keys::index::{self, KeyPages};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
@@ -221,7 +221,8 @@ async fn take_keys(
     if keys.is_empty() {
         return Ok(taken);
     }
-    let stored = stored(link, keys).await?;
+    let ids: Vec<KeyId> = keys.iter().map(|key| key.record.id).collect();
+    let stored = index::stored(link, &ids).await?;
     let mut newer: Vec<(&KeyRecord, Option<&KeyRecord>)> = Vec::new();
     for (key, stored) in keys.iter().zip(&stored) {
         match stored {
@@ -237,7 +238,7 @@ async fn take_keys(
         }
     }
     all_free(link, &newer).await?;
-    let held = audit::trails(link, keys.iter().map(|key| key.record.id)).await?;
+    let held = audit::trails(link, ids.into_iter()).await?;
     let mut missing = Pipeline::new();
     for (key, held) in keys.iter().zip(held) {
         for entry in &key.trail {
@@ -260,23 +261,6 @@ async fn take_keys(
         link.ask(&missing).await?;
     }
     Ok(taken)
-}
-
-async fn stored(
-    link: &RedisLink,
-    keys: &[&ExportedKey],
-) -> Result<Vec<Option<KeyRecord>>, StoreError> {
-    let mut read = Pipeline::new();
-    for key in keys {
-        read.cmd("HGET")
-            .arg(link.names.record(key.record.id))
-            .arg("rec");
-    }
-    let packed: Vec<Option<String>> = link.read(&read).await?;
-    let records = packed.iter();
-    records
-        .map(|packed| packed.as_deref().map(unpacked).transpose())
-        .collect()
 }
 
 /// Fails if another key has one of the secrets.
