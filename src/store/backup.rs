@@ -142,7 +142,7 @@ impl<W: Write> BackupWriter<W> {
     pub fn end(mut self) -> io::Result<(Contents, W)> {
         let end = End {
             contents: self.contents.clone(),
-            sha256: hex(&self.digest.clone().finalize()),
+            sha256: format!("{:x}", self.digest.clone().finalize()),
         };
         self.line(&WrittenLine::End(&end))?;
         self.out.flush()?;
@@ -251,7 +251,7 @@ impl<R: BufRead> BackupReader<R> {
             Read::Event(event) => Exported::Event(event),
             Read::Audit(entry) => Exported::Audit(entry),
             Read::End(end) => {
-                self.finish(&end, &hex(&digest.finalize()))?;
+                self.finish(&end, &format!("{:x}", digest.finalize()))?;
                 return Ok(None);
             }
         };
@@ -319,10 +319,6 @@ impl<R: BufRead> BackupReader<R> {
             what: what.into(),
         }
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

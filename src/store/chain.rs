@@ -124,7 +124,7 @@ impl ChainEntry {
             self.rows_sha256.clone(),
             self.previous.clone(),
         ];
-        hex(&Sha256::digest(line(&fields)))
+        format!("{:x}", Sha256::digest(line(&fields)))
     }
 }
 
@@ -246,7 +246,7 @@ impl RowsDigest {
     pub fn finish(self) -> RowsSummary {
         RowsSummary {
             count: self.count,
-            sha256: hex(&self.digest.finalize()),
+            sha256: format!("{:x}", self.digest.finalize()),
         }
     }
 }
@@ -424,10 +424,6 @@ fn line(fields: &[String]) -> String {
     }
     line.push('\n');
     line
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
