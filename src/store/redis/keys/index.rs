@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use redis::Pipeline;
 
 use super::codec::unpacked;
-use crate::policy::api_key::{KeyId, os_entropy};
+use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
-use crate::store::redis::names::{ID_SETS, Names, escaped};
+use crate::store::redis::names::{ID_SETS, Names, drawn, escaped};
 use crate::store::redis::wire::link::{RedisLink, ScanPlace};
 use crate::store::redis::wire::request::LinkError;
 
@@ -52,11 +52,8 @@ pub async fn state(link: &RedisLink) -> Result<IndexState, StoreError> {
 
 /// Gives the store an incarnation unless it has one. Returns its incarnation.
 pub async fn begin_incarnation(link: &RedisLink) -> Result<Option<String>, StoreError> {
-    let mut random = [0; 12];
-    os_entropy(&mut random);
-    let fresh: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut set = redis::cmd("SET");
-    set.arg(link.names.incarnation()).arg(fresh).arg("NX");
+    set.arg(link.names.incarnation()).arg(drawn()).arg("NX");
     link.ask(&set).await?;
     Ok(state(link).await?.incarnation)
 }
