@@ -19,11 +19,11 @@ use std::ops::ControlFlow;
 use ahash::RandomState;
 use jiff::Timestamp;
 use jiff::civil::Date;
-use rusqlite::{Connection, OptionalExtension, Statement};
+use rusqlite::{Connection, Statement};
 
 use super::appended::{self, Mark, Packing};
 use super::closing::{self, GUARDED};
-use super::days::{ADD_DAY, DAY};
+use super::days::{ADD_DAY, DAY, stored_day};
 use super::folding::first_and_last;
 use super::inbox::{Refund, Refusals};
 use super::keys::{Follower, MARK};
@@ -474,17 +474,7 @@ impl<'g, 'c> Group<'g, 'c> {
             return Ok(*stored);
         }
         let date = day.date.to_string();
-        let stored = self
-            .statements
-            .day
-            .query_row([&date], |row| {
-                Ok(Day {
-                    date: day.date,
-                    start: row.get(0)?,
-                    end: row.get(1)?,
-                })
-            })
-            .optional()?;
+        let stored = stored_day(&mut self.statements.day, &date, day.date)?;
         let stored = match (stored, missing) {
             (Some(stored), _) => stored,
             (None, Missing::Assumed) => return Ok(day),

@@ -5,7 +5,8 @@ use std::path::Path;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use super::day_rows::{own_name, read};
-use super::days::{ADD_DAY, other_calendar, stored_day};
+use super::days::{ADD_DAY, DAY, other_calendar, stored_day};
+use super::events::{CLAIM, KEEP};
 use super::folding::fold_all;
 use super::imported_counts::DayRows;
 use super::ledger_row::{UNATTRIBUTED, execute_with_row};
@@ -35,11 +36,7 @@ const PUT_LATE: &str = "INSERT INTO adjustments (date, key, came, units) VALUES 
     ON CONFLICT (date, key, came) DO UPDATE SET units = excluded.units";
 const PUT_COPIED: &str = "INSERT INTO copied (date, key, body) VALUES (?1, ?2, ?3)
     ON CONFLICT (date, key) DO UPDATE SET body = excluded.body";
-const CLAIM: &str =
-    "INSERT INTO claims (event, node, until) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
 const WAITS: &str = "SELECT count(*) FROM events WHERE event = ?1";
-const KEEP: &str =
-    "INSERT INTO events (since, event, body) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
 
 /// Imports a batch at `now` (Unix seconds), or only counts what would be added.
 pub(super) fn import(
@@ -87,7 +84,8 @@ fn import_day(
     counts: &mut ImportCounts,
 ) -> rusqlite::Result<Result<(), StoreError>> {
     let (date, day) = (imported.date.to_string(), imported.day());
-    match stored_day(connection, &date, imported.date)? {
+    let stored = stored_day(&mut *connection.prepare_cached(DAY)?, &date, imported.date)?;
+    match stored {
         Some(stored) if stored != day => return Ok(Err(other_calendar(path, day, stored))),
         Some(_) => {}
         None => {
