@@ -71,16 +71,9 @@ impl Script {
     }
 }
 
-/// Arguments of a script.
+/// Arguments of a script, as they are sent.
 #[derive(Debug, Default)]
-pub struct ScriptArguments<'a>(Vec<Argument<'a>>);
-
-#[derive(Debug)]
-enum Argument<'a> {
-    Text(Cow<'a, str>),
-    Packed(Vec<u8>),
-    Number(i64),
-}
+pub struct ScriptArguments<'a>(Vec<Cow<'a, [u8]>>);
 
 impl<'a> ScriptArguments<'a> {
     /// No arguments.
@@ -89,21 +82,22 @@ impl<'a> ScriptArguments<'a> {
     }
 
     /// Adds a text.
-    pub fn text(mut self, text: impl Into<Cow<'a, str>>) -> ScriptArguments<'a> {
-        self.0.push(Argument::Text(text.into()));
-        self
+    pub fn text(self, text: impl Into<Cow<'a, str>>) -> ScriptArguments<'a> {
+        match text.into() {
+            Cow::Borrowed(text) => self.packed(text.as_bytes()),
+            Cow::Owned(text) => self.packed(text.into_bytes()),
+        }
     }
 
     /// Adds packed values.
-    pub fn packed(mut self, packed: Vec<u8>) -> ScriptArguments<'a> {
-        self.0.push(Argument::Packed(packed));
+    pub fn packed(mut self, packed: impl Into<Cow<'a, [u8]>>) -> ScriptArguments<'a> {
+        self.0.push(packed.into());
         self
     }
 
     /// Adds a number.
-    pub fn number(mut self, number: i64) -> ScriptArguments<'a> {
-        self.0.push(Argument::Number(number));
-        self
+    pub fn number(self, number: i64) -> ScriptArguments<'a> {
+        self.text(number.to_string())
     }
 
     /// Adds a count; larger ones become 2^53, the end of the script's exact integers.
@@ -113,7 +107,7 @@ impl<'a> ScriptArguments<'a> {
     }
 
     fn command(&self, name: &str, script: &str, keys: &[&str]) -> Cmd {
-        let bytes: usize = self.0.iter().map(Argument::bytes).sum();
+        let bytes: usize = self.0.iter().map(|argument| argument.len()).sum();
         let bytes = bytes + keys.iter().map(|key| key.len()).sum::<usize>() + script.len();
         let mut command = Cmd::with_capacity(3 + keys.len() + self.0.len(), bytes + 16);
         command.arg(name).arg(script).arg(keys.len());
@@ -121,24 +115,9 @@ impl<'a> ScriptArguments<'a> {
             command.arg(*key);
         }
         for argument in &self.0 {
-            match argument {
-                Argument::Text(text) => command.arg(text.as_ref()),
-                Argument::Packed(packed) => command.arg(packed.as_slice()),
-                Argument::Number(number) => command.arg(*number),
-            };
+            command.arg(argument.as_ref());
         }
         command
-    }
-}
-
-impl Argument<'_> {
-    /// The approximate length of the argument as it is sent.
-    fn bytes(&self) -> usize {
-        match self {
-            Argument::Text(text) => text.len(),
-            Argument::Packed(packed) => packed.len(),
-            Argument::Number(_) => 20,
-        }
     }
 }
 
