@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use redis::FromRedisValue;
+use redis::{FromRedisValue, Value};
 use tokio::time::Instant;
 
 use super::heartbeat::{BEAT_HOLDS, Heartbeat};
@@ -119,9 +119,7 @@ pub async fn put_back(link: &RedisLink, entries: &[RegisterEntry]) -> Result<(),
             .arg(&entry.gateway_id)
             .arg(&entry.packed);
     }
-    if !entries.is_empty() {
-        link.ask(&pipeline).await?;
-    }
+    link.replies::<Value>(&pipeline).await?;
     Ok(())
 }
 

@@ -49,10 +49,7 @@ pub async fn trails(
     for key in keys {
         pipeline.cmd("HVALS").arg(link.names.audit_trail(key));
     }
-    if pipeline.is_empty() {
-        return Ok(Vec::new());
-    }
-    let packed: Vec<Vec<String>> = link.read(&pipeline).await?;
+    let packed: Vec<Vec<String>> = link.replies(&pipeline).await?;
     let trails = packed.iter().map(|entries| {
         let entries = entries.iter().map(|packed| {
             let entry = unpacked(packed)?;

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use redis::{FromRedisValue, Pipeline, Value};
+use redis::{Pipeline, Value};
 
 use super::codec::{CLAIM_LASTS, change_mark, digests, feed_entry, put};
 use super::index;
@@ -63,9 +63,7 @@ async fn claim(link: &RedisLink, records: &[KeyRecord]) -> Result<Vec<Option<Key
                 .arg(CLAIM_LASTS.as_millis() as u64);
         }
     }
-    let mut replies = replies::<Option<String>>(link, &pipeline)
-        .await?
-        .into_iter();
+    let mut replies = link.replies::<Option<String>>(&pipeline).await?.into_iter();
     let holders = records.iter().map(|record| {
         let held_by = replies.by_ref().take(digests(record).len());
         let others = held_by.filter_map(|holder| holder?.parse().ok());
@@ -90,7 +88,7 @@ async fn write(
     for (record, _) in &chosen {
         pipeline.add_command(put(&link.names, &KeyEntry::new((*record).clone()), 0));
     }
-    let replies = replies::<i64>(link, &pipeline).await?;
+    let replies = link.replies::<i64>(&pipeline).await?;
     for ((record, outcome), reply) in chosen.into_iter().zip(replies) {
         if reply == 1 {
             written.push(record.clone());
@@ -124,7 +122,7 @@ async fn publish(
         pipeline.cmd("PTTL").arg(link.names.digest(&record.digest));
     }
     // -1: permanent; -2: the claim has expired.
-    let lasting = replies::<i64>(link, &pipeline).await?;
+    let lasting = link.replies::<i64>(&pipeline).await?;
     let unpublished = held
         .into_iter()
         .zip(lasting)
@@ -142,8 +140,8 @@ async fn publish(
         }
         feed_entry(&mut feed, &link.names, &KeyEntry::new(record.clone()));
     }
-    let places = replies::<Value>(link, &feed).await?;
-    replies::<Value>(link, &hold).await?;
+    let places = link.replies::<Value>(&feed).await?;
+    link.replies::<Value>(&hold).await?;
     places
         .last()
         .map(|place| change_mark(Some(place)))
@@ -175,14 +173,14 @@ async fn release(
     for (_, digest) in &claimed {
         read.cmd("GET").arg(link.names.digest(digest));
     }
-    let holders = replies::<Option<String>>(link, &read).await?;
+    let holders = link.replies::<Option<String>>(&read).await?;
     let mut drop = Pipeline::new();
     for ((id, digest), holder) in claimed.iter().zip(holders) {
         if holder.as_deref() == Some(id.as_str()) {
             drop.cmd("DEL").arg(link.names.digest(digest));
         }
     }
-    replies::<Value>(link, &drop).await?;
+    link.replies::<Value>(&drop).await?;
     Ok(())
 }
 
@@ -195,15 +193,4 @@ fn is_same(stored: &KeyRecord, wanted: &KeyRecord) -> bool {
 async fn stored(link: &RedisLink, ids: &[KeyId]) -> Result<HashMap<KeyId, KeyRecord>, StoreError> {
     let found = index::stored(link, ids).await?.into_iter().flatten();
     Ok(found.map(|record| (record.id, record)).collect())
-}
-
-/// The replies to a pipeline, which may be empty.
-async fn replies<T: FromRedisValue>(
-    link: &RedisLink,
-    pipeline: &Pipeline,
-) -> Result<Vec<T>, StoreError> {
-    if pipeline.is_empty() {
-        return Ok(Vec::new());
-    }
-    link.read(pipeline).await
 }

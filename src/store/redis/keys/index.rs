@@ -236,12 +236,9 @@ pub async fn stored(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<Option<KeyRec
 }
 
 async fn packed(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<Option<String>>, StoreError> {
-    if ids.is_empty() {
-        return Ok(Vec::new());
-    }
     let mut pipeline = Pipeline::new();
     for id in ids {
         pipeline.cmd("HGET").arg(link.names.record(*id)).arg("rec");
     }
-    link.read(&pipeline).await
+    link.replies(&pipeline).await
 }

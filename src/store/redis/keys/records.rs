@@ -288,14 +288,11 @@ impl RecordTable {
 
     /// Releases digests that this command claimed.
     async fn release(&self, digests: &[KeyDigest]) -> Result<(), StoreError> {
-        if digests.is_empty() {
-            return Ok(());
-        }
         let mut pipeline = Pipeline::new();
         for digest in digests {
             pipeline.cmd("DEL").arg(self.link.names.digest(digest));
         }
-        self.link.ask(&pipeline).await?;
+        self.link.replies::<Value>(&pipeline).await?;
         Ok(())
     }
 

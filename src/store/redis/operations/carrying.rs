@@ -206,8 +206,8 @@ async fn take_entries(
                 .arg(serde_json::to_string(entry).unwrap_or_default());
         }
     }
-    if taking == ImportMode::Write && !missing.is_empty() {
-        link.ask(&missing).await?;
+    if taking == ImportMode::Write {
+        link.replies::<Value>(&missing).await?;
     }
     Ok(taken)
 }
@@ -218,9 +218,6 @@ async fn take_keys(
     taking: ImportMode,
 ) -> Result<ImportCounts, StoreError> {
     let mut taken = ImportCounts::default();
-    if keys.is_empty() {
-        return Ok(taken);
-    }
     let ids: Vec<KeyId> = keys.iter().map(|key| key.record.id).collect();
     let stored = index::stored(link, &ids).await?;
     let mut newer: Vec<(&KeyRecord, Option<&KeyRecord>)> = Vec::new();
@@ -257,9 +254,7 @@ async fn take_keys(
         return Ok(taken);
     }
     write(link, &newer).await?;
-    if !missing.is_empty() {
-        link.ask(&missing).await?;
-    }
+    link.replies::<Value>(&missing).await?;
     Ok(taken)
 }
 
@@ -276,14 +271,11 @@ async fn all_free(
                 .map(|digest| (record.id, digest)),
         );
     }
-    if wanted.is_empty() {
-        return Ok(());
-    }
     let mut read = Pipeline::new();
     for (_, digest) in &wanted {
         read.cmd("GET").arg(link.names.digest(digest));
     }
-    let holders: Vec<Option<String>> = link.read(&read).await?;
+    let holders: Vec<Option<String>> = link.replies(&read).await?;
     for ((id, _), holder) in wanted.iter().zip(holders) {
         if let Some(holder) = holder.filter(|holder| holder != id.as_str()) {
             return Err(secret_in_use(*id, &holder));
@@ -297,9 +289,6 @@ async fn write(
     link: &RedisLink,
     newer: &[(&KeyRecord, Option<&KeyRecord>)],
 ) -> Result<(), StoreError> {
-    if newer.is_empty() {
-        return Ok(());
-    }
     index::enter(link, newer.iter().map(|(record, _)| *record)).await?;
     let (mut records, mut feed) = (Pipeline::new(), Pipeline::new());
     for (record, stored) in newer {
@@ -316,8 +305,8 @@ async fn write(
         }
         feed_entry(&mut feed, &link.names, &entry);
     }
-    link.ask(&records).await?;
-    link.ask(&feed).await?;
+    link.replies::<Value>(&records).await?;
+    link.replies::<Value>(&feed).await?;
     Ok(())
 }
 
@@ -327,9 +316,6 @@ async fn take_events(
     taking: ImportMode,
 ) -> Result<ImportCounts, StoreError> {
     let mut taken = ImportCounts::default();
-    if events.is_empty() {
-        return Ok(taken);
-    }
     let mut ask = Pipeline::new();
     for event in events {
         match (&event.claim, date_of(&event.id)) {
@@ -349,7 +335,7 @@ async fn take_events(
                 .arg(member(event)),
         };
     }
-    let held: Vec<Value> = link.read(&ask).await?;
+    let held: Vec<Value> = link.replies(&ask).await?;
     let mut keeping = Pipeline::new();
     for (event, held) in events.iter().zip(held) {
         if matches!(held, Value::Nil | Value::Int(0)) {
@@ -359,8 +345,8 @@ async fn take_events(
             taken.events_held += 1;
         }
     }
-    if taking == ImportMode::Write && !keeping.is_empty() {
-        link.ask(&keeping).await?;
+    if taking == ImportMode::Write {
+        link.replies::<Value>(&keeping).await?;
     }
     Ok(taken)
 }

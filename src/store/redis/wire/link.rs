@@ -170,6 +170,17 @@ impl RedisLink {
         T::from_redis_value(self.ask(request).await?).map_err(unreadable)
     }
 
+    /// The replies to the commands of a pipeline. An empty one is not sent.
+    pub async fn replies<T: FromRedisValue>(
+        &self,
+        pipeline: &Pipeline,
+    ) -> Result<Vec<T>, StoreError> {
+        if pipeline.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.read(pipeline).await
+    }
+
     /// Sends commands and returns the result of each, in their order. The error of one, or of one master, does not affect the
     /// others.
     pub async fn ask_each(&self, pipeline: &Pipeline) -> Vec<Result<Value, LinkError>> {

@@ -103,7 +103,7 @@ pub async fn take_in(
         let keys = keys.each_ref().map(String::as_str);
         pipeline.add_command(MERGE_DAY.by_text(&keys, &arguments(day, taking)));
     }
-    let replies: Vec<i64> = link.read(&pipeline).await?;
+    let replies: Vec<i64> = link.replies(&pipeline).await?;
     for (day, reply) in days.iter().zip(replies) {
         match reply {
             0 => taken.key_days_held += 1,
