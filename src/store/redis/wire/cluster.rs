@@ -146,14 +146,8 @@ impl Cluster {
         if self.is_up() {
             return Ok(());
         }
-        let why = match self.trouble.load().as_deref() {
-            Some(trouble) => trouble.to_string(),
-            None => "not connected yet".to_owned(),
-        };
-        let shown = &self.topology;
-        Err(LinkError::NoConnection(format!(
-            "no connection to {shown}: {why}"
-        )))
+        let trouble = self.trouble.load();
+        Err(LinkError::no_connection(&self.topology, trouble.as_deref()))
     }
 
     /// Sends each command to the node of its key, and waits for all results until `deadline`.

@@ -96,11 +96,7 @@ impl ServerLine {
     }
 
     fn no_connection(&self) -> LinkError {
-        let why = match self.trouble.load().as_deref() {
-            Some(trouble) => trouble.to_string(),
-            None => "not connected yet".to_owned(),
-        };
-        LinkError::NoConnection(format!("no connection to {}: {why}", self.server))
+        LinkError::no_connection(&self.server, self.trouble.load().as_deref())
     }
 
     /// Sends commands and waits for their result until `deadline`. Redirections of a cluster's node are returned as

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, FromRedisValue, Pipeline, Value};
 
+use super::topology::Topology;
 use crate::store::StoreError;
 
 /// Why a command has no result.
@@ -19,6 +20,14 @@ pub enum LinkError {
     Refused(redis::RedisError),
     /// The reply does not have the expected form.
     Unreadable(String),
+}
+
+impl LinkError {
+    /// The error without a connection to `server`, whose last attempt failed for this reason.
+    pub fn no_connection(server: &Topology, trouble: Option<&StoreError>) -> LinkError {
+        let why = trouble.map_or_else(|| "not connected yet".to_owned(), StoreError::to_string);
+        LinkError::NoConnection(format!("no connection to {server}: {why}"))
+    }
 }
 
 impl From<LinkError> for StoreError {
