@@ -30,7 +30,7 @@ use crate::policy::key_record::TierName;
 use crate::policy::quota::NodeShare;
 use crate::store::redis::counts::accounts::Accounts;
 use crate::store::redis::counts::accounts::offline::{
-    Changed, OutageBound, OutageRequest, OutageRule, Reservation,
+    Changed, OutageBound, OutageRule, Reservation,
 };
 use crate::store::redis::counts::ledger::{KeyAndDate, ProcessLedger};
 use crate::store::redis::gateways::register;
@@ -167,12 +167,9 @@ impl OutageService {
         if self.guard.is_foreign() || self.journal.has_failed() {
             return Err(error);
         }
-        let wanted = OutageRequest {
-            charge: &charge,
-            rule: self.rule(bound),
-        };
+        let rule = self.rule(bound);
         let units = charge.cost;
-        let offer = self.accounts.reserve(&wanted, |count, allowance| {
+        let offer = self.accounts.reserve(&charge, &rule, |count, allowance| {
             self.ledger.charged(&charge, |totals| {
                 self.journal.serve(count, totals.row(), allowance)
             })
