@@ -28,7 +28,7 @@ const SUM_BEGINS: &str = ",\"crc32\":\"";
 const SUM_ENDS: &str = "\"}";
 
 /// The content of the first line.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     /// The format of the lines.
     pub format: u64,
@@ -185,19 +185,12 @@ pub struct BackupReader<R: BufRead> {
 impl<R: BufRead> BackupReader<R> {
     /// Reads the first line.
     pub fn begin(input: R) -> Result<BackupReader<R>, BackupFault> {
-        let header = Header {
-            format: FORMAT,
-            made: Timestamp::UNIX_EPOCH,
-            by: String::new(),
-            store: String::new(),
-            zone: String::new(),
-        };
         let mut reader = BackupReader {
             input,
             line: 0,
             sums: crc32fast::Hasher::new(),
             digest: Sha256::new(),
-            header,
+            header: Header::default(),
             contents: Contents::default(),
             ended: false,
         };

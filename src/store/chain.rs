@@ -252,7 +252,7 @@ impl RowsDigest {
 }
 
 /// Compares a chain with its own digests, and closed days with their rows.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ChainCheck {
     days: Option<(Date, Date)>,
     wanted: Option<String>,
@@ -300,11 +300,7 @@ impl ChainCheck {
         ChainCheck {
             days,
             wanted: wanted.map(str::to_ascii_lowercase),
-            last: None,
-            states: BTreeMap::new(),
-            reopenings: 0,
-            rows: BTreeMap::new(),
-            faults: Vec::new(),
+            ..ChainCheck::default()
         }
     }
 

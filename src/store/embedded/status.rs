@@ -27,14 +27,9 @@ pub(super) fn read(
         .map(|live| GatewayFacts {
             lag_seconds: (live.applied >= last).then_some(0.0),
             name: live.name.0,
-            version: None,
             heartbeat_age_seconds: live.age.as_secs_f64(),
             applied: Some(live.applied.to_string()),
-            keys: None,
-            keys_age_seconds: None,
-            breaker: None,
-            service: None,
-            clock_difference_seconds: None,
+            ..GatewayFacts::default()
         });
     Ok(StoreStatus {
         store: StoreFacts::Embedded(EmbeddedFacts {

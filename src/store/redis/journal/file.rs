@@ -97,11 +97,7 @@ pub fn facts(path: &Path) -> Option<JournalFacts> {
     let mut facts = JournalFacts {
         path: path.to_owned(),
         bytes: sizes.iter().sum(),
-        store: None,
-        pending_units: 0,
-        counts: 0,
-        unsettled_counts: 0,
-        error: None,
+        ..JournalFacts::default()
     };
     if let Err(error) = read_facts(path, &mut facts) {
         facts.error = Some(error.to_string());

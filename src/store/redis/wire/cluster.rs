@@ -79,6 +79,7 @@ impl Drop for ClusterNode {
 }
 
 /// The map in use.
+#[derive(Default)]
 struct Table {
     view: Arc<ClusterView>,
     nodes: Vec<Arc<ClusterNode>>,
@@ -107,10 +108,7 @@ impl Cluster {
             preparation,
             response_timeout,
             made,
-            table: ArcSwap::from_pointee(Table {
-                view: Arc::default(),
-                nodes: Vec::new(),
-            }),
+            table: ArcSwap::default(),
             replacing: Mutex::new(()),
             shown: AtomicBool::new(false),
             trouble: ArcSwapOption::empty(),
