@@ -16,7 +16,7 @@
 //! Invariants: each call repeats everything that a lost one stated (see [`crate::policy::quota`]); units are served without
 //! Redis only once they are on disk.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -37,7 +37,7 @@ use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::WaiterResult;
 use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::export::{Exported, ImportCounts, ImportMode, Transfer};
-use crate::store::status::{JournalFacts, Replicas, StoreStatus};
+use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
     Health, Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role, Store,
@@ -67,6 +67,7 @@ use counts::ledger::ProcessLedger;
 use gateways::heartbeat::Condition;
 use gateways::presence::Presence;
 use identity::StoreIdentity;
+pub use journal::facts as journal_facts;
 use keys::feed::{Feed, FeedSettings};
 use keys::records::RecordTable;
 use keys::replica::Replica;
@@ -98,12 +99,6 @@ const RECOVERY_PATIENCE: Duration = Duration::from_secs(2);
 pub struct RedisStore {
     parts: Arc<Parts>,
     tasks: Mutex<JoinSet<()>>,
-}
-
-/// The contents of the journal at `path` in summary, or `None` if there is no such file. Read without Redis and without changing
-/// the file. Blocks meanwhile.
-pub fn journal_facts(path: &Path) -> Option<JournalFacts> {
-    journal::facts(path)
 }
 
 /// Opens the store for a process whose quota days are in the time zone `zone`.

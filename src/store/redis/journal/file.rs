@@ -87,7 +87,8 @@ fn claim(
     Ok(None)
 }
 
-/// The contents of the file in summary, read without changing it, or `None` if there is no file.
+/// The contents of the journal at `path` in summary, or `None` if there is no such file. Read without Redis and without changing
+/// the file. Blocks meanwhile.
 pub fn facts(path: &Path) -> Option<JournalFacts> {
     if !path.exists() {
         return None;

@@ -397,7 +397,8 @@ impl FeedConnection<'_> {
     /// Ensures that no change before the next read is missed.
     async fn catch_up(&mut self) -> Result<(), StoreError> {
         let feed = self.feed;
-        let state = self.stream_state().await?;
+        let names = &feed.setting.link.names;
+        let state = stream_state(&mut self.connection, names).await?;
         let applied = *feed.applied.borrow();
         let Some(place) = applied else {
             return feed.load(state.last, &self.run_ids, Lookups::Trusted).await;
@@ -500,10 +501,6 @@ impl FeedConnection<'_> {
             feed.advance(place);
         }
         Ok(count)
-    }
-
-    async fn stream_state(&mut self) -> Result<StreamState, StoreError> {
-        stream_state(&mut self.connection, &self.feed.setting.link.names).await
     }
 }
 

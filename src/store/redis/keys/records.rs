@@ -128,8 +128,7 @@ impl RecordTable {
         take: &mut (dyn FnMut(Vec<KeyRecord>) + Send),
     ) -> Result<(), StoreError> {
         let mut seen = HashSet::new();
-        let state = index::state(&self.link).await?;
-        let mut pages = KeyPages::of(&state);
+        let mut pages = KeyPages::of(&index::state(&self.link).await?);
         while let Some(mut page) = pages.next(&self.link).await? {
             page.retain(|record| seen.insert(record.id));
             take(page);
@@ -140,8 +139,7 @@ impl RecordTable {
     /// The ids of all keys, in their order.
     pub async fn ids(&self) -> Result<Vec<KeyId>, StoreError> {
         let mut ids = BTreeSet::new();
-        let state = index::state(&self.link).await?;
-        let mut pages = KeyPages::of(&state);
+        let mut pages = KeyPages::of(&index::state(&self.link).await?);
         while let Some(page) = pages.next_ids(&self.link).await? {
             ids.extend(page);
         }

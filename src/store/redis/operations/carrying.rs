@@ -74,8 +74,8 @@ async fn export_keys(
     link: &RedisLink,
     export: &mpsc::Sender<Exported>,
 ) -> Result<Option<Vec<KeyId>>, StoreError> {
-    let state = index::state(link).await?;
-    let (mut pages, mut seen) = (KeyPages::of(&state), HashSet::new());
+    let mut pages = KeyPages::of(&index::state(link).await?);
+    let mut seen = HashSet::new();
     while let Some(mut page) = pages.next(link).await? {
         page.retain(|record| seen.insert(record.id));
         for batch in page.chunks(READ_BATCH) {
