@@ -51,7 +51,6 @@ impl PartialEq for Context {
 }
 
 /// The result for a waiter.
-#[derive(Debug)]
 pub enum ChargeResult {
     /// The granted units.
     Granted(Units),
@@ -66,7 +65,6 @@ type Slots = HashMap<(KeyId, Date), Arc<AccountSlot>, RandomState>;
 
 /// The account of one key and day. The names of its record, its counts and its producer are written for each call: kept, they would
 /// take more memory than the account.
-#[derive(Debug)]
 pub struct AccountSlot {
     key: KeyId,
     day: KeptDay,
@@ -79,7 +77,6 @@ pub struct AccountSlot {
     state: Mutex<SlotState>,
 }
 
-#[derive(Debug)]
 struct SlotState {
     account: Account<ChargeWaiter, Context>,
     /// Whether it is in the list of accounts to settle.
@@ -104,7 +101,7 @@ pub struct Notes {
 }
 
 /// Accounts whose calls are to be sent.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Pending {
     slots: VecDeque<Arc<AccountSlot>>,
     /// Carriers that take from it.
@@ -112,7 +109,6 @@ pub struct Pending {
 }
 
 /// Granted units: taken by the caller, or refunded when dropped.
-#[derive(Debug)]
 pub struct Units {
     accounts: Arc<Accounts>,
     slot: Arc<AccountSlot>,
@@ -177,12 +173,6 @@ pub struct Accounts {
     batchers: AtomicUsize,
     /// Whether Redis rejects calls for several accounts.
     apart: AtomicBool,
-}
-
-impl std::fmt::Debug for Accounts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Accounts")
-    }
 }
 
 impl Accounts {

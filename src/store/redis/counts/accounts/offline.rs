@@ -41,7 +41,6 @@ pub struct OutageRule {
 }
 
 /// The outcome of a reservation.
-#[derive(Debug)]
 pub enum Reservation<R> {
     /// Units, counted but not written to disk yet; dropping them rolls them back.
     Reserved {
