@@ -197,16 +197,11 @@ fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<()> {
 /// of up to 100 ms would starve a process that loses twice. Jittered, so that two processes do not stay synchronized.
 fn wait_for_lock() -> impl FnMut(i32) -> bool + Send + 'static {
     let mut since = Instant::now();
-    let mut random = 0x9E37_79B9_7F4A_7C15_u64 ^ u64::from(std::process::id());
     move |tried| {
         if tried == 0 {
             since = Instant::now();
         }
-        // Xorshift (Marsaglia 2003).
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        std::thread::sleep(Duration::from_micros(50 + random % 350));
+        std::thread::sleep(Duration::from_micros(fastrand::u64(50..400)));
         since.elapsed() < LOCK_WAIT_MAX
     }
 }

@@ -12,7 +12,6 @@ use tokio::sync::Notify;
 use super::breaker::{Breaker, CallOutcome, LinkState};
 use super::link::RedisLink;
 use super::request::LinkError;
-use crate::policy::api_key::os_entropy;
 use crate::store::StoreError;
 use crate::store::status::{BreakerFacts, BreakerState};
 
@@ -151,11 +150,8 @@ impl BreakerGuard {
         };
         if due {
             let outcome = self.probe().await;
-            let mut random = [0; 1];
-            os_entropy(&mut random);
-            let jitter = f64::from(u8::from_ne_bytes(random)) / 255.0;
             let mut breaker = self.breaker.lock();
-            breaker.probed(outcome, Instant::now(), jitter);
+            breaker.probed(outcome, Instant::now(), fastrand::f64());
             self.closed.store(breaker.is_closed(), Ordering::Release);
         }
         let mut opened = self.opened.lock();
