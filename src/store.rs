@@ -37,6 +37,7 @@ mod held_file;
 pub mod key_table;
 pub mod ledger;
 pub mod redis;
+mod sqlite;
 pub mod status;
 
 pub use error::{ChangeError, StoreError};

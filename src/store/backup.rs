@@ -28,7 +28,7 @@ const SUM_BEGINS: &str = ",\"crc32\":\"";
 const SUM_ENDS: &str = "\"}";
 
 /// The content of the first line.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     /// The format of the lines.
     pub format: u64,
@@ -142,7 +142,7 @@ impl<W: Write> BackupWriter<W> {
     pub fn end(mut self) -> io::Result<(Contents, W)> {
         let end = End {
             contents: self.contents.clone(),
-            sha256: hex(&self.digest.clone().finalize()),
+            sha256: format!("{:x}", self.digest.clone().finalize()),
         };
         self.line(&WrittenLine::End(&end))?;
         self.out.flush()?;
@@ -185,19 +185,12 @@ pub struct BackupReader<R: BufRead> {
 impl<R: BufRead> BackupReader<R> {
     /// Reads the first line.
     pub fn begin(input: R) -> Result<BackupReader<R>, BackupFault> {
-        let header = Header {
-            format: FORMAT,
-            made: Timestamp::UNIX_EPOCH,
-            by: String::new(),
-            store: String::new(),
-            zone: String::new(),
-        };
         let mut reader = BackupReader {
             input,
             line: 0,
             sums: crc32fast::Hasher::new(),
             digest: Sha256::new(),
-            header,
+            header: Header::default(),
             contents: Contents::default(),
             ended: false,
         };
@@ -251,7 +244,7 @@ impl<R: BufRead> BackupReader<R> {
             Read::Event(event) => Exported::Event(event),
             Read::Audit(entry) => Exported::Audit(entry),
             Read::End(end) => {
-                self.finish(&end, &hex(&digest.finalize()))?;
+                self.finish(&end, &format!("{:x}", digest.finalize()))?;
                 return Ok(None);
             }
         };
@@ -319,10 +312,6 @@ impl<R: BufRead> BackupReader<R> {
             what: what.into(),
         }
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

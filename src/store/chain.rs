@@ -124,7 +124,7 @@ impl ChainEntry {
             self.rows_sha256.clone(),
             self.previous.clone(),
         ];
-        hex(&Sha256::digest(line(&fields)))
+        format!("{:x}", Sha256::digest(line(&fields)))
     }
 }
 
@@ -246,13 +246,13 @@ impl RowsDigest {
     pub fn finish(self) -> RowsSummary {
         RowsSummary {
             count: self.count,
-            sha256: hex(&self.digest.finalize()),
+            sha256: format!("{:x}", self.digest.finalize()),
         }
     }
 }
 
 /// Compares a chain with its own digests, and closed days with their rows.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ChainCheck {
     days: Option<(Date, Date)>,
     wanted: Option<String>,
@@ -300,11 +300,7 @@ impl ChainCheck {
         ChainCheck {
             days,
             wanted: wanted.map(str::to_ascii_lowercase),
-            last: None,
-            states: BTreeMap::new(),
-            reopenings: 0,
-            rows: BTreeMap::new(),
-            faults: Vec::new(),
+            ..ChainCheck::default()
         }
     }
 
@@ -424,10 +420,6 @@ fn line(fields: &[String]) -> String {
     }
     line.push('\n');
     line
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -34,7 +34,6 @@
 
 mod appended;
 mod closing;
-mod columns;
 mod day_rows;
 mod days;
 mod events;
@@ -75,6 +74,7 @@ use self::writer::Desk;
 use super::chain::{ChainItem, Chained};
 use super::export::{Exported, ImportCounts, ImportMode, Transfer};
 use super::held_file::HeldConnection;
+use super::sqlite::unsigned;
 use super::status::{Replicas, StoreStatus};
 use super::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
@@ -171,7 +171,7 @@ pub async fn open(
 
 /// A position in the order of changes, for callers.
 fn mark(place: i64) -> ChangeMark {
-    ChangeMark(u128::from(columns::unsigned(place)))
+    ChangeMark(u128::from(unsigned(place)))
 }
 
 impl EmbeddedStore {

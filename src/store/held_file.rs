@@ -333,7 +333,8 @@ impl HeldFile {
     }
 }
 
-fn beside(path: &Path, name: &str) -> PathBuf {
+/// The path of the file with this ending beside another.
+pub fn beside(path: &Path, name: &str) -> PathBuf {
     let mut path = path.as_os_str().to_owned();
     path.push(name);
     path.into()

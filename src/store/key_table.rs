@@ -221,7 +221,8 @@ impl KeyTable {
     }
 }
 
-fn digests(record: &KeyRecord) -> impl Iterator<Item = KeyDigest> + '_ {
+/// The digests by which a key is found.
+pub(super) fn digests(record: &KeyRecord) -> impl Iterator<Item = KeyDigest> + '_ {
     std::iter::once(record.digest).chain(record.previous.iter().map(|previous| previous.digest))
 }
 

@@ -111,27 +111,16 @@ impl Totals {
 
     /// The totals in the order in which they are stored.
     pub fn numbers(&self) -> [u64; Totals::NUMBERS] {
-        let Totals {
-            requests,
-            charged,
-            refunded,
-            refused_tier,
-            refused_quota,
-            refused_burst,
-            refused_concurrent,
-            refused_not_found,
-            refused_method,
-        } = *self;
         [
-            requests,
-            charged,
-            refunded,
-            refused_tier,
-            refused_quota,
-            refused_burst,
-            refused_concurrent,
-            refused_not_found,
-            refused_method,
+            self.requests,
+            self.charged,
+            self.refunded,
+            self.refused_tier,
+            self.refused_quota,
+            self.refused_burst,
+            self.refused_concurrent,
+            self.refused_not_found,
+            self.refused_method,
         ]
     }
 

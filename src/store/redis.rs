@@ -4,19 +4,19 @@
 //!
 //! | Layer | Owns |
 //! |---|---|
-//! | `operations` | `upkeep`: the background tasks; `preparing`: checks of a new connection; `status`: the state for operators; `carrying`: export and import of the whole store; `retention`: days whose retention is over; `events`: keys near their limits |
+//! | `operations` | `upkeep`: the background tasks; `preparing`: the first attempts to connect, and the zone of an empty store; `status`: the state for operators; `carrying`: export and import of the whole store; `retention`: days whose retention is over; `events`: keys near their limits |
 //! | `outage`, `recovery` | service without Redis and its settlement; the last counts of this machine's killed processes |
 //! | `gateways` | `register`: the live gateways, and those that stopped without signing off; `presence`, `heartbeat`, `gateway_id`: this gateway's entry, its contents, and the id by which it takes over an entry |
 //! | `keys` | `records`: the key table, compare-and-set; `index`: all records without a scan over the counts; `feed`, `current`, `replica`: a gateway's replica, its age, its file; `import`, `audit`: many keys, the audit trail |
 //! | `counts` | `accounts`: one account per key and day, and the tasks that send its calls; `ledger`: totals by endpoint |
 //! | `journal` | this node's counts, on its own disk |
-//! | `wire` | `topology`, `slots`: the servers; `request`, `line`, `cluster`, `link`: a request, one connection, one per master, one interface for all; `script`: the Lua scripts as commands; `breaker`, `guard`: when to stop calling Redis, and when to resume |
+//! | `wire` | `topology`, `slots`: the servers; `request`, `line`, `cluster`, `link`: a request, one connection, one per master, one interface for all; `script`: the Lua scripts as commands; `preparation`: checks of a new connection; `breaker`, `guard`: when to stop calling Redis, and when to resume |
 //! | the ground | [`settings`], `names`: every name in Redis and its lifetime; `identity`: the store to which a file on this machine belongs; `clock`, `producer`: the store's clock, the names of this process's counts; `shards`, `yielding` |
 //!
 //! Invariants: each call repeats everything that a lost one stated (see [`crate::policy::quota`]); units are served without
 //! Redis only once they are on disk.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -24,8 +24,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::clock::Clock;
@@ -36,7 +37,7 @@ use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::WaiterResult;
 use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::export::{Exported, ImportCounts, ImportMode, Transfer};
-use crate::store::status::{JournalFacts, Replicas, StoreStatus};
+use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
     Health, Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role, Store,
@@ -66,11 +67,12 @@ use counts::ledger::ProcessLedger;
 use gateways::heartbeat::Condition;
 use gateways::presence::Presence;
 use identity::StoreIdentity;
+pub use journal::facts as journal_facts;
 use keys::feed::{Feed, FeedSettings};
 use keys::records::RecordTable;
 use keys::replica::Replica;
 use names::Names;
-use operations::preparing::{claim_zone, first_attempt, prepared};
+use operations::preparing::{claim_zone, first_attempt};
 use operations::upkeep::tasks;
 use outage::OutageService;
 use parts::Parts;
@@ -79,6 +81,7 @@ use recovery::CrashRecovery;
 pub use settings::{OutagePolicy, OutageSettings, Servers, Settings, Tls};
 use wire::guard::BreakerGuard;
 use wire::link::RedisLink;
+use wire::preparation::Preparation;
 pub use wire::script::charge_replies;
 use wire::topology::Topology;
 
@@ -95,13 +98,7 @@ const RECOVERY_PATIENCE: Duration = Duration::from_secs(2);
 /// The store. Dropping it ends its tasks without signing off, like the death of a process.
 pub struct RedisStore {
     parts: Arc<Parts>,
-    tasks: Vec<AbortHandle>,
-}
-
-/// The contents of the journal at `path` in summary, or `None` if there is no such file. Read without Redis and without changing
-/// the file. Blocks meanwhile.
-pub fn journal_facts(path: &Path) -> Option<JournalFacts> {
-    journal::facts(path)
+    tasks: Mutex<JoinSet<()>>,
 }
 
 /// Opens the store for a process whose quota days are in the time zone `zone`.
@@ -132,25 +129,25 @@ pub async fn open(
         Role::Gateway(_) => settings.timeout,
         Role::Command => command_timeout,
     };
-    let link = Arc::new(RedisLink::new(topology.clone(), request_timeout));
-    let command_link = Arc::new(RedisLink::new(topology.clone(), command_timeout));
-    let prepare = {
-        let (role, names) = (role.clone(), names.clone());
-        let (zone, clock) = (zone.to_owned(), clock.clone());
-        move |connection| {
-            let (names, zone) = (names.clone(), zone.clone());
-            prepared(connection, role.clone(), names, zone, clock.clone())
-        }
+    let preparation = Arc::new(Preparation {
+        role: role.clone(),
+        names,
+        zone: zone.to_owned(),
+        clock: clock.clone(),
+    });
+    let link_of = |timeout| {
+        let link = RedisLink::new(topology.clone(), preparation.clone(), timeout);
+        Arc::new(link)
     };
+    let (link, command_link) = (link_of(request_timeout), link_of(command_timeout));
     for link in [&link, &command_link] {
-        first_attempt(link, &role, &prepare).await?;
+        first_attempt(link, &role).await?;
     }
     let keys = Arc::new(KeyTable::new());
     let producer = Arc::new(Producer::draw());
-    let guard = Arc::new(BreakerGuard::new(link.clone(), names.clone()));
+    let guard = Arc::new(BreakerGuard::new(link.clone()));
     let accounts = Accounts::new(
         guard.clone(),
-        names.clone(),
         producer.clone(),
         keys.clone(),
         clock.clone(),
@@ -158,7 +155,6 @@ pub async fn open(
     );
     let ledger = Arc::new(ProcessLedger::new(
         link.clone(),
-        names.clone(),
         producer.clone(),
         clock.clone(),
     ));
@@ -171,7 +167,7 @@ pub async fn open(
                     producer.process(),
                     guard.clone(),
                     counted,
-                    (topology.identity(&key_prefix), names.clone()),
+                    topology.identity(&key_prefix),
                 )
                 .await?,
             )
@@ -183,7 +179,6 @@ pub async fn open(
         Role::Gateway(node) => {
             let setting = FeedSettings {
                 link: command_link.clone(),
-                names: names.clone(),
                 keys: keys.clone(),
                 zone: zone.to_owned(),
                 clock: local_clock.clone(),
@@ -191,20 +186,21 @@ pub async fn open(
             let identity = topology.identity(&key_prefix);
             let feed = follower(setting, settings.replica.clone(), identity).await?;
             let condition = condition(&guard, outage.clone(), clock.clone());
-            let way = (command_link.clone(), names.clone());
-            let presence = Presence::new(way, node, settings.replica, condition).await?;
-            (Some(feed), Some(presence))
+            let link = command_link.clone();
+            let presence = Presence::new(link, node, settings.replica, condition).await?;
+            (Some(Arc::new(feed)), Some(Arc::new(presence)))
         }
     };
-    let recovery = outage.clone().map(|outage| CrashRecovery {
-        link: command_link.clone(),
-        guard: guard.clone(),
-        names: names.clone(),
-        keys: keys.clone(),
-        clock: clock.clone(),
-        zone: zone.to_owned(),
-        outage,
-        done: Default::default(),
+    let recovery = outage.clone().map(|outage| {
+        Arc::new(CrashRecovery {
+            link: command_link.clone(),
+            guard: guard.clone(),
+            keys: keys.clone(),
+            clock: clock.clone(),
+            zone: zone.to_owned(),
+            outage,
+            done: Default::default(),
+        })
     });
     let parts = Arc::new(Parts {
         ledger,
@@ -213,7 +209,7 @@ pub async fn open(
         guard,
         losses: AtomicU64::new(0),
         flushing: tokio::sync::Mutex::default(),
-        records: RecordTable::new(command_link.clone(), names.clone(), command_timeout),
+        records: RecordTable::new(command_link.clone(), command_timeout),
         feed,
         presence,
         max_staleness: settings.max_staleness,
@@ -223,13 +219,12 @@ pub async fn open(
         keys,
         clock,
         local_clock,
-        names,
         link,
         command_link,
         accounts,
     });
     let store = RedisStore {
-        tasks: tasks(&parts, prepare),
+        tasks: Mutex::new(tasks(&parts)),
         parts,
     };
     if let Some(feed) = store
@@ -294,9 +289,9 @@ impl RedisStore {
 
     /// Sets the zone of an empty store, once.
     async fn claim_zone(&self) -> Result<(), StoreError> {
-        let Parts { names, zone, .. } = &*self.parts;
-        let claim = || claim_zone(&self.parts.command_link, names, zone);
-        self.parts.zone_claimed.get_or_try_init(claim).await?;
+        let parts = &self.parts;
+        let claim = || claim_zone(&parts.command_link, &parts.zone);
+        parts.zone_claimed.get_or_try_init(claim).await?;
         Ok(())
     }
 
@@ -308,17 +303,11 @@ impl RedisStore {
     }
 }
 
-impl Drop for RedisStore {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(AbortHandle::abort);
-    }
-}
-
 #[async_trait]
 impl Transfer for RedisStore {
     async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
-        let Parts { names, zone, .. } = &*self.parts;
-        operations::carrying::carry_out(&self.parts.command_link, names, zone, &exported).await
+        let zone = &self.parts.zone;
+        operations::carrying::carry_out(&self.parts.command_link, zone, &exported).await
     }
 
     async fn import_exported(
@@ -329,8 +318,7 @@ impl Transfer for RedisStore {
         if mode == ImportMode::Write {
             self.claim_zone().await?;
         }
-        let (link, names) = (&self.parts.command_link, &self.parts.names);
-        operations::carrying::take_in(link, names, &items, mode).await
+        operations::carrying::take_in(&self.parts.command_link, &items, mode).await
     }
 }
 
@@ -342,8 +330,8 @@ impl Store for RedisStore {
 
     fn freshness(&self) -> Freshness {
         let feed = self.parts.feed.as_ref();
-        let loaded = feed.is_some_and(Feed::is_loaded);
-        let age = feed.map_or(Duration::MAX, Feed::age);
+        let loaded = feed.is_some_and(|feed| feed.is_loaded());
+        let age = feed.map_or(Duration::MAX, |feed| feed.age());
         Freshness {
             loaded,
             age,
@@ -424,7 +412,11 @@ impl Store for RedisStore {
                 service => service,
             },
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
-            silent_gateways: self.parts.presence.as_ref().map_or(0, Presence::silent),
+            silent_gateways: self
+                .parts
+                .presence
+                .as_ref()
+                .map_or(0, |presence| presence.silent()),
             clock_leap: self.parts.clock.leap(),
             file_trouble: outage.and_then(|outage| outage.journal_trouble()),
         }
@@ -440,8 +432,7 @@ impl Store for RedisStore {
         node: &NodeName,
         delivery: Delivery,
     ) -> Result<Claim, StoreError> {
-        let (link, names) = (&self.parts.command_link, &self.parts.names);
-        operations::events::claim(link, names, crossing, node, delivery).await
+        operations::events::claim(&self.parts.command_link, crossing, node, delivery).await
     }
 
     async fn undelivered(
@@ -449,16 +440,15 @@ impl Store for RedisStore {
         courier: &NodeName,
         lease: Duration,
     ) -> Result<Option<Vec<Event>>, StoreError> {
-        let (link, names) = (&self.parts.command_link, &self.parts.names);
-        operations::events::undelivered(link, names, courier, lease).await
+        operations::events::undelivered(&self.parts.command_link, courier, lease).await
     }
 
     async fn delivered(&self, event: &Event) -> Result<(), StoreError> {
-        operations::events::delivered(&self.parts.command_link, &self.parts.names, event).await
+        operations::events::delivered(&self.parts.command_link, event).await
     }
 
     async fn resign(&self, courier: &NodeName) -> Result<(), StoreError> {
-        operations::events::resign(&self.parts.command_link, &self.parts.names, courier).await
+        operations::events::resign(&self.parts.command_link, courier).await
     }
 
     async fn close(&self, deadline: Duration) {
@@ -475,7 +465,7 @@ impl Store for RedisStore {
             Some(outage) => outage.note_changes().await,
             None => false,
         };
-        self.tasks.iter().for_each(AbortHandle::abort);
+        self.tasks.lock().abort_all();
         if let Some(outage) = parts.outage.as_ref().filter(|_| noted) {
             // If the name remained, the next process would read counts that are already settled.
             let _ = outage.journal().leave().await;
@@ -493,7 +483,7 @@ impl Store for RedisStore {
     }
 
     async fn server_time(&self) -> Result<Timestamp, StoreError> {
-        self.parts.records.server_time().await
+        self.parts.command_link.time().await
     }
 
     async fn create_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
@@ -549,17 +539,11 @@ impl Store for RedisStore {
         mark: &ChangeMark,
         patience: Duration,
     ) -> Result<Vec<Unconfirmed>, StoreError> {
-        gateways::register::await_applied(
-            &self.parts.command_link,
-            &self.parts.names,
-            mark,
-            patience,
-        )
-        .await
+        gateways::register::await_applied(&self.parts.command_link, mark, patience).await
     }
 
     async fn last_change(&self) -> Result<ChangeMark, StoreError> {
-        operations::status::last_change(&self.parts.command_link, &self.parts.names).await
+        operations::status::last_change(&self.parts.command_link).await
     }
 
     async fn forget_gateway(
@@ -567,8 +551,7 @@ impl Store for RedisStore {
         node: &NodeName,
         author: &Author,
     ) -> Result<Forgotten, StoreError> {
-        gateways::register::strike_off(&self.parts.command_link, &self.parts.names, node, author)
-            .await
+        gateways::register::strike_off(&self.parts.command_link, node, author).await
     }
 
     async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError> {
@@ -578,18 +561,18 @@ impl Store for RedisStore {
     async fn status(&self) -> Result<StoreStatus, StoreError> {
         let parts = &self.parts;
         let asked = parts.local_clock.now();
-        let theirs = parts.records.server_time().await?;
+        let theirs = parts.command_link.time().await?;
         let halfway = parts.local_clock.now().duration_since(asked) / 2;
         let difference = theirs.duration_since(asked) - halfway;
-        let (link, names) = (&parts.command_link, &parts.names);
+        let link = &parts.command_link;
         let journal = match parts.journal.clone() {
             Some(path) => tokio::task::spawn_blocking(move || journal_facts(&path))
                 .await
                 .unwrap_or_default(),
             None => None,
         };
-        let events = operations::events::waiting(link, names, theirs).await?;
-        operations::status::status(link, names, difference.as_secs_f64(), events, journal).await
+        let events = operations::events::waiting(link, theirs).await?;
+        operations::status::status(link, difference.as_secs_f64(), events, journal).await
     }
 
     async fn usage_of(
@@ -598,8 +581,7 @@ impl Store for RedisStore {
         to: Date,
         keys: &[KeyId],
     ) -> Result<Vec<DayUsage>, StoreError> {
-        let (link, names) = (&self.parts.command_link, &self.parts.names);
-        counts::ledger::usage(link, names, keys, from, to).await
+        counts::ledger::usage(&self.parts.command_link, keys, from, to).await
     }
 
     async fn prove_of(
@@ -608,7 +590,6 @@ impl Store for RedisStore {
         to: Date,
         keys: &[KeyId],
     ) -> Result<Vec<Proof>, StoreError> {
-        let (link, names) = (&self.parts.command_link, &self.parts.names);
-        counts::ledger::prove(link, names, keys, from, to).await
+        counts::ledger::prove(&self.parts.command_link, keys, from, to).await
     }
 }

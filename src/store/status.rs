@@ -100,7 +100,7 @@ pub struct RedisFacts {
 }
 
 /// The journal's file on this machine, read without Redis and without changing it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct JournalFacts {
     /// The file.
     pub path: PathBuf,
@@ -205,7 +205,7 @@ pub struct FeedFacts {
 }
 
 /// A live gateway.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct GatewayFacts {
     /// Its name.
     pub name: String,

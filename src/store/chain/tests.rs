@@ -72,7 +72,7 @@ fn the_canonical_form_is_this_text() {
     let output = digest(&rows);
     assert_eq!(
         (output.count, output.sha256),
-        (2, hex(&Sha256::digest(text)))
+        (2, format!("{:x}", Sha256::digest(text)))
     );
     let entries = chain(&[
         (DAYS[0], DayState::Closed, &rows),
@@ -82,12 +82,12 @@ fn the_canonical_form_is_this_text() {
         "touchline-ledger-1\t1\t2026-11-01\tclosed\t1000\t2\t{}\t{NO_DIGEST}\n",
         entries[0].rows_sha256
     );
-    assert_eq!(entries[0].digest, hex(&Sha256::digest(first)));
+    assert_eq!(entries[0].digest, format!("{:x}", Sha256::digest(first)));
     let second = format!(
         "touchline-ledger-1\t2\t2026-11-01\treopened\t1001\t0\t\t{}\n",
         entries[0].digest
     );
-    assert_eq!(entries[1].digest, hex(&Sha256::digest(second)));
+    assert_eq!(entries[1].digest, format!("{:x}", Sha256::digest(second)));
 }
 
 #[test]

@@ -17,13 +17,13 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 use tokio::sync::mpsc;
 
 use super::appended::{self, Addition};
-use super::columns::{signed, unreadable, unsigned};
-use super::ledger_row::tier_and_endpoint;
+use super::ledger_row::{RowNumbers, add_numbers, numbers_of, read_numbers, tier_and_endpoint};
 use crate::policy::api_key::os_entropy;
 use crate::store::Keeping;
 use crate::store::chain::{
-    ChainEntry, ChainItem, DayState, LateRow, LedgerRow, ROW_NUMBERS, RowsDigest, RowsSummary,
+    ChainEntry, ChainItem, DayState, LateRow, LedgerRow, RowsDigest, RowsSummary,
 };
+use crate::store::sqlite::{signed, unreadable, unsigned};
 
 /// The number of rows that one turn digests, approximately: one or two milliseconds of the writer. A day of 100,000 keys with five
 /// endpoints each is closed in some eight minutes.
@@ -301,7 +301,7 @@ impl Pages {
                 let mut page = BTreeMap::new();
                 while let Some(row) = rows.next()? {
                     (*key, *endpoint) = (row.get(0)?, row.get(1)?);
-                    page.insert((key.clone(), endpoint.clone()), numbers_of(row)?);
+                    page.insert((key.clone(), endpoint.clone()), read_numbers(row, 2)?);
                 }
                 let is_last = page.len() < ROWS_MAX;
                 let end = (key.clone(), endpoint.clone());
@@ -309,7 +309,7 @@ impl Pages {
                     && (is_last || *next.key() <= end)
                 {
                     let (place, addition) = next.remove_entry();
-                    add(page.entry(place).or_default(), addition);
+                    add_numbers(page.entry(place).or_default(), numbers_of(addition));
                 }
                 if is_last {
                     self.reached = PageStart::Late {
@@ -341,26 +341,6 @@ impl Pages {
             PageStart::End => Ok(Vec::new()),
         }
     }
-}
-
-type RowNumbers = [i64; ROW_NUMBERS.len()];
-
-fn numbers_of(row: &Row<'_>) -> rusqlite::Result<RowNumbers> {
-    let mut numbers = RowNumbers::default();
-    for (number, column) in numbers.iter_mut().zip(2..) {
-        *number = row.get(column)?;
-    }
-    Ok(numbers)
-}
-
-/// Adds to a row. The last two numbers are the largest limit and the largest grant.
-fn add(numbers: &mut RowNumbers, (totals, ceiling): Addition) {
-    let [sums @ .., limit, granted] = numbers;
-    for (sum, number) in sums.iter_mut().zip(totals.numbers()) {
-        *sum = sum.saturating_add(signed(number));
-    }
-    *limit = signed(ceiling.limit).max(*limit);
-    *granted = signed(ceiling.granted).max(*granted);
 }
 
 fn ledger_row(date: Date, ((key, place), numbers): ((String, String), RowNumbers)) -> ChainItem {

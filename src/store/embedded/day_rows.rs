@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 
 use rusqlite::{Connection, OptionalExtension, Row};
 
-use super::columns::{unreadable, unsigned};
 use super::imported_counts::{DayRows, ImportedCounts};
+use super::ledger_row::{counts_of, read_numbers};
 use crate::policy::api_key::KeyId;
-use crate::store::Totals;
-use crate::store::ledger::Ceiling;
+use crate::store::sqlite::unreadable;
 
 const OWN_NAME: &str = "SELECT value FROM meta WHERE name = 'producer'";
 const ROWS: &str =
@@ -26,17 +25,7 @@ pub(super) fn own_name(connection: &Connection) -> rusqlite::Result<String> {
 /// Reads the rows of a key and day.
 pub(super) fn read(connection: &Connection, date: &str, key: KeyId) -> rusqlite::Result<DayRows> {
     let place = (date, key.as_str());
-    let row = |row: &Row<'_>| {
-        let mut numbers = [0; Totals::NUMBERS];
-        for (number, column) in numbers.iter_mut().zip(1..) {
-            *number = unsigned(row.get(column)?);
-        }
-        let ceiling = Ceiling {
-            limit: unsigned(row.get(1 + Totals::NUMBERS)?),
-            granted: unsigned(row.get(2 + Totals::NUMBERS)?),
-        };
-        Ok((row.get(0)?, (Totals::of_numbers(numbers), ceiling)))
-    };
+    let row = |row: &Row<'_>| Ok((row.get(0)?, counts_of(read_numbers(row, 1)?)));
     let rows = connection
         .prepare_cached(ROWS)?
         .query_map(place, row)?

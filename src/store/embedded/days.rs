@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use jiff::civil::Date;
-use rusqlite::{Connection, OptionalExtension, Row};
+use rusqlite::{OptionalExtension, Row, Statement};
 
 use crate::policy::calendar::Day;
 use crate::store::StoreError;
@@ -13,13 +13,12 @@ pub(super) const DAY: &str = "SELECT first, next FROM days WHERE date = ?1";
 /// Adds a day.
 pub(super) const ADD_DAY: &str = "INSERT INTO days (date, first, next) VALUES (?1, ?2, ?3)";
 
-/// The stored day of a date, if there is one. `text` is the date as a text.
+/// The stored day of a date, if there is one. `day` is the statement [`DAY`], `text` the date as a text.
 pub(super) fn stored_day(
-    connection: &Connection,
+    day: &mut Statement<'_>,
     text: &str,
     date: Date,
 ) -> rusqlite::Result<Option<Day>> {
-    let mut day = connection.prepare_cached(DAY)?;
     let read = |row: &Row<'_>| {
         Ok(Day {
             date,

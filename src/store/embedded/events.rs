@@ -15,11 +15,13 @@ use crate::store::{
 /// The most expired rows that one claim deletes.
 const SWEPT_MAX: i64 = 100;
 
-const CLAIM: &str =
+/// Claims an event for a node.
+pub(super) const CLAIM: &str =
     "INSERT INTO claims (event, node, until) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
 const HOLDER: &str = "SELECT node FROM claims WHERE event = ?1";
 const KEPT: &str = "SELECT count(*) FROM events";
-const KEEP: &str =
+/// Keeps an event until it is delivered.
+pub(super) const KEEP: &str =
     "INSERT INTO events (since, event, body) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
 const SWEEP_CLAIMS: &str = "DELETE FROM claims WHERE event IN
     (SELECT event FROM claims WHERE until < ?1 ORDER BY until LIMIT ?2)";

@@ -9,13 +9,13 @@ use rusqlite::Connection;
 use tokio::sync::mpsc;
 
 use super::appended::{self, Additions};
-use super::columns::parsed;
 use super::day_rows::{own_name, read};
 use super::{Durability, keys, schema};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::StoreError;
 use crate::store::export::{Exported, ExportedEvent, ExportedKey, HeldClaim, WaitingEvent};
+use crate::store::sqlite::parsed;
 
 /// The keys of a day that are in memory at once.
 const PAGE_KEYS: i64 = 1_000;
@@ -31,8 +31,14 @@ const EVENTS: &str = "SELECT claims.event, claims.node, claims.until, events.sin
     SELECT events.event, NULL, NULL, events.since, events.body
         FROM events WHERE NOT EXISTS (SELECT 1 FROM claims WHERE claims.event = events.event)";
 
-/// The receiver was dropped.
-struct ReceiverGone;
+/// Why an export ends early.
+#[derive(Debug, thiserror::Error)]
+enum EarlyEnd {
+    #[error("the receiver was dropped")]
+    ReceiverGone,
+    #[error(transparent)]
+    Failed(#[from] rusqlite::Error),
+}
 
 /// Sends all content of the file. Blocks the thread until the end.
 pub(super) fn export(
@@ -41,49 +47,44 @@ pub(super) fn export(
     exported: &mpsc::Sender<Exported>,
 ) -> Result<(), StoreError> {
     let connection = schema::connect(path, durability)?;
-    let work = || -> rusqlite::Result<Result<(), ReceiverGone>> {
-        let instant = connection.unchecked_transaction()?;
-        let own = own_name(&instant)?;
-        if export_keys(&instant, exported)?.is_err() {
-            return Ok(Err(ReceiverGone));
-        }
-        for entry in keys::trail_of_none(&instant)? {
-            if send(exported, Exported::Audit(Box::new(entry))).is_err() {
-                return Ok(Err(ReceiverGone));
-            }
-        }
-        if export_days(&instant, &own, exported)?.is_err() {
-            return Ok(Err(ReceiverGone));
-        }
-        export_events(&instant, exported)
-    };
-    match work() {
-        Ok(Ok(()) | Err(ReceiverGone)) => Ok(()),
-        Err(error) => Err(schema::failure(path, &error)),
+    match export_instant(&connection, exported) {
+        Ok(()) | Err(EarlyEnd::ReceiverGone) => Ok(()),
+        Err(EarlyEnd::Failed(error)) => Err(schema::failure(path, &error)),
     }
 }
 
-fn send(exported: &mpsc::Sender<Exported>, item: Exported) -> Result<(), ReceiverGone> {
-    exported.blocking_send(item).map_err(|_| ReceiverGone)
-}
-
-fn export_keys(
+fn export_instant(
     connection: &Connection,
     exported: &mpsc::Sender<Exported>,
-) -> rusqlite::Result<Result<(), ReceiverGone>> {
+) -> Result<(), EarlyEnd> {
+    let instant = connection.unchecked_transaction()?;
+    let own = own_name(&instant)?;
+    export_keys(&instant, exported)?;
+    for entry in keys::trail_of_none(&instant)? {
+        send(exported, Exported::Audit(Box::new(entry)))?;
+    }
+    export_days(&instant, &own, exported)?;
+    export_events(&instant, exported)
+}
+
+fn send(exported: &mpsc::Sender<Exported>, item: Exported) -> Result<(), EarlyEnd> {
+    exported
+        .blocking_send(item)
+        .map_err(|_| EarlyEnd::ReceiverGone)
+}
+
+fn export_keys(connection: &Connection, exported: &mpsc::Sender<Exported>) -> Result<(), EarlyEnd> {
     let mut reached = 0;
     loop {
         let page = keys::page(connection, reached)?;
         let Some((last, _)) = page.last() else {
-            return Ok(Ok(()));
+            return Ok(());
         };
         reached = *last;
         for (_, record) in page {
             let trail = keys::trail_of(connection, record.id)?;
             let key = ExportedKey { record, trail };
-            if send(exported, Exported::Key(Box::new(key))).is_err() {
-                return Ok(Err(ReceiverGone));
-            }
+            send(exported, Exported::Key(Box::new(key)))?;
         }
     }
 }
@@ -104,7 +105,7 @@ fn export_days(
     connection: &Connection,
     own: &str,
     exported: &mpsc::Sender<Exported>,
-) -> rusqlite::Result<Result<(), ReceiverGone>> {
+) -> Result<(), EarlyEnd> {
     let mut days = connection.prepare(DAYS)?;
     let mut days = days.query([])?;
     let mut lacking = appended::lacking(connection, |_, _| true)?.by_day();
@@ -123,20 +124,16 @@ fn export_days(
             for key in page {
                 let key: KeyId = parsed(&key)?;
                 let appended = lacking.remove(&(day.date, key)).unwrap_or_default();
-                if export_key_day(connection, (own, exported), (key, day), appended)?.is_err() {
-                    return Ok(Err(ReceiverGone));
-                }
+                export_key_day(connection, (own, exported), (key, day), appended)?;
             }
         }
         // Keys without a row in the ledger.
         let of_day = |(date, _): &(Date, KeyId), _: &mut _| *date == day.date;
         for ((_, key), appended) in lacking.extract_if(.., of_day) {
-            if export_key_day(connection, (own, exported), (key, day), appended)?.is_err() {
-                return Ok(Err(ReceiverGone));
-            }
+            export_key_day(connection, (own, exported), (key, day), appended)?;
         }
     }
-    Ok(Ok(()))
+    Ok(())
 }
 
 fn export_key_day(
@@ -144,17 +141,17 @@ fn export_key_day(
     (own, exported): (&str, &mpsc::Sender<Exported>),
     (key, day): (KeyId, Day),
     appended: Additions,
-) -> rusqlite::Result<Result<(), ReceiverGone>> {
+) -> Result<(), EarlyEnd> {
     let mut rows = read(connection, &day.date.to_string(), key)?;
     rows.add(appended);
     let item = Exported::KeyDay(Box::new(rows.exported(own, key, day)));
-    Ok(send(exported, item))
+    send(exported, item)
 }
 
 fn export_events(
     connection: &Connection,
     exported: &mpsc::Sender<Exported>,
-) -> rusqlite::Result<Result<(), ReceiverGone>> {
+) -> Result<(), EarlyEnd> {
     let mut events = connection.prepare(EVENTS)?;
     let mut rows = events.query([])?;
     while let Some(row) = rows.next()? {
@@ -169,9 +166,7 @@ fn export_events(
                 .zip(body)
                 .map(|(since, body)| WaitingEvent { since, body }),
         };
-        if send(exported, Exported::Event(event)).is_err() {
-            return Ok(Err(ReceiverGone));
-        }
+        send(exported, Exported::Event(event))?;
     }
-    Ok(Ok(()))
+    Ok(())
 }

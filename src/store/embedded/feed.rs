@@ -21,7 +21,7 @@ use super::retention::drop_old;
 use super::writer::Desk;
 use crate::store::NodeName;
 use crate::store::clock_watch::LOOK_EVERY;
-use crate::store::held_file::Trouble;
+use crate::store::held_file::{Trouble, beside};
 
 /// How often the follower looks for changes, which the commands that make them wait for; charges check for themselves. A look
 /// without a change takes one `stat`.
@@ -121,11 +121,7 @@ struct LogWatch {
 
 impl LogWatch {
     fn of(desk: &Desk) -> LogWatch {
-        let path = desk.file.as_ref().map(|_| {
-            let mut path = desk.path.clone().into_os_string();
-            path.push("-wal");
-            PathBuf::from(path)
-        });
+        let path = desk.file.as_ref().map(|_| beside(&desk.path, "-wal"));
         LogWatch { path, seen: None }
     }
 

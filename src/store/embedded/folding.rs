@@ -10,12 +10,10 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use jiff::civil::Date;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 
-use super::appended::{self, Addition, FoldProgress, Mark, Sums};
-use super::columns::signed;
-use crate::policy::api_key::KeyId;
+use super::appended::{self, FoldProgress, Mark, Sums};
+use super::ledger_row::execute_with_row;
 
 /// The number of entries after which folding starts. The more entries, the more of them share rows and pages. They are kept in
 /// memory while they are folded; before, a reader of the ledger needs up to 0.3 s longer.
@@ -240,7 +238,7 @@ fn add_some(
         if text.0 != Some(day.0) {
             text = (Some(day.0), day.0.to_string());
         }
-        add_row(&mut add, (&text.1, day), &endpoint, addition)?;
+        execute_with_row(&mut add, (&text.1, day.1), &endpoint, addition)?;
         added += 1;
     }
     let is_done = sums.first().is_none();
@@ -252,24 +250,6 @@ fn add_some(
         true => FoldStage::Dropping { mark },
         false => FoldStage::Moving { mark, sums },
     })
-}
-
-fn add_row(
-    add: &mut rusqlite::Statement<'_>,
-    (date, (_, key)): (&str, (Date, KeyId)),
-    endpoint: &str,
-    (totals, ceiling): Addition,
-) -> rusqlite::Result<()> {
-    add.raw_bind_parameter(1, date)?;
-    add.raw_bind_parameter(2, key.as_str())?;
-    add.raw_bind_parameter(3, endpoint)?;
-    let numbers = totals.numbers().into_iter();
-    let numbers = numbers.chain([ceiling.limit, ceiling.granted]);
-    for (parameter, number) in (4..).zip(numbers) {
-        add.raw_bind_parameter(parameter, signed(number))?;
-    }
-    add.raw_execute()?;
-    Ok(())
 }
 
 fn drop_some(connection: &Connection, mark: Mark) -> rusqlite::Result<FoldStage> {

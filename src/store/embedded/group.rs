@@ -19,18 +19,18 @@ use std::ops::ControlFlow;
 use ahash::RandomState;
 use jiff::Timestamp;
 use jiff::civil::Date;
-use rusqlite::{Connection, OptionalExtension, Statement};
+use rusqlite::{Connection, Statement};
 
 use super::appended::{self, Mark, Packing};
 use super::closing::{self, GUARDED};
-use super::columns::{signed, unsigned};
-use super::days::{ADD_DAY, DAY};
+use super::days::{ADD_DAY, DAY, stored_day};
 use super::folding::first_and_last;
 use super::inbox::{Refund, Refusals};
 use super::keys::{Follower, MARK};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::ledger::{ADJUSTMENT_STEP_SECONDS, Ceiling};
+use crate::store::sqlite::{signed, unsigned};
 use crate::store::{Charge, Keeping, Totals};
 
 // A sum over the few endpoints of a key, which lie side by side, and what came after the day was closed.
@@ -474,17 +474,7 @@ impl<'g, 'c> Group<'g, 'c> {
             return Ok(*stored);
         }
         let date = day.date.to_string();
-        let stored = self
-            .statements
-            .day
-            .query_row([&date], |row| {
-                Ok(Day {
-                    date: day.date,
-                    start: row.get(0)?,
-                    end: row.get(1)?,
-                })
-            })
-            .optional()?;
+        let stored = stored_day(&mut self.statements.day, &date, day.date)?;
         let stored = match (stored, missing) {
             (Some(stored), _) => stored,
             (None, Missing::Assumed) => return Ok(day),

@@ -4,12 +4,12 @@ use std::path::Path;
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
-use super::columns::signed;
 use super::day_rows::{own_name, read};
-use super::days::{ADD_DAY, other_calendar, stored_day};
+use super::days::{ADD_DAY, DAY, other_calendar, stored_day};
+use super::events::{CLAIM, KEEP};
 use super::folding::fold_all;
 use super::imported_counts::DayRows;
-use super::ledger_row::UNATTRIBUTED;
+use super::ledger_row::{UNATTRIBUTED, execute_with_row};
 use super::{appended, closing, keys};
 use crate::policy::api_key::KeyId;
 use crate::store::StoreError;
@@ -36,11 +36,7 @@ const PUT_LATE: &str = "INSERT INTO adjustments (date, key, came, units) VALUES 
     ON CONFLICT (date, key, came) DO UPDATE SET units = excluded.units";
 const PUT_COPIED: &str = "INSERT INTO copied (date, key, body) VALUES (?1, ?2, ?3)
     ON CONFLICT (date, key) DO UPDATE SET body = excluded.body";
-const CLAIM: &str =
-    "INSERT INTO claims (event, node, until) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
 const WAITS: &str = "SELECT count(*) FROM events WHERE event = ?1";
-const KEEP: &str =
-    "INSERT INTO events (since, event, body) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
 
 /// Imports a batch at `now` (Unix seconds), or only counts what would be added.
 pub(super) fn import(
@@ -88,7 +84,8 @@ fn import_day(
     counts: &mut ImportCounts,
 ) -> rusqlite::Result<Result<(), StoreError>> {
     let (date, day) = (imported.date.to_string(), imported.day());
-    match stored_day(connection, &date, imported.date)? {
+    let stored = stored_day(&mut *connection.prepare_cached(DAY)?, &date, imported.date)?;
+    match stored {
         Some(stored) if stored != day => return Ok(Err(other_calendar(path, day, stored))),
         Some(_) => {}
         None => {
@@ -116,33 +113,24 @@ fn write(
     before: &DayRows,
     after: &DayRows,
 ) -> rusqlite::Result<()> {
-    let key = key.as_str();
     let mut put = connection.prepare_cached(PUT_ROW)?;
     for (place, (totals, ceiling)) in &after.rows {
         if before.rows.get(place) == Some(&(*totals, *ceiling)) {
             continue;
         }
-        put.raw_bind_parameter(1, date)?;
-        put.raw_bind_parameter(2, key)?;
-        put.raw_bind_parameter(3, place.as_str())?;
-        let numbers = totals.numbers().into_iter();
-        let numbers = numbers.chain([ceiling.limit, ceiling.granted]);
-        for (parameter, number) in (4..).zip(numbers) {
-            put.raw_bind_parameter(parameter, signed(number))?;
-        }
-        put.raw_execute()?;
+        execute_with_row(&mut put, (date, key), place, (*totals, *ceiling))?;
     }
     // Only the row of unattributed units can be gone: all of them are attributed now.
     if !after.rows.contains_key(UNATTRIBUTED) {
         connection
             .prepare_cached(DROP_ROW)?
-            .execute((date, key, UNATTRIBUTED))?;
+            .execute((date, key.as_str(), UNATTRIBUTED))?;
     }
     for (came, units) in &after.late {
         if before.late.get(came) != Some(units) {
             connection
                 .prepare_cached(PUT_LATE)?
-                .execute((date, key, came, units))?;
+                .execute((date, key.as_str(), came, units))?;
         }
     }
     if before.imported != after.imported {
@@ -150,7 +138,7 @@ fn write(
             .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))?;
         connection
             .prepare_cached(PUT_COPIED)?
-            .execute((date, key, body))?;
+            .execute((date, key.as_str(), body))?;
     }
     Ok(())
 }

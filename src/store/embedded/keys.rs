@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, Statement, Transaction, TransactionBehavior};
 
-use super::columns::{packed, signed, unpacked, unreadable};
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
 use crate::store::export::{ExportedKey, ImportCounts, secret_in_use};
+use crate::store::key_table::digests;
+use crate::store::sqlite::{packed, signed, unpacked, unreadable};
 use crate::store::{Imported, KeyTable, StoreError};
 
 /// The number of the last change.
@@ -272,11 +273,6 @@ impl<'c> Put<'c> {
         });
         found.optional()
     }
-}
-
-fn digests(record: &KeyRecord) -> impl Iterator<Item = KeyDigest> {
-    let previous = record.previous.as_ref().map(|previous| previous.digest);
-    std::iter::once(record.digest).chain(previous)
 }
 
 /// The record of one key.

@@ -1,6 +1,16 @@
-//! The name of a row of the ledger: its tier and its endpoint.
+//! A row of the ledger: its name, which is its tier and its endpoint, and its numbers.
 
+use rusqlite::{Row, Statement};
+
+use super::appended::Addition;
+use crate::policy::api_key::KeyId;
 use crate::policy::key_record::TierName;
+use crate::store::chain::ROW_NUMBERS;
+use crate::store::ledger::{Ceiling, Totals};
+use crate::store::sqlite::{signed, unsigned};
+
+/// The numbers of a row as they are stored: the totals, the largest limit, and the granted units in it.
+pub(super) type RowNumbers = [i64; ROW_NUMBERS.len()];
 
 /// The name of the row for units without an endpoint: their producers exported the count, but not the ledger. No endpoint has this name.
 pub(super) const UNATTRIBUTED: &str = "unattributed";
@@ -22,4 +32,58 @@ pub(super) fn tier_and_endpoint(text: &str) -> (Option<TierName>, &str) {
         Some((tier, endpoint)) => (Some(tier), endpoint),
         None => (None, text),
     }
+}
+
+/// The numbers in the columns from `first` on.
+pub(super) fn read_numbers(row: &Row<'_>, first: usize) -> rusqlite::Result<RowNumbers> {
+    let mut numbers = RowNumbers::default();
+    for (number, column) in numbers.iter_mut().zip(first..) {
+        *number = row.get(column)?;
+    }
+    Ok(numbers)
+}
+
+/// Adds to a row: sums of the totals, the larger limit and grants.
+pub(super) fn add_numbers(numbers: &mut RowNumbers, added: RowNumbers) {
+    let [sums @ .., limit, granted] = numbers;
+    let [totals @ .., added_limit, added_granted] = added;
+    for (sum, number) in sums.iter_mut().zip(totals) {
+        *sum = sum.saturating_add(number);
+    }
+    *limit = added_limit.max(*limit);
+    *granted = added_granted.max(*granted);
+}
+
+/// An addition as it is stored.
+pub(super) fn numbers_of((totals, ceiling): Addition) -> RowNumbers {
+    let mut numbers = RowNumbers::default();
+    let counts = totals.numbers().into_iter();
+    let counts = counts.chain([ceiling.limit, ceiling.granted]);
+    for (number, count) in numbers.iter_mut().zip(counts) {
+        *number = signed(count);
+    }
+    numbers
+}
+
+/// Stored numbers as counts.
+pub(super) fn counts_of(numbers: RowNumbers) -> Addition {
+    let [totals @ .., limit, granted] = numbers.map(unsigned);
+    (Totals::of_numbers(totals), Ceiling { limit, granted })
+}
+
+/// Executes a statement with date, key, name and numbers of a row as its parameters.
+pub(super) fn execute_with_row(
+    statement: &mut Statement<'_>,
+    (date, key): (&str, KeyId),
+    name: &str,
+    addition: Addition,
+) -> rusqlite::Result<()> {
+    statement.raw_bind_parameter(1, date)?;
+    statement.raw_bind_parameter(2, key.as_str())?;
+    statement.raw_bind_parameter(3, name)?;
+    for (parameter, number) in (4..).zip(numbers_of(addition)) {
+        statement.raw_bind_parameter(parameter, number)?;
+    }
+    statement.raw_execute()?;
+    Ok(())
 }

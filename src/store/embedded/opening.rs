@@ -40,10 +40,11 @@ pub(super) fn open(
         keeping,
     } = settings;
     schema::create_file(&path)?;
-    let mut writing = schema::connect(&path, durability)?;
+    let connect = || schema::connect(&path, durability);
+    let mut writing = connect()?;
     schema::prepare(&mut writing, &path, zone)?;
     let opened = FileIdentity::at(&path);
-    let [following, syncing, reading] = connect_more(&path, durability)?;
+    let (following, syncing, reading) = (connect()?, connect()?, connect()?);
     let gateway = match role {
         Role::Gateway(name) => Some(name),
         Role::Command => None,
@@ -108,18 +109,6 @@ struct ThreadConnections {
     writing: HeldConnection,
     following: HeldConnection,
     syncing: HeldConnection,
-}
-
-fn connect_more<const N: usize>(
-    path: &Path,
-    durability: Durability,
-) -> Result<[Connection; N], StoreError> {
-    let mut connections = Vec::with_capacity(N);
-    for _ in 0..N {
-        connections.push(schema::connect(path, durability)?);
-    }
-    let few = |_| StoreError::Failed("a connection is missing".into());
-    connections.try_into().map_err(few)
 }
 
 /// Holds the file that was opened first; it must be the one that the path leads to still.

@@ -9,9 +9,9 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 
-use super::columns::unreadable;
 use super::{appended, closing};
 use crate::store::Keeping;
+use crate::store::sqlite::unreadable;
 
 /// The most rows that one turn deletes. A day of 100,000 keys with five endpoints each is deleted in some eight minutes.
 const ROWS_MAX: i64 = 1_000;

@@ -4,9 +4,6 @@
 //! can read the file with the `sqlite3` shell. A file of another program, another zone or another version is refused and left
 //! unchanged.
 
-use std::fs::{DirBuilder, OpenOptions};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -14,11 +11,13 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::{Durability, appended, closing};
 use crate::store::StoreError;
+use crate::store::sqlite::{self, SqliteFormat};
 
-/// `PRAGMA user_version` of a file with this schema.
-const SCHEMA_VERSION: i64 = 5;
-/// `PRAGMA application_id` of the gateway's files: "TCLN".
-const APPLICATION_ID: i64 = 0x54_43_4C_4E;
+/// A file of the gateway ("TCLN") with this schema.
+const FORMAT: SqliteFormat = SqliteFormat {
+    application_id: 0x54_43_4C_4E,
+    version: 5,
+};
 /// How long a connection waits for a lock that another process holds, before the store is unavailable.
 pub(super) const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 /// The size of the write-ahead log (64 MiB) from which the writer itself checkpoints it, because the checkpointer cannot keep up.
@@ -135,34 +134,13 @@ const REMEMBER_ZONE: &str = "INSERT INTO meta (name, value) VALUES ('zone', ?1)"
 
 /// Creates the file and its directory if they are missing, readable by their owner only: the file has key digests.
 pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
-    let failed = |error: io::Error| {
+    sqlite::create_file(path).map_err(|error| {
         StoreError::Failed(format!(
             "{} cannot be opened: {error}. Check store.embedded.path, and that this user may write the file and its \
              directory",
             path.display()
         ))
-    };
-    if let Some(directory) = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty())
-    {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)
-            .map_err(failed)?;
-    }
-    // The file is only created here, never opened beside SQLite: closing any descriptor of a file releases all locks that this
-    // process holds on it (POSIX), on which another handle may rely.
-    match OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-    {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
-        Ok(_) | Err(_) => Ok(()),
-    }
+    })
 }
 
 /// A connection to the existing file, set up. The content is not checked.
@@ -219,16 +197,11 @@ fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<()> {
 /// of up to 100 ms would starve a process that loses twice. Jittered, so that two processes do not stay synchronized.
 fn wait_for_lock() -> impl FnMut(i32) -> bool + Send + 'static {
     let mut since = Instant::now();
-    let mut random = 0x9E37_79B9_7F4A_7C15_u64 ^ u64::from(std::process::id());
     move |tried| {
         if tried == 0 {
             since = Instant::now();
         }
-        // Xorshift (Marsaglia 2003).
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        std::thread::sleep(Duration::from_micros(50 + random % 350));
+        std::thread::sleep(Duration::from_micros(fastrand::u64(50..400)));
         since.elapsed() < LOCK_WAIT_MAX
     }
 }
@@ -243,36 +216,31 @@ pub(super) fn prepare(
     let transaction = connection
         .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)
         .map_err(failed)?;
-    let number = |sql: &str| transaction.query_row(sql, [], |row| row.get::<_, i64>(0));
-    let tables = number("SELECT count(*) FROM sqlite_schema").map_err(failed)?;
-    if tables == 0 {
+    if sqlite::is_new(&transaction).map_err(failed)? {
         for tables in [TABLES, appended::TABLES, closing::TABLE] {
             transaction.execute_batch(tables).map_err(failed)?;
         }
         transaction.execute(REMEMBER_ZONE, [zone]).map_err(failed)?;
-        transaction
-            .execute_batch(&format!(
-                "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
-            ))
-            .map_err(failed)?;
+        FORMAT.write(&transaction).map_err(failed)?;
         return transaction.commit().map_err(failed);
     }
-    if number("PRAGMA application_id").map_err(failed)? != APPLICATION_ID {
+    let found = SqliteFormat::of(&transaction).map_err(failed)?;
+    if found.application_id != FORMAT.application_id {
         return Err(StoreError::Failed(format!(
             "{} is the database of another program; point store.embedded.path at a file of its own",
             path.display()
         )));
     }
-    let version = number("PRAGMA user_version").map_err(failed)?;
-    if version != SCHEMA_VERSION {
-        let hint = match version < SCHEMA_VERSION {
+    let (version, known) = (found.version, FORMAT.version);
+    if version != known {
+        let hint = match version < known {
             true => {
                 "make a backup with the version that wrote it (touchline store backup), and restore it into a new file"
             }
             false => "run the version that wrote it or a later one",
         };
         return Err(StoreError::Failed(format!(
-            "{} has schema {version} and this touchline knows schema {SCHEMA_VERSION}; {hint}",
+            "{} has schema {version} and this touchline knows schema {known}; {hint}",
             path.display()
         )));
     }

@@ -6,6 +6,8 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 
 use super::{Durability, events, feed};
+use crate::store::held_file::beside;
+use crate::store::sqlite::{SqliteFormat, number, unsigned};
 use crate::store::status::{EmbeddedFacts, GatewayFacts, StoreFacts, StoreStatus};
 
 /// Reads everything that `touchline store status` reports.
@@ -15,12 +17,9 @@ pub(super) fn read(
     durability: Durability,
     now: Timestamp,
 ) -> rusqlite::Result<StoreStatus> {
-    let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
-    let count = |sql: &str| number(sql).map(|count| u64::try_from(count).unwrap_or(0));
-    let mut log = path.as_os_str().to_owned();
-    log.push("-wal");
+    let count = |sql: &str| number(connection, sql).map(unsigned);
     // Asked for by name: opening the file beside SQLite would give up its locks.
-    let log_bytes = std::fs::metadata(log).map_or(0, |file| file.len());
+    let log_bytes = std::fs::metadata(beside(&path, "-wal")).map_or(0, |file| file.len());
     let pages = count("PRAGMA page_count")?.saturating_mul(count("PRAGMA page_size")?);
     let last = count("SELECT coalesce(max(change), 0) FROM keys")?;
     let gateways = feed::live(connection)?
@@ -28,14 +27,9 @@ pub(super) fn read(
         .map(|live| GatewayFacts {
             lag_seconds: (live.applied >= last).then_some(0.0),
             name: live.name.0,
-            version: None,
             heartbeat_age_seconds: live.age.as_secs_f64(),
             applied: Some(live.applied.to_string()),
-            keys: None,
-            keys_age_seconds: None,
-            breaker: None,
-            service: None,
-            clock_difference_seconds: None,
+            ..GatewayFacts::default()
         });
     Ok(StoreStatus {
         store: StoreFacts::Embedded(EmbeddedFacts {
@@ -44,7 +38,7 @@ pub(super) fn read(
                 Durability::Commit => "commit".to_owned(),
                 Durability::Interval(interval) => format!("{interval:?}"),
             },
-            schema_version: number("PRAGMA user_version")?,
+            schema_version: SqliteFormat::of(connection)?.version,
             path,
         }),
         gateways: gateways.collect(),

@@ -9,11 +9,13 @@ use jiff::civil::Date;
 use rusqlite::{Connection, Row};
 
 use super::appended;
-use super::columns::{signed, unreadable, unsigned};
-use super::ledger_row::{UNATTRIBUTED, tier_and_endpoint};
+use super::ledger_row::{
+    RowNumbers, UNATTRIBUTED, add_numbers, counts_of, numbers_of, read_numbers, tier_and_endpoint,
+};
 use crate::policy::api_key::KeyId;
-use crate::store::ledger::{Ceiling, Cell};
-use crate::store::{Adjustment, DayUsage, Proof, Totals};
+use crate::store::ledger::Cell;
+use crate::store::sqlite::{signed, unreadable};
+use crate::store::{Adjustment, DayUsage, Proof};
 
 macro_rules! columns {
     () => {
@@ -57,12 +59,9 @@ const DAYS: &str = "SELECT date FROM days WHERE date BETWEEN ?1 AND ?2";
 
 type KeyDate = (Date, KeyId);
 
-/// The numbers of a row: the totals, the largest limit and the largest grant.
-type Numbers = [i64; Totals::NUMBERS + 2];
-
 #[derive(Default)]
 struct OneDay {
-    rows: Vec<(Arc<str>, Numbers)>,
+    rows: Vec<(Arc<str>, RowNumbers)>,
     adjustments: Vec<Adjustment>,
     /// Whether the day has imported counts. Their producers may have served above the limit.
     is_imported: bool,
@@ -182,45 +181,29 @@ impl OneDay {
     }
 
     /// Adds to a row.
-    fn add(&mut self, place: Arc<str>, added: Numbers) {
+    fn add(&mut self, place: Arc<str>, added: RowNumbers) {
         let Some((_, numbers)) = self.rows.iter_mut().find(|(known, _)| *known == place) else {
             self.rows.push((place, added));
             return;
         };
-        let [sums @ .., limit, granted] = numbers;
-        let [totals @ .., added_limit, added_granted] = added;
-        for (sum, number) in sums.iter_mut().zip(totals) {
-            *sum = sum.saturating_add(number);
-        }
-        *limit = added_limit.max(*limit);
-        *granted = added_granted.max(*granted);
+        add_numbers(numbers, added);
     }
 }
 
-/// A row of the ledger: its name and its numbers.
-fn row_of(row: &Row<'_>) -> rusqlite::Result<(Arc<str>, Numbers)> {
-    let mut numbers = Numbers::default();
-    for (number, column) in numbers.iter_mut().zip(3..) {
-        *number = row.get(column)?;
-    }
-    Ok((row.get(2)?, numbers))
-}
-
-fn cell((place, numbers): &(Arc<str>, Numbers)) -> Cell {
+fn cell((place, numbers): &(Arc<str>, RowNumbers)) -> Cell {
     let (tier, endpoint) = tier_and_endpoint(place);
-    let [totals @ .., limit, granted] = numbers.map(unsigned);
+    let (totals, ceiling) = counts_of(*numbers);
     Cell {
         tier,
         endpoint: endpoint.to_owned(),
-        totals: Totals::of_numbers(totals),
-        ceiling: Ceiling { limit, granted },
+        totals,
+        ceiling,
     }
 }
 
 /// The reasons why no charge and no refund could have written the row.
-fn faults_of((place, numbers): &(Arc<str>, Numbers)) -> Vec<String> {
-    let [totals @ .., _, _] = numbers.map(unsigned);
-    let (totals, mut faults) = (Totals::of_numbers(totals), Vec::new());
+fn faults_of((place, numbers): &(Arc<str>, RowNumbers)) -> Vec<String> {
+    let ((totals, _), mut faults) = (counts_of(*numbers), Vec::new());
     if numbers.iter().any(|number| *number < 0) {
         faults.push(format!("{place}: a number is below zero"));
     }
@@ -246,11 +229,10 @@ fn add_appended(
     wanted: impl Fn(Date, KeyId) -> bool,
 ) -> rusqlite::Result<()> {
     let mut sums = appended::lacking(instant, wanted)?;
-    while let Some((place, endpoint, (totals, ceiling))) = sums.pop_first() {
-        let numbers = totals.numbers().into_iter();
-        let mut numbers = numbers.chain([ceiling.limit, ceiling.granted]).map(signed);
-        let added: Numbers = std::array::from_fn(|_| numbers.next().unwrap_or(0));
-        days.entry(place).or_default().add(endpoint, added);
+    while let Some((place, endpoint, addition)) = sums.pop_first() {
+        days.entry(place)
+            .or_default()
+            .add(endpoint, numbers_of(addition));
     }
     Ok(())
 }
@@ -267,8 +249,8 @@ fn add_days_of(
     let mut ledger = connection.prepare_cached(LEDGER_OF_KEYS)?;
     let mut rows = ledger.query(asked)?;
     while let Some(row) = rows.next()? {
-        let (endpoint, numbers) = row_of(row)?;
-        days.entry(place(row)?).or_default().add(endpoint, numbers);
+        let day = days.entry(place(row)?).or_default();
+        day.add(row.get(2)?, read_numbers(row, 3)?);
     }
     let mut adjustments = connection.prepare_cached(ADJUSTMENTS_OF_KEYS)?;
     let mut rows = adjustments.query(asked)?;

@@ -43,7 +43,7 @@ impl StoreIdentity {
             Some(theirs) if theirs == *self => {}
             Some(_) | None => {
                 for (name, value) in [("home", &self.name), ("home_nodes", &joined(&self.nodes))] {
-                    connection.execute(WRITE_META, [name, value])?;
+                    write_meta(connection, name, value)?;
                 }
             }
         }
@@ -73,6 +73,14 @@ pub fn meta(connection: &Connection, name: &str) -> rusqlite::Result<Option<Stri
             row.get(0)
         })
         .optional()
+}
+
+/// Writes a value of a file's table `meta`.
+pub fn write_meta(connection: &Connection, name: &str, value: &str) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached(WRITE_META)?
+        .execute([name, value])?;
+    Ok(())
 }
 
 /// The names joined with spaces.

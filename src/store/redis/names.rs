@@ -29,11 +29,18 @@ use std::fmt::Write;
 
 use jiff::civil::Date;
 
-use crate::policy::api_key::{KeyDigest, KeyId};
+use crate::policy::api_key::{KeyDigest, KeyId, os_entropy};
 use crate::store::Keeping;
 
 /// The number of sets with the ids of all keys: enough that 100,000 keys are read in pages, and that a cluster spreads them.
 pub const ID_SETS: u32 = 16;
+
+/// A name that nothing else has: 96 random bits in hexadecimal digits.
+pub fn drawn() -> String {
+    let mut random = [0; 12];
+    os_entropy(&mut random);
+    random.iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// A text as a pattern of Redis that matches nothing else.
 pub fn escaped(text: &str) -> String {

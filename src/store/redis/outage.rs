@@ -22,7 +22,6 @@ use tokio::time::timeout;
 use super::clock::StoreClock;
 use super::identity::StoreIdentity;
 use super::journal::{CountRow, Journal, JournalRows, ServeOutcome};
-use super::names::Names;
 use super::settings::{OutagePolicy, OutageSettings};
 use crate::clock::{Periodic, next_tick};
 use crate::policy::api_key::KeyId;
@@ -31,7 +30,7 @@ use crate::policy::key_record::TierName;
 use crate::policy::quota::NodeShare;
 use crate::store::redis::counts::accounts::Accounts;
 use crate::store::redis::counts::accounts::offline::{
-    Changed, OutageBound, OutageRequest, OutageRule, Reservation,
+    Changed, OutageBound, OutageRule, Reservation,
 };
 use crate::store::redis::counts::ledger::{KeyAndDate, ProcessLedger};
 use crate::store::redis::gateways::register;
@@ -84,7 +83,6 @@ pub struct OutageService {
     accounts: Arc<Accounts>,
     ledger: Arc<ProcessLedger>,
     clock: Arc<StoreClock>,
-    names: Names,
     journal: Arc<Journal>,
     nodes: Mutex<Nodes>,
     /// Journaled units of other processes that may be missing from Redis.
@@ -127,7 +125,7 @@ impl OutageService {
         process: &str,
         guard: Arc<BreakerGuard>,
         (accounts, ledger, clock): (Arc<Accounts>, Arc<ProcessLedger>, Arc<StoreClock>),
-        (identity, names): (StoreIdentity, Names),
+        identity: StoreIdentity,
     ) -> Result<Arc<OutageService>, StoreError> {
         let journal = Journal::start(settings.journal.clone(), identity, process).await?;
         // Before anything is counted, so that the successor of a killed process finds its name; a failed write is repeated
@@ -145,7 +143,6 @@ impl OutageService {
             accounts,
             ledger,
             clock,
-            names,
             journal: Arc::new(journal),
             nodes: Mutex::new(nodes),
             unsettled_of_others: AtomicU64::new(unsettled_of_others),
@@ -170,12 +167,9 @@ impl OutageService {
         if self.guard.is_foreign() || self.journal.has_failed() {
             return Err(error);
         }
-        let wanted = OutageRequest {
-            charge: &charge,
-            rule: self.rule(bound),
-        };
+        let rule = self.rule(bound);
         let units = charge.cost;
-        let offer = self.accounts.reserve(&wanted, |count, allowance| {
+        let offer = self.accounts.reserve(&charge, &rule, |count, allowance| {
             self.ledger.charged(&charge, |totals| {
                 self.journal.serve(count, totals.row(), allowance)
             })
@@ -463,7 +457,7 @@ impl OutageService {
     }
 
     async fn live_nodes(&self) -> Result<u64, StoreError> {
-        let entries = register::read(self.guard.link(), &self.names).await?;
+        let entries = register::read(self.guard.link()).await?;
         Ok(entries.iter().filter(|entry| entry.is_live()).count() as u64)
     }
 }

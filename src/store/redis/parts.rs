@@ -11,7 +11,6 @@ use super::counts::ledger::ProcessLedger;
 use super::gateways::presence::Presence;
 use super::keys::feed::Feed;
 use super::keys::records::RecordTable;
-use super::names::Names;
 use super::outage::OutageService;
 use super::recovery::CrashRecovery;
 use super::wire::guard::BreakerGuard;
@@ -24,7 +23,6 @@ pub struct Parts {
     pub keys: Arc<KeyTable>,
     pub clock: Arc<StoreClock>,
     pub local_clock: Clock,
-    pub names: Names,
     /// For the calls that requests wait for.
     pub link: Arc<RedisLink>,
     /// For the calls that only commands wait for: long replies must not delay charges.
@@ -40,11 +38,11 @@ pub struct Parts {
     pub flushing: tokio::sync::Mutex<()>,
     pub records: RecordTable,
     /// The counts of killed processes; `None` without a journal.
-    pub recovery: Option<CrashRecovery>,
+    pub recovery: Option<Arc<CrashRecovery>>,
     /// A gateway's replica; commands have none.
-    pub feed: Option<Feed>,
+    pub feed: Option<Arc<Feed>>,
     /// A gateway's entry in the register; commands have none.
-    pub presence: Option<Presence>,
+    pub presence: Option<Arc<Presence>>,
     pub max_staleness: Duration,
     /// The configured journal, even of a command.
     pub journal: Option<PathBuf>,

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::policy::api_key::os_entropy;
+use super::names;
 
 /// 96 random bits, drawn when the store is opened, and a number for each account.
 #[derive(Debug)]
@@ -18,11 +18,8 @@ pub struct Producer {
 impl Producer {
     /// A new process.
     pub fn draw() -> Producer {
-        let mut random = [0; 12];
-        os_entropy(&mut random);
-        let process = random.iter().map(|byte| format!("{byte:02x}")).collect();
         Producer {
-            process,
+            process: names::drawn(),
             accounts: AtomicU64::new(0),
         }
     }

@@ -31,10 +31,10 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::process_of;
 use crate::store::redis::counts::ledger::{self, HashFields};
-use crate::store::redis::keys::codec::unreadable;
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::wire::guard::BreakerGuard;
 use crate::store::redis::wire::link::RedisLink;
+use crate::store::redis::wire::request::unreadable;
 use crate::store::{KeyTable, StoreError};
 
 /// Key-days read in one round trip: a reply of some 100 kB, a millisecond of Redis.
@@ -58,8 +58,6 @@ pub struct CrashRecovery {
     pub link: Arc<RedisLink>,
     /// The breaker.
     pub guard: Arc<BreakerGuard>,
-    /// The names.
-    pub names: Names,
     /// The keys whose counts are read.
     pub keys: Arc<KeyTable>,
     /// The store's clock.
@@ -79,10 +77,10 @@ impl CrashRecovery {
     }
 
     /// Reads the counts of the processes that are found at the start, then those of processes that fall silent. Never returns.
-    pub async fn keep(&self, feed: &Feed) {
+    pub async fn keep(self: Arc<Self>, feed: Arc<Feed>) {
         let (mut logged, mut retry) = (String::new(), RETRY_AFTER);
         loop {
-            let pause = match self.read_due(feed).await {
+            let pause = match self.read_due(&feed).await {
                 Ok(()) => {
                     self.outage.has_read();
                     self.done.send_replace(true);
@@ -172,7 +170,9 @@ impl CrashRecovery {
     ) -> (usize, Result<(), StoreError>) {
         let mut pipeline = Pipeline::new();
         for key in keys {
-            pipeline.cmd("HGETALL").arg(self.names.counts(*key, date));
+            pipeline
+                .cmd("HGETALL")
+                .arg(self.link.names.counts(*key, date));
         }
         let (mut held, mut complete) = (Vec::new(), Ok(()));
         for (key, result) in keys.iter().zip(self.link.ask_each(&pipeline).await) {
@@ -201,7 +201,7 @@ impl CrashRecovery {
         let lacking = journal.lacking(held).await?;
         let (days, mut is_ahead) = (Vec::from_iter(lacking.days), lacking.is_ahead);
         let mut rows = JournalRows::default();
-        let held = ledger::held(&self.link, &self.names, &days).await?;
+        let held = ledger::held(&self.link, &days).await?;
         for ((key, day), (totals, counts)) in days.into_iter().zip(held) {
             rows.counts
                 .extend(rows_of(key, day.date, &counts, processes));

@@ -6,6 +6,7 @@ pub mod guard;
 pub mod info;
 pub mod line;
 pub mod link;
+pub mod preparation;
 pub mod request;
 pub mod script;
 pub mod slots;

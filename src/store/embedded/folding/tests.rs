@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use proptest::prelude::*;
 
 use super::*;
-use crate::policy::api_key::os_entropy;
+use crate::policy::api_key::{KeyId, os_entropy};
 use crate::policy::calendar::{Calendar, Day};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::key_record::tests::key_of;
@@ -19,6 +19,7 @@ use crate::store::embedded::group::{Group, Ruling, Statements};
 use crate::store::embedded::inbox::{Refund, Refusals};
 use crate::store::embedded::keys::{self, Follower, KeptRecords};
 use crate::store::embedded::{Durability, closing, schema, usage};
+use crate::store::sqlite::signed;
 use crate::store::{Charge, Keeping, KeyEntry, Receipt, Totals};
 
 const KEYS: usize = 4;

@@ -19,7 +19,6 @@ use crate::policy::calendar::Day;
 use crate::policy::quota::{Account, WaiterResult, WaiterTerms};
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::counts::kept_day::KeptDay;
-use crate::store::redis::names::Names;
 use crate::store::redis::producer::Producer;
 use crate::store::redis::shards::Shards;
 use crate::store::redis::wire::guard::BreakerGuard;
@@ -52,7 +51,6 @@ impl PartialEq for Context {
 }
 
 /// The result for a waiter.
-#[derive(Debug)]
 pub enum ChargeResult {
     /// The granted units.
     Granted(Units),
@@ -67,7 +65,6 @@ type Slots = HashMap<(KeyId, Date), Arc<AccountSlot>, RandomState>;
 
 /// The account of one key and day. The names of its record, its counts and its producer are written for each call: kept, they would
 /// take more memory than the account.
-#[derive(Debug)]
 pub struct AccountSlot {
     key: KeyId,
     day: KeptDay,
@@ -80,7 +77,6 @@ pub struct AccountSlot {
     state: Mutex<SlotState>,
 }
 
-#[derive(Debug)]
 struct SlotState {
     account: Account<ChargeWaiter, Context>,
     /// Whether it is in the list of accounts to settle.
@@ -105,7 +101,7 @@ pub struct Notes {
 }
 
 /// Accounts whose calls are to be sent.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Pending {
     slots: VecDeque<Arc<AccountSlot>>,
     /// Carriers that take from it.
@@ -113,7 +109,6 @@ pub struct Pending {
 }
 
 /// Granted units: taken by the caller, or refunded when dropped.
-#[derive(Debug)]
 pub struct Units {
     accounts: Arc<Accounts>,
     slot: Arc<AccountSlot>,
@@ -160,7 +155,6 @@ impl Drop for Units {
 pub struct Accounts {
     pub link: Arc<RedisLink>,
     guard: Arc<BreakerGuard>,
-    names: Names,
     producer: Arc<Producer>,
     keys: Arc<KeyTable>,
     clock: Arc<StoreClock>,
@@ -181,17 +175,10 @@ pub struct Accounts {
     apart: AtomicBool,
 }
 
-impl std::fmt::Debug for Accounts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Accounts")
-    }
-}
-
 impl Accounts {
     /// No accounts yet.
     pub fn new(
         guard: Arc<BreakerGuard>,
-        names: Names,
         producer: Arc<Producer>,
         keys: Arc<KeyTable>,
         clock: Arc<StoreClock>,
@@ -200,7 +187,6 @@ impl Accounts {
         Arc::new(Accounts {
             link: guard.link().clone(),
             guard,
-            names,
             producer,
             keys,
             clock,
@@ -224,7 +210,7 @@ impl Accounts {
                 key,
                 day,
                 producer: self.producer.next_number(),
-                place: slots::slot(self.names.record(key).as_bytes()),
+                place: slots::slot(self.link.names.record(key).as_bytes()),
                 held_below: AtomicU64::new(0),
                 state: Mutex::new(SlotState {
                     account: Account::new(self.terms(key, day)),

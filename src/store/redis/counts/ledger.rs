@@ -21,7 +21,6 @@ use crate::policy::quota::account::LATE_CALL_LASTS;
 use crate::store::ledger::Ceiling;
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::journal::TotalsRow;
-use crate::store::redis::names::Names;
 use crate::store::redis::producer::Producer;
 use crate::store::redis::shards::Shards;
 use crate::store::redis::wire::link::RedisLink;
@@ -50,7 +49,6 @@ const MERGE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The totals of this process.
 pub struct ProcessLedger {
     link: Arc<RedisLink>,
-    names: Names,
     producer: Arc<Producer>,
     clock: Arc<StoreClock>,
     totals: Shards<ProducerTotals>,
@@ -64,13 +62,11 @@ impl ProcessLedger {
     /// An empty ledger.
     pub fn new(
         link: Arc<RedisLink>,
-        names: Names,
         producer: Arc<Producer>,
         clock: Arc<StoreClock>,
     ) -> ProcessLedger {
         ProcessLedger {
             link,
-            names,
             producer,
             clock,
             totals: Shards::default(),
@@ -185,7 +181,7 @@ impl ProcessLedger {
     }
 
     fn is_served(&self, (key, date, _): &TotalsKey) -> bool {
-        self.link.is_whole() || self.link.serves(&self.names.ledger(*key, *date))
+        self.link.is_whole() || self.link.serves(&self.link.names.ledger(*key, *date))
     }
 
     /// Writes pages, each by itself, and the dates of those that are written into the set of days.
@@ -198,14 +194,14 @@ impl ProcessLedger {
         let dates = self.dates_to_list(&open);
         let mut pipeline = Pipeline::new();
         if !dates.is_empty() {
-            let list = pipeline.cmd("SADD").arg(self.names.days());
+            let list = pipeline.cmd("SADD").arg(self.link.names.days());
             for date in &dates {
                 list.arg(date.to_string());
             }
         }
         for page in &open {
             let (key, date, _) = page.place;
-            let write = pipeline.cmd("HSET").arg(self.names.ledger(key, date));
+            let write = pipeline.cmd("HSET").arg(self.link.names.ledger(key, date));
             for (_, field, totals) in &page.fields {
                 write.arg(field).arg(totals);
             }
@@ -246,7 +242,7 @@ impl ProcessLedger {
     fn dates_to_list(&self, pages: &[&LedgerPage]) -> Vec<Date> {
         let mut unlisted = self.unlisted.lock();
         unlisted.extend(pages.iter().map(|page| page.place.1));
-        match self.link.serves(&self.names.days()) {
+        match self.link.serves(&self.link.names.days()) {
             true => unlisted.iter().copied().collect(),
             false => Vec::new(),
         }
@@ -287,13 +283,14 @@ impl ProcessLedger {
         let arguments = ScriptArguments::new()
             .text(format!("{}|{}", row.producer, row.endpoint))
             .text(value);
-        let name = self.names.ledger(row.key, row.day.date);
+        let name = self.link.names.ledger(row.key, row.day.date);
         let deadline = Instant::now() + MERGE_TIMEOUT;
         self.link
             .run(&MERGE_TOTALS, &[&name], &arguments, deadline)
             .await?;
         let mut list = redis::cmd("SADD");
-        list.arg(self.names.days()).arg(row.day.date.to_string());
+        list.arg(self.link.names.days())
+            .arg(row.day.date.to_string());
         if self.link.ask(&list).await.is_err() {
             self.unlisted.lock().insert(row.day.date);
         }
@@ -302,7 +299,7 @@ impl ProcessLedger {
 
     fn is_closed(&self, day: Day) -> bool {
         let now = self.clock.now().as_second();
-        self.names.keeping().is_closed(day.end, now)
+        self.link.names.keeping().is_closed(day.end, now)
     }
 }
 

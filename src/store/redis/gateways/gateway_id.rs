@@ -13,7 +13,8 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::policy::api_key::os_entropy;
+use crate::store::held_file::beside;
+use crate::store::redis::names::drawn;
 
 /// The most processes that run from one replica at the same time: two during an upgrade, and some to spare.
 const IDS_MAX: u32 = 16;
@@ -89,9 +90,7 @@ impl GatewayId {
 }
 
 fn path(replica: &Path, number: u32) -> PathBuf {
-    let mut path = replica.as_os_str().to_owned();
-    path.push(format!(".seat-{number}"));
-    path.into()
+    beside(replica, &format!(".seat-{number}"))
 }
 
 /// The locked file, or `None` if another process, or another handle of this one, has the lock.
@@ -132,12 +131,6 @@ fn write(file: &mut File, id: &str) -> io::Result<()> {
     file.seek(SeekFrom::Start(0))?;
     file.write_all(id.as_bytes())?;
     file.sync_all()
-}
-
-fn drawn() -> String {
-    let mut random = [0; ID_LENGTH / 2];
-    os_entropy(&mut random);
-    random.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -18,7 +18,6 @@ use super::heartbeat::{BEAT_EVERY, Condition, Heartbeat};
 use super::register::{self, RegisterEntry};
 use crate::clock::{Periodic, next_tick};
 use crate::store::redis::keys::feed::Feed;
-use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::{NodeName, StoreError};
 
@@ -30,7 +29,6 @@ const SIGN_IN_AGAIN: Duration = Duration::from_millis(100);
 /// A gateway in the register.
 pub struct Presence {
     link: Arc<RedisLink>,
-    names: Names,
     node: NodeName,
     /// The replica from which it and its successors start.
     replica: Option<PathBuf>,
@@ -43,7 +41,7 @@ pub struct Presence {
 impl Presence {
     /// A gateway that has not signed in; `condition` is called for each heartbeat.
     pub async fn new(
-        (link, names): (Arc<RedisLink>, Names),
+        link: Arc<RedisLink>,
         node: NodeName,
         replica: Option<PathBuf>,
         condition: Box<dyn Fn() -> Condition + Send + Sync>,
@@ -52,7 +50,6 @@ impl Presence {
         let gateway_id = on_thread(move || GatewayId::take(beside.as_deref())).await?;
         Ok(Presence {
             link,
-            names,
             node,
             replica,
             gateway_id: Mutex::new(gateway_id),
@@ -67,7 +64,7 @@ impl Presence {
     }
 
     /// Sends heartbeats and reads the register. Never returns.
-    pub async fn keep(&self, feed: &Feed) {
+    pub async fn keep(self: Arc<Self>, feed: Arc<Feed>) {
         let (mut signed_in, mut look) = (false, Periodic::due_now(LOOK_EVERY));
         loop {
             let heartbeat = feed.heartbeat((self.condition)());
@@ -89,8 +86,7 @@ impl Presence {
 
     async fn beat(&self, heartbeat: &Heartbeat, signed_in: bool) -> Result<(), StoreError> {
         let gateway_id = self.gateway_id.lock().id().to_owned();
-        let before =
-            register::sign_in(&self.link, &self.names, &gateway_id, &self.node, heartbeat).await?;
+        let before = register::sign_in(&self.link, &gateway_id, &self.node, heartbeat).await?;
         match before {
             Some(node) if node == self.node => {}
             Some(killed) if !signed_in => {
@@ -98,12 +94,12 @@ impl Presence {
             }
             Some(other) => {
                 tracing::warn!(%other, "another gateway signs in with the same id, which is a copy: this one takes another id");
-                register::sign_off(&self.link, &self.names, &gateway_id).await?;
+                register::sign_off(&self.link, &gateway_id).await?;
                 self.gateway_id.lock().rename();
             }
             None if signed_in => {
                 let silent = self.silent.lock().clone();
-                register::put_back(&self.link, &self.names, &silent).await?;
+                register::put_back(&self.link, &silent).await?;
             }
             None => {}
         }
@@ -112,7 +108,7 @@ impl Presence {
 
     async fn look_around(&self) -> Result<(), StoreError> {
         let own = self.gateway_id.lock().id().to_owned();
-        let mut silent = register::read(&self.link, &self.names).await?;
+        let mut silent = register::read(&self.link).await?;
         silent.retain(|entry| !entry.is_live() && entry.gateway_id != own);
         if !silent.is_empty() {
             self.take_off_ended(&mut silent).await?;
@@ -140,7 +136,7 @@ impl Presence {
         let mut kept = Vec::new();
         for entry in silent.drain(..) {
             let ended = vacant.iter().any(|id| id.id() == entry.gateway_id);
-            if ended && register::remove(&self.link, &self.names, &entry).await? {
+            if ended && register::remove(&self.link, &entry).await? {
                 let killed = &entry.name;
                 tracing::info!(%killed, "a gateway of this machine ended without signing off: its entry in the register is removed");
             } else {
@@ -154,7 +150,7 @@ impl Presence {
     /// Signs off: this gateway shuts down in an orderly way.
     pub async fn sign_off(&self) -> Result<(), StoreError> {
         let gateway_id = self.gateway_id.lock().id().to_owned();
-        register::sign_off(&self.link, &self.names, &gateway_id).await
+        register::sign_off(&self.link, &gateway_id).await
     }
 }
 

@@ -11,14 +11,14 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use redis::FromRedisValue;
+use redis::{FromRedisValue, Value};
 use tokio::time::Instant;
 
 use super::heartbeat::{BEAT_HOLDS, Heartbeat};
 use crate::policy::audit::{self, Author};
-use crate::store::redis::keys::codec::{parse_place, read_time, unreadable};
-use crate::store::redis::names::Names;
+use crate::store::redis::keys::codec::parse_place;
 use crate::store::redis::wire::link::RedisLink;
+use crate::store::redis::wire::request::unreadable;
 use crate::store::redis::wire::script::{REGISTER, SIGN_IN, STRIKE_OFF, ScriptArguments};
 use crate::store::{ChangeMark, Forgotten, NodeName, StoreError, Unconfirmed};
 
@@ -76,7 +76,6 @@ impl RegisterEntry {
 /// Enters a gateway, or renews its entry. Returns the process whose entry the id had before, if any.
 pub async fn sign_in(
     link: &RedisLink,
-    names: &Names,
     gateway_id: &str,
     node: &NodeName,
     heartbeat: &Heartbeat,
@@ -88,42 +87,45 @@ pub async fn sign_in(
         .text(&node.0)
         .text(text);
     let value = link
-        .run(&SIGN_IN, &[&names.register()], &arguments, link.deadline())
+        .run(
+            &SIGN_IN,
+            &[&link.names.register()],
+            &arguments,
+            link.deadline(),
+        )
         .await?;
     let before = String::from_redis_value(value).map_err(unreadable)?;
     Ok((!before.is_empty()).then_some(NodeName(before)))
 }
 
 /// Removes a gateway that ends in order.
-pub async fn sign_off(link: &RedisLink, names: &Names, gateway_id: &str) -> Result<(), StoreError> {
-    link.ask(redis::cmd("HDEL").arg(names.register()).arg(gateway_id))
-        .await?;
+pub async fn sign_off(link: &RedisLink, gateway_id: &str) -> Result<(), StoreError> {
+    link.ask(
+        redis::cmd("HDEL")
+            .arg(link.names.register())
+            .arg(gateway_id),
+    )
+    .await?;
     Ok(())
 }
 
 /// Restores entries that the store lost.
-pub async fn put_back(
-    link: &RedisLink,
-    names: &Names,
-    entries: &[RegisterEntry],
-) -> Result<(), StoreError> {
+pub async fn put_back(link: &RedisLink, entries: &[RegisterEntry]) -> Result<(), StoreError> {
     let mut pipeline = redis::pipe();
     for entry in entries {
         pipeline
             .cmd("HSETNX")
-            .arg(names.register())
+            .arg(link.names.register())
             .arg(&entry.gateway_id)
             .arg(&entry.packed);
     }
-    if !entries.is_empty() {
-        link.ask(&pipeline).await?;
-    }
+    link.replies::<Value>(&pipeline).await?;
     Ok(())
 }
 
 /// All gateways in the register, by name.
-pub async fn read(link: &RedisLink, names: &Names) -> Result<Vec<RegisterEntry>, StoreError> {
-    let keys = names.register();
+pub async fn read(link: &RedisLink) -> Result<Vec<RegisterEntry>, StoreError> {
+    let keys = link.names.register();
     let value = link
         .run(
             &REGISTER,
@@ -148,13 +150,12 @@ pub async fn read(link: &RedisLink, names: &Names) -> Result<Vec<RegisterEntry>,
 /// soon.
 pub async fn await_applied(
     link: &RedisLink,
-    names: &Names,
     mark: &ChangeMark,
     patience: Duration,
 ) -> Result<Vec<Unconfirmed>, StoreError> {
     let deadline = Instant::now() + patience;
     loop {
-        let mut entries = read(link, names).await?;
+        let mut entries = read(link).await?;
         entries.retain(|entry| {
             !entry.is_live() || entry.applied().is_none_or(|applied| applied < mark.0)
         });
@@ -170,32 +171,27 @@ pub async fn await_applied(
 }
 
 /// Removes a silent entry without an audit entry; `false` if it changed meanwhile.
-pub async fn remove(
-    link: &RedisLink,
-    names: &Names,
-    entry: &RegisterEntry,
-) -> Result<bool, StoreError> {
-    strike(link, names, entry, None).await
+pub async fn remove(link: &RedisLink, entry: &RegisterEntry) -> Result<bool, StoreError> {
+    strike(link, entry, None).await
 }
 
 /// Removes a silent gateway, with an entry in the audit trail in the same step.
 pub async fn strike_off(
     link: &RedisLink,
-    names: &Names,
     node: &NodeName,
     author: &Author,
 ) -> Result<Forgotten, StoreError> {
     for _ in 0..STRIKE_TRIES {
-        let entries = read(link, names).await?;
+        let entries = read(link).await?;
         let Some(entry) = entries.iter().find(|entry| entry.name == *node) else {
             return Ok(Forgotten::Unknown);
         };
         if entry.is_live() {
             return Ok(Forgotten::Lives);
         }
-        let now = read_time(link.ask(&redis::cmd("TIME")).await?)?;
+        let now = link.time().await?;
         let audited = audit::Entry::of_forgotten(&node.0, entry.heard, now, author);
-        if strike(link, names, entry, Some(&audited)).await? {
+        if strike(link, entry, Some(&audited)).await? {
             return Ok(Forgotten::Struck { heard: entry.heard });
         }
     }
@@ -204,7 +200,6 @@ pub async fn strike_off(
 
 async fn strike(
     link: &RedisLink,
-    names: &Names,
     entry: &RegisterEntry,
     audited: Option<&audit::Entry>,
 ) -> Result<bool, StoreError> {
@@ -217,7 +212,7 @@ async fn strike(
         .text(&entry.packed)
         .text(version)
         .text(audited.unwrap_or_default());
-    let keys = [names.register(), names.gateway_audit_trail()];
+    let keys = [link.names.register(), link.names.gateway_audit_trail()];
     let keys = keys.each_ref().map(String::as_str);
     let value = link
         .run(&STRIKE_OFF, &keys, &arguments, link.deadline())

@@ -7,15 +7,18 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::{processes, rows};
 use crate::store::StoreError;
+use crate::store::held_file::beside;
 use crate::store::redis::identity::StoreIdentity;
+use crate::store::sqlite::{self, SqliteFormat};
 use crate::store::status::JournalFacts;
 
 /// How long to wait for another process that has locked the file.
 const LOCK_WAIT_MAX: Duration = Duration::from_millis(250);
-/// The `PRAGMA user_version` of the files that this code reads.
-const SCHEMA_VERSION: i64 = 1;
-/// The `PRAGMA application_id` of these files: "TCLJ".
-const APPLICATION_ID: i64 = 0x54_43_4C_4A;
+/// The format of these files ("TCLJ").
+const FORMAT: SqliteFormat = SqliteFormat {
+    application_id: 0x54_43_4C_4A,
+    version: 1,
+};
 
 /// Why the file cannot be used.
 #[derive(Debug)]
@@ -38,12 +41,13 @@ impl From<JournalUnusable> for StoreError {
 
 /// Opens the file of the store `identity`, readable by its owner only. A file of another store or program is not changed.
 pub fn open(path: &Path, identity: &StoreIdentity) -> Result<Connection, JournalUnusable> {
-    create(path);
+    // If this fails, opening the file reports why.
+    let _ = sqlite::create_file(path);
     let failed = |error: rusqlite::Error| JournalUnusable::Failed(error_text(path, &error));
     let mut connection = Connection::open(path).map_err(failed)?;
     connection.busy_timeout(LOCK_WAIT_MAX).map_err(failed)?;
-    let is_new = tables(&connection).map_err(failed)? == 0;
-    if !is_new && !is_ours(&connection).map_err(failed)? {
+    let is_new = sqlite::is_new(&connection).map_err(failed)?;
+    if !is_new && SqliteFormat::of(&connection).map_err(failed)? != FORMAT {
         return Err(JournalUnusable::Foreign(format!(
             "{} is not a journal of this version of touchline: point store.redis.journal at a file of its own",
             path.display()
@@ -63,17 +67,15 @@ fn claim(
     connection: &mut Connection,
     identity: &StoreIdentity,
 ) -> rusqlite::Result<Option<(StoreIdentity, u64)>> {
-    if tables(connection)? == 0 {
+    if sqlite::is_new(connection)? {
         connection.pragma_update(None, "journal_mode", "WAL")?;
     }
     connection.pragma_update(None, "synchronous", "FULL")?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Another process may have created them meanwhile.
-    if tables(&transaction)? == 0 {
+    if sqlite::is_new(&transaction)? {
         transaction.execute_batch(rows::TABLES)?;
-        transaction.execute_batch(&format!(
-            "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
-        ))?;
+        FORMAT.write(&transaction)?;
     }
     rows::add_what_is_missing(&transaction)?;
     transaction.execute_batch(processes::TABLE)?;
@@ -85,24 +87,18 @@ fn claim(
     Ok(None)
 }
 
-/// The contents of the file in summary, read without changing it, or `None` if there is no file.
+/// The contents of the journal at `path` in summary, or `None` if there is no such file. Read without Redis and without changing
+/// the file. Blocks meanwhile.
 pub fn facts(path: &Path) -> Option<JournalFacts> {
     if !path.exists() {
         return None;
     }
-    let sizes = ["", "-wal"].map(|suffix| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(suffix);
-        std::fs::metadata(name).map_or(0, |file| file.len())
-    });
+    let sizes = ["", "-wal"]
+        .map(|suffix| std::fs::metadata(beside(path, suffix)).map_or(0, |file| file.len()));
     let mut facts = JournalFacts {
         path: path.to_owned(),
         bytes: sizes.iter().sum(),
-        store: None,
-        pending_units: 0,
-        counts: 0,
-        unsettled_counts: 0,
-        error: None,
+        ..JournalFacts::default()
     };
     if let Err(error) = read_facts(path, &mut facts) {
         facts.error = Some(error.to_string());
@@ -122,34 +118,4 @@ fn read_facts(path: &Path, facts: &mut JournalFacts) -> rusqlite::Result<()> {
 /// An SQLite error with the path of the file.
 pub fn error_text(path: &Path, error: &rusqlite::Error) -> String {
     format!("the journal {}: {error}", path.display())
-}
-
-fn create(path: &Path) {
-    use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-
-    // If these fail, opening the file reports why.
-    if let Some(directory) = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty())
-    {
-        let _ = std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory);
-    }
-    let _ = std::fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path);
-}
-
-fn tables(connection: &Connection) -> rusqlite::Result<i64> {
-    connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
-}
-
-fn is_ours(connection: &Connection) -> rusqlite::Result<bool> {
-    let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
-    let application = number("PRAGMA application_id")?;
-    Ok((application, number("PRAGMA user_version")?) == (APPLICATION_ID, SCHEMA_VERSION))
 }

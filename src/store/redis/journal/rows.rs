@@ -11,7 +11,9 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::ledger::Ceiling;
+use crate::store::redis::identity::{meta, write_meta};
 use crate::store::redis::yielding::CooperativeYield;
+use crate::store::sqlite::{signed, unsigned};
 
 /// How long rows are kept after their day in any case: as long as Redis keeps counts.
 const KEPT_AFTER_DAY_SECONDS: i64 = 35 * 86_400;
@@ -111,8 +113,6 @@ const SETTLE_TOTALS: &str = "
     UPDATE sheets SET settled = 1 WHERE date = ?1 AND key = ?2 AND producer = ?3 AND endpoint = ?4
     AND (requests, charged, refunded, refused_tier, refused_quota, refused_burst, refused_concurrent, refused_not_found,
         refused_method, day_limit, granted) = (?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)";
-const REMEMBER: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
-    ON CONFLICT DO UPDATE SET value = excluded.value";
 
 /// The count of one producer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -180,18 +180,12 @@ pub enum ServeOutcome {
 
 /// Writes the number of live gateways.
 pub fn remember_nodes(connection: &Connection, nodes: u64) -> rusqlite::Result<()> {
-    connection
-        .prepare_cached(REMEMBER)?
-        .execute(params!["nodes", nodes.to_string()])?;
-    Ok(())
+    write_meta(connection, "nodes", &nodes.to_string())
 }
 
 /// The last written number of live gateways.
 pub fn nodes(connection: &Connection) -> rusqlite::Result<Option<u64>> {
-    let sql = "SELECT value FROM meta WHERE name = 'nodes'";
-    let mut rows = connection.prepare_cached(sql)?;
-    let value = rows.query_map([], |row| row.get::<_, String>(0))?.next();
-    Ok(value.transpose()?.and_then(|value| value.parse().ok()))
+    Ok(meta(connection, "nodes")?.and_then(|value| value.parse().ok()))
 }
 
 /// Drops rows that are no longer needed at `now` (Unix seconds): all rows of a key's day, or none.
@@ -211,13 +205,15 @@ pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
 /// Units served without Redis, and not known to be settled, by producers whose names do not match `own`.
 pub fn unsettled_of_others(connection: &Connection, own: &str) -> rusqlite::Result<u64> {
     let sql = "SELECT coalesce(sum(untold), 0) FROM counts WHERE producer NOT GLOB ?1";
-    connection.query_row(sql, [own], |row| Ok(units(row.get(0)?)))
+    connection.query_row(sql, [own], |row| Ok(unsigned(row.get(0)?)))
 }
 
 /// The number of counts, and of those that Redis is not known to have.
 pub fn how_many(connection: &Connection) -> rusqlite::Result<(u64, u64)> {
     let sql = "SELECT count(*), coalesce(sum(1 - settled), 0) FROM counts";
-    connection.query_row(sql, [], |row| Ok((units(row.get(0)?), units(row.get(1)?))))
+    connection.query_row(sql, [], |row| {
+        Ok((unsigned(row.get(0)?), unsigned(row.get(1)?)))
+    })
 }
 
 /// The days of keys after `last`, in order, with rows of producers whose names do not match `own`, and these rows.
@@ -234,7 +230,7 @@ pub fn days_of_others(
     let mut days = BTreeSet::new();
     for listing in DAYS_OF_OTHERS {
         let mut listing = connection.prepare_cached(listing)?;
-        let after = params![own, date, key, number(most as u64)];
+        let after = params![own, date, key, signed(most as u64)];
         for day in listing.query_map(after, read_date_and_key)? {
             days.insert(day?);
         }
@@ -287,8 +283,10 @@ pub fn marks(connection: &Connection, row: &CountRow) -> rusqlite::Result<Option
     let sql = "SELECT ack, rack FROM counts WHERE date = ?1 AND key = ?2 AND producer = ?3";
     let place = params![row.day.date.to_string(), row.key.as_str(), row.producer];
     let mut ask = connection.prepare_cached(sql)?;
-    ask.query_row(place, |row| Ok((units(row.get(0)?), units(row.get(1)?))))
-        .optional()
+    ask.query_row(place, |row| {
+        Ok((unsigned(row.get(0)?), unsigned(row.get(1)?)))
+    })
+    .optional()
 }
 
 /// The written row of the same producer, key, day and endpoint.
@@ -309,8 +307,8 @@ pub fn settle_count(connection: &Connection, row: &CountRow) -> rusqlite::Result
         row.day.date.to_string(),
         row.key.as_str(),
         row.producer,
-        number(row.ack),
-        number(row.rack)
+        signed(row.ack),
+        signed(row.rack)
     ])?;
     Ok(())
 }
@@ -336,7 +334,7 @@ fn bind_numbers(
     let numbers = row.totals.numbers().into_iter();
     let numbers = numbers.chain([row.ceiling.limit, row.ceiling.granted]);
     for (parameter, count) in (first..).zip(numbers) {
-        statement.raw_bind_parameter(parameter, number(count))?;
+        statement.raw_bind_parameter(parameter, signed(count))?;
     }
     Ok(())
 }
@@ -356,7 +354,7 @@ pub fn serve(
         ],
         |row| row.get::<_, i64>(0),
     )?;
-    let others = units(others);
+    let others = unsigned(others);
     if allowance.is_some_and(|allowance| others + count.unsettled_units > allowance) {
         return Ok(ServeOutcome::Beyond);
     }
@@ -390,9 +388,9 @@ pub fn write_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<
         row.producer,
         row.day.start,
         row.day.end,
-        number(row.ack),
-        number(row.rack),
-        number(row.unsettled_units),
+        signed(row.ack),
+        signed(row.rack),
+        signed(row.unsettled_units),
         row.settled
     ])?;
     Ok(())
@@ -456,9 +454,9 @@ fn read_count(row: &Row<'_>) -> rusqlite::Result<CountRow> {
         key,
         day,
         producer,
-        ack: units(row.get(5)?),
-        rack: units(row.get(6)?),
-        unsettled_units: units(row.get(7)?),
+        ack: unsigned(row.get(5)?),
+        rack: unsigned(row.get(6)?),
+        unsettled_units: unsigned(row.get(7)?),
         settled: false,
     })
 }
@@ -467,7 +465,7 @@ fn read_totals(row: &Row<'_>) -> rusqlite::Result<TotalsRow> {
     let (key, day, producer) = read_place(row)?;
     let mut numbers = [0; Totals::NUMBERS];
     for (count, column) in numbers.iter_mut().zip(7..) {
-        *count = units(row.get(column)?);
+        *count = unsigned(row.get(column)?);
     }
     Ok(TotalsRow {
         key,
@@ -477,20 +475,11 @@ fn read_totals(row: &Row<'_>) -> rusqlite::Result<TotalsRow> {
         tier: row.get::<_, String>(6)?.parse().ok(),
         totals: Totals::of_numbers(numbers),
         ceiling: Ceiling {
-            limit: units(row.get(7 + Totals::NUMBERS)?),
-            granted: units(row.get(8 + Totals::NUMBERS)?),
+            limit: unsigned(row.get(7 + Totals::NUMBERS)?),
+            granted: unsigned(row.get(8 + Totals::NUMBERS)?),
         },
         settled: false,
     })
-}
-
-/// SQLite's numbers are signed; counts stay far below.
-fn number(units: u64) -> i64 {
-    i64::try_from(units).unwrap_or(i64::MAX)
-}
-
-fn units(number: i64) -> u64 {
-    u64::try_from(number).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -5,13 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use redis::{FromRedisValue, Pipeline};
+use redis::Pipeline;
 
-use super::codec::unreadable;
+use crate::policy::api_key::KeyId;
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
-use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
 
 /// Trails read in one round trip.
@@ -20,24 +19,13 @@ const BATCH: usize = 500;
 /// The wanted entries of these keys, and of the register of gateways, in the order of time.
 pub async fn read(
     link: &RedisLink,
-    names: &Names,
     records: &[KeyRecord],
     wanted: &Wanted,
 ) -> Result<Vec<Entry>, StoreError> {
     let mut entries = Vec::new();
     for batch in records.chunks(BATCH) {
-        let mut pipeline = Pipeline::new();
-        for record in batch {
-            pipeline.cmd("HVALS").arg(names.audit_trail(record.id));
-        }
-        let value = link.ask(&pipeline).await?;
-        let trails = Vec::<Vec<String>>::from_redis_value(value).map_err(unreadable)?;
-        for (record, packed) in batch.iter().zip(trails) {
-            let mut trail = BTreeMap::new();
-            for packed in packed {
-                let entry = unpacked(&packed)?;
-                trail.insert(entry.version, entry);
-            }
+        let trails = trails(link, batch.iter().map(|record| record.id)).await?;
+        for (record, mut trail) in batch.iter().zip(trails) {
             trail
                 .entry(record.version)
                 .or_insert_with(|| Entry::of(record));
@@ -45,24 +33,43 @@ pub async fn read(
         }
     }
     if wanted.key.is_none() {
-        let of_gateways = of_gateways(link, names).await?.into_iter();
+        let of_gateways = of_gateways(link).await?.into_iter();
         entries.extend(of_gateways.filter(|entry| wanted.holds(entry)));
     }
     entries.sort_by_key(Entry::place);
     Ok(entries)
 }
 
+/// The trails of some keys, by version.
+pub async fn trails(
+    link: &RedisLink,
+    keys: impl Iterator<Item = KeyId>,
+) -> Result<Vec<BTreeMap<u64, Entry>>, StoreError> {
+    let mut pipeline = Pipeline::new();
+    for key in keys {
+        pipeline.cmd("HVALS").arg(link.names.audit_trail(key));
+    }
+    let packed: Vec<Vec<String>> = link.replies(&pipeline).await?;
+    let trails = packed.iter().map(|entries| {
+        let entries = entries.iter().map(|packed| {
+            let entry = unpacked(packed)?;
+            Ok((entry.version, entry))
+        });
+        entries.collect::<Result<_, StoreError>>()
+    });
+    trails.collect()
+}
+
 /// The entries of the register of gateways.
-pub async fn of_gateways(link: &RedisLink, names: &Names) -> Result<Vec<Entry>, StoreError> {
-    let value = link
-        .ask(redis::cmd("HVALS").arg(names.gateway_audit_trail()))
+pub async fn of_gateways(link: &RedisLink) -> Result<Vec<Entry>, StoreError> {
+    let packed: Vec<String> = link
+        .read(redis::cmd("HVALS").arg(link.names.gateway_audit_trail()))
         .await?;
-    let packed = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
     packed.iter().map(|packed| unpacked(packed)).collect()
 }
 
 /// An entry as it is stored.
-pub fn unpacked(packed: &str) -> Result<Entry, StoreError> {
+fn unpacked(packed: &str) -> Result<Entry, StoreError> {
     serde_json::from_str(packed)
         .map_err(|error| StoreError::Failed(format!("an entry of the audit trail: {error}")))
 }

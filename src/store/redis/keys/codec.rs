@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
 use redis::{Cmd, FromRedisValue, Pipeline, Value};
 
 use crate::policy::api_key::{KeyDigest, KeyId};
@@ -85,14 +84,6 @@ pub fn stream_id(place: u128) -> String {
     format!("{}-{}", place >> 64, place & u128::from(u64::MAX))
 }
 
-/// The reply of `TIME`.
-pub fn read_time(value: Value) -> Result<Timestamp, StoreError> {
-    let (seconds, micros) = <(i64, i64)>::from_redis_value(value).map_err(unreadable)?;
-    let micros = seconds.saturating_mul(1_000_000).saturating_add(micros);
-    Timestamp::from_microsecond(micros)
-        .map_err(|error| StoreError::Failed(format!("Redis returned an impossible time: {error}")))
-}
-
 /// The digests that a record holds.
 pub fn digests(record: &KeyRecord) -> Vec<KeyDigest> {
     let mut digests = vec![record.digest];
@@ -102,11 +93,6 @@ pub fn digests(record: &KeyRecord) -> Vec<KeyDigest> {
         digests.push(previous.digest);
     }
     digests
-}
-
-/// The error for a reply of another type.
-pub fn unreadable(error: redis::ParsingError) -> StoreError {
-    StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
 }
 
 #[cfg(test)]

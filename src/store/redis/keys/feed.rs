@@ -19,7 +19,7 @@ use redis::{FromRedisValue, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
-use super::codec::{parse_place, stream_id, unpacked, unreadable};
+use super::codec::{parse_place, stream_id, unpacked};
 use super::current::Current;
 use super::index::{self, IndexState, KeyPages};
 use super::records::{restore_lookups, write_back};
@@ -31,6 +31,7 @@ use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::{RedisLink, run_id_in};
 use crate::store::redis::wire::request::jittered;
+use crate::store::redis::wire::request::unreadable;
 use crate::store::{KeyTable, StoreError};
 
 /// How long one read of the feed blocks, and how late its reply may be.
@@ -52,8 +53,6 @@ const CLOCK_BACK_MAX: SignedDuration = SignedDuration::from_mins(5);
 pub struct FeedSettings {
     /// The commands' link.
     pub link: Arc<RedisLink>,
-    /// The names.
-    pub names: Names,
     /// The table that the feed updates.
     pub keys: Arc<KeyTable>,
     /// The time zone of the quota days, to be stored again in an emptied store.
@@ -164,7 +163,7 @@ impl Feed {
     }
 
     /// Follows the feed. Never returns.
-    pub async fn follow(&self) {
+    pub async fn follow(self: Arc<Self>) {
         let mut logged = String::new();
         loop {
             let Err(error) = self.follow_one_connection(&mut logged).await;
@@ -182,10 +181,10 @@ impl Feed {
         logged: &mut String,
     ) -> Result<std::convert::Infallible, StoreError> {
         // Only a server that the link has accepted (zone, readiness) is followed.
-        let FeedSettings { link, names, .. } = &self.setting;
+        let link = &self.setting.link;
         link.require()?;
         let made = link.made();
-        let mut connection = link.connect_apart(&names.feed()).await?;
+        let mut connection = link.connect_apart(&link.names.feed()).await?;
         let mut run_ids = link.run_ids().await;
         run_ids.insert(run_id(&mut connection).await?);
         let mut follower = FeedConnection {
@@ -215,11 +214,11 @@ impl Feed {
         run_ids: &BTreeSet<String>,
         lookups: Lookups,
     ) -> Result<(), StoreError> {
-        let (link, names) = (&self.setting.link, &self.setting.names);
-        let before = index::state(link, names).await?;
+        let link = &self.setting.link;
+        let before = index::state(link).await?;
         let incarnation = match &before.incarnation {
             Some(incarnation) => Some(incarnation.clone()),
-            None => index::begin_incarnation(link, names).await?,
+            None => index::begin_incarnation(link).await?,
         };
         let lookups = match before.is_complete {
             true => lookups,
@@ -230,7 +229,7 @@ impl Feed {
         if !before.is_complete
             && let Some(incarnation) = &incarnation
         {
-            index::completed(link, names, incarnation).await?;
+            index::completed(link, incarnation).await?;
         }
         *self.origin.lock() = ReplicaOrigin {
             incarnation: incarnation.unwrap_or_default(),
@@ -247,11 +246,11 @@ impl Feed {
         mut pages: KeyPages,
         lookups: Lookups,
     ) -> Result<HashMap<KeyId, u64>, StoreError> {
-        let (link, names) = (&self.setting.link, &self.setting.names);
+        let link = &self.setting.link;
         let mut walked = HashMap::new();
-        while let Some(records) = pages.next(link, names).await? {
+        while let Some(records) = pages.next(link).await? {
             if lookups == Lookups::Lost {
-                restore_lookups(link, names, &records).await?;
+                restore_lookups(link, &records).await?;
             }
             for record in records {
                 walked.insert(record.id, record.version);
@@ -281,12 +280,12 @@ impl Feed {
             stored = stored.len(),
             "Redis lacks keys of this gateway's replica or has older versions: writing them back"
         );
-        write_back(&self.setting.link, &self.setting.names, &lacking).await?;
+        write_back(&self.setting.link, &lacking).await?;
         Ok(())
     }
 
     /// Walks over every name of the store again and again.
-    pub async fn repair(&self) {
+    pub async fn repair(self: Arc<Self>) {
         loop {
             tokio::time::sleep(jittered(REPAIR_EVERY)).await;
             if let Err(error) = self.repair_once().await {
@@ -305,7 +304,7 @@ impl Feed {
 
     async fn remember_zone(&self) -> Result<(), StoreError> {
         let mut set = redis::cmd("SET");
-        set.arg(self.setting.names.zone())
+        set.arg(self.setting.link.names.zone())
             .arg(&self.setting.zone)
             .arg("NX");
         self.setting.link.ask(&set).await?;
@@ -332,7 +331,7 @@ impl Feed {
     }
 
     /// Saves the replica again and again.
-    pub async fn save_for_ever(&self) {
+    pub async fn save_for_ever(self: Arc<Self>) {
         let mut logged = String::new();
         let mut saved_changes = None;
         let mut saved_at = Instant::now();
@@ -398,7 +397,8 @@ impl FeedConnection<'_> {
     /// Ensures that no change before the next read is missed.
     async fn catch_up(&mut self) -> Result<(), StoreError> {
         let feed = self.feed;
-        let state = self.stream_state().await?;
+        let names = &feed.setting.link.names;
+        let state = stream_state(&mut self.connection, names).await?;
         let applied = *feed.applied.borrow();
         let Some(place) = applied else {
             return feed.load(state.last, &self.run_ids, Lookups::Trusted).await;
@@ -425,12 +425,12 @@ impl FeedConnection<'_> {
         state: &StreamState,
         place: u128,
     ) -> Result<Option<&'static str>, StoreError> {
-        let FeedSettings { link, names, .. } = &self.feed.setting;
+        let link = &self.feed.setting.link;
         let origin = self.feed.origin.lock().clone();
         if !self.run_ids.is_subset(&origin.run_ids) {
             return Ok(Some("Redis was restarted or replaced"));
         }
-        match index::state(link, names).await {
+        match index::state(link).await {
             Ok(IndexState { incarnation, .. })
                 if incarnation.clone().unwrap_or_default() != origin.incarnation =>
             {
@@ -456,7 +456,7 @@ impl FeedConnection<'_> {
     async fn holds(&mut self, place: u128) -> Result<bool, StoreError> {
         let mut range = redis::cmd("XRANGE");
         range
-            .arg(self.feed.setting.names.feed())
+            .arg(self.feed.setting.link.names.feed())
             .arg(stream_id(place))
             .arg(stream_id(place));
         let value = patient(READ_LATE, range.query_async(&mut self.connection)).await?;
@@ -474,7 +474,7 @@ impl FeedConnection<'_> {
             .arg("BLOCK")
             .arg(READ_BLOCKS.as_millis() as u64)
             .arg("STREAMS")
-            .arg(feed.setting.names.feed())
+            .arg(feed.setting.link.names.feed())
             .arg(stream_id(place));
         let reply = read.query_async(&mut self.connection);
         let value = patient(READ_BLOCKS + READ_LATE, reply).await?;
@@ -501,10 +501,6 @@ impl FeedConnection<'_> {
             feed.advance(place);
         }
         Ok(count)
-    }
-
-    async fn stream_state(&mut self) -> Result<StreamState, StoreError> {
-        stream_state(&mut self.connection, &self.feed.setting.names).await
     }
 }
 

@@ -6,25 +6,23 @@
 
 use std::collections::HashMap;
 
-use redis::{FromRedisValue, Pipeline, Value};
+use redis::{Pipeline, Value};
 
-use super::codec::{CLAIM_LASTS, change_mark, digests, feed_entry, put, unpacked, unreadable};
+use super::codec::{CLAIM_LASTS, change_mark, digests, feed_entry, put};
 use super::index;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
-use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::{ChangeMark, Imported, KeyEntry, StoreError};
 
 /// Adds the keys whose secret and id are not in use. Returns the result for each key, and the feed position of the last one.
 pub async fn import(
     link: &RedisLink,
-    names: &Names,
     records: Vec<KeyRecord>,
 ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
-    let holders = claim(link, names, &records).await?;
+    let holders = claim(link, &records).await?;
     let others: Vec<KeyId> = holders.iter().flatten().copied().collect();
-    let others = stored(link, names, &others).await?;
+    let others = stored(link, &others).await?;
     let mut unfinished = Vec::new();
     let (mut free, mut outcomes) = (Vec::new(), Vec::new());
     for (record, holder) in records.iter().zip(&holders) {
@@ -43,25 +41,21 @@ pub async fn import(
         };
         outcomes.push(outcome);
     }
-    index::enter(link, names, free).await?;
-    let added = write(link, names, &records, &mut outcomes, &mut unfinished).await?;
-    let mark = publish(link, names, &added, unfinished).await?;
-    release(link, names, &records, &outcomes).await?;
+    index::enter(link, free).await?;
+    let added = write(link, &records, &mut outcomes, &mut unfinished).await?;
+    let mark = publish(link, &added, unfinished).await?;
+    release(link, &records, &outcomes).await?;
     Ok((outcomes, mark))
 }
 
 /// Claims the digests of each record. Returns, for each record, the other id that holds or has claimed one of them, if any.
-async fn claim(
-    link: &RedisLink,
-    names: &Names,
-    records: &[KeyRecord],
-) -> Result<Vec<Option<KeyId>>, StoreError> {
+async fn claim(link: &RedisLink, records: &[KeyRecord]) -> Result<Vec<Option<KeyId>>, StoreError> {
     let mut pipeline = Pipeline::new();
     for record in records {
         for digest in digests(record) {
             pipeline
                 .cmd("SET")
-                .arg(names.digest(&digest))
+                .arg(link.names.digest(&digest))
                 .arg(record.id.as_str())
                 .arg("NX")
                 .arg("GET")
@@ -69,9 +63,7 @@ async fn claim(
                 .arg(CLAIM_LASTS.as_millis() as u64);
         }
     }
-    let mut replies = replies::<Option<String>>(link, &pipeline)
-        .await?
-        .into_iter();
+    let mut replies = link.replies::<Option<String>>(&pipeline).await?.into_iter();
     let holders = records.iter().map(|record| {
         let held_by = replies.by_ref().take(digests(record).len());
         let others = held_by.filter_map(|holder| holder?.parse().ok());
@@ -85,7 +77,6 @@ async fn claim(
 /// Writes the records that are to be added, and corrects the results of those whose id is in use. Returns the written records.
 async fn write(
     link: &RedisLink,
-    names: &Names,
     records: &[KeyRecord],
     outcomes: &mut [Imported],
     unfinished: &mut Vec<KeyRecord>,
@@ -95,9 +86,9 @@ async fn write(
     let to_add = |(_, outcome): &(&KeyRecord, &mut Imported)| **outcome == Imported::Added;
     let chosen: Vec<_> = records.iter().zip(outcomes).filter(to_add).collect();
     for (record, _) in &chosen {
-        pipeline.add_command(put(names, &KeyEntry::new((*record).clone()), 0));
+        pipeline.add_command(put(&link.names, &KeyEntry::new((*record).clone()), 0));
     }
-    let replies = replies::<i64>(link, &pipeline).await?;
+    let replies = link.replies::<i64>(&pipeline).await?;
     for ((record, outcome), reply) in chosen.into_iter().zip(replies) {
         if reply == 1 {
             written.push(record.clone());
@@ -106,7 +97,7 @@ async fn write(
         }
     }
     let ids: Vec<KeyId> = refused.iter().map(|(record, _)| record.id).collect();
-    let found = stored(link, names, &ids).await?;
+    let found = stored(link, &ids).await?;
     for (record, outcome) in refused {
         *outcome = match found.get(&record.id) {
             Some(key) if is_same(key, record) => {
@@ -123,16 +114,15 @@ async fn write(
 /// digests permanent.
 async fn publish(
     link: &RedisLink,
-    names: &Names,
     added: &[KeyRecord],
     held: Vec<KeyRecord>,
 ) -> Result<Option<ChangeMark>, StoreError> {
     let mut pipeline = Pipeline::new();
     for record in &held {
-        pipeline.cmd("PTTL").arg(names.digest(&record.digest));
+        pipeline.cmd("PTTL").arg(link.names.digest(&record.digest));
     }
     // -1: permanent; -2: the claim has expired.
-    let lasting = replies::<i64>(link, &pipeline).await?;
+    let lasting = link.replies::<i64>(&pipeline).await?;
     let unpublished = held
         .into_iter()
         .zip(lasting)
@@ -146,12 +136,12 @@ async fn publish(
     for record in &published {
         for digest in digests(record) {
             let id = record.id.as_str();
-            hold.cmd("SET").arg(names.digest(&digest)).arg(id);
+            hold.cmd("SET").arg(link.names.digest(&digest)).arg(id);
         }
-        feed_entry(&mut feed, names, &KeyEntry::new(record.clone()));
+        feed_entry(&mut feed, &link.names, &KeyEntry::new(record.clone()));
     }
-    let places = replies::<Value>(link, &feed).await?;
-    replies::<Value>(link, &hold).await?;
+    let places = link.replies::<Value>(&feed).await?;
+    link.replies::<Value>(&hold).await?;
     places
         .last()
         .map(|place| change_mark(Some(place)))
@@ -161,7 +151,6 @@ async fn publish(
 /// Releases the digests that were claimed for records that were not written.
 async fn release(
     link: &RedisLink,
-    names: &Names,
     records: &[KeyRecord],
     outcomes: &[Imported],
 ) -> Result<(), StoreError> {
@@ -182,16 +171,16 @@ async fn release(
     }
     let mut read = Pipeline::new();
     for (_, digest) in &claimed {
-        read.cmd("GET").arg(names.digest(digest));
+        read.cmd("GET").arg(link.names.digest(digest));
     }
-    let holders = replies::<Option<String>>(link, &read).await?;
+    let holders = link.replies::<Option<String>>(&read).await?;
     let mut drop = Pipeline::new();
     for ((id, digest), holder) in claimed.iter().zip(holders) {
         if holder.as_deref() == Some(id.as_str()) {
-            drop.cmd("DEL").arg(names.digest(digest));
+            drop.cmd("DEL").arg(link.names.digest(digest));
         }
     }
-    replies::<Value>(link, &drop).await?;
+    link.replies::<Value>(&drop).await?;
     Ok(())
 }
 
@@ -200,32 +189,8 @@ fn is_same(stored: &KeyRecord, wanted: &KeyRecord) -> bool {
     digests(stored).contains(&wanted.digest)
 }
 
-/// The stored records among these ids.
-async fn stored(
-    link: &RedisLink,
-    names: &Names,
-    ids: &[KeyId],
-) -> Result<HashMap<KeyId, KeyRecord>, StoreError> {
-    let mut pipeline = Pipeline::new();
-    for id in ids {
-        pipeline.cmd("HGET").arg(names.record(*id)).arg("rec");
-    }
-    let found = replies::<Option<String>>(link, &pipeline).await?;
-    let found = found.iter().flatten().map(|packed| {
-        let record = unpacked(packed)?;
-        Ok((record.id, record))
-    });
-    found.collect()
-}
-
-/// The replies to a pipeline, which may be empty.
-async fn replies<T: FromRedisValue>(
-    link: &RedisLink,
-    pipeline: &Pipeline,
-) -> Result<Vec<T>, StoreError> {
-    if pipeline.is_empty() {
-        return Ok(Vec::new());
-    }
-    let value = link.ask(pipeline).await?;
-    Vec::from_redis_value(value).map_err(unreadable)
+/// The records of these keys, as far as there are any.
+async fn stored(link: &RedisLink, ids: &[KeyId]) -> Result<HashMap<KeyId, KeyRecord>, StoreError> {
+    let found = index::stored(link, ids).await?.into_iter().flatten();
+    Ok(found.map(|record| (record.id, record)).collect())
 }

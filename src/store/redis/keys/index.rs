@@ -9,13 +9,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use redis::{FromRedisValue, Pipeline, Value};
+use redis::Pipeline;
 
-use super::codec::{unpacked, unreadable};
-use crate::policy::api_key::{KeyId, os_entropy};
+use super::codec::unpacked;
+use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
-use crate::store::redis::names::{ID_SETS, Names, escaped};
+use crate::store::redis::names::{ID_SETS, Names, drawn, escaped};
 use crate::store::redis::wire::link::{RedisLink, ScanPlace};
 use crate::store::redis::wire::request::LinkError;
 
@@ -35,16 +35,14 @@ pub struct IndexState {
 }
 
 /// Reads the state.
-pub async fn state(link: &RedisLink, names: &Names) -> Result<IndexState, StoreError> {
+pub async fn state(link: &RedisLink) -> Result<IndexState, StoreError> {
     let mut pipeline = Pipeline::new();
-    pipeline.cmd("GET").arg(names.incarnation());
+    pipeline.cmd("GET").arg(link.names.incarnation());
     for set in 0..ID_SETS {
-        pipeline.cmd("GET").arg(names.complete(set));
+        pipeline.cmd("GET").arg(link.names.complete(set));
     }
-    let value = link.ask(&pipeline).await?;
-    let mut incarnations = Vec::<Option<String>>::from_redis_value(value)
-        .map_err(unreadable)?
-        .into_iter();
+    let incarnations: Vec<Option<String>> = link.read(&pipeline).await?;
+    let mut incarnations = incarnations.into_iter();
     let incarnation = incarnations.next().flatten();
     Ok(IndexState {
         is_complete: incarnation.is_some() && incarnations.all(|complete| complete == incarnation),
@@ -53,30 +51,20 @@ pub async fn state(link: &RedisLink, names: &Names) -> Result<IndexState, StoreE
 }
 
 /// Gives the store an incarnation unless it has one. Returns its incarnation.
-pub async fn begin_incarnation(
-    link: &RedisLink,
-    names: &Names,
-) -> Result<Option<String>, StoreError> {
-    let mut random = [0; 12];
-    os_entropy(&mut random);
-    let fresh: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+pub async fn begin_incarnation(link: &RedisLink) -> Result<Option<String>, StoreError> {
     let mut set = redis::cmd("SET");
-    set.arg(names.incarnation()).arg(fresh).arg("NX");
+    set.arg(link.names.incarnation()).arg(drawn()).arg("NX");
     link.ask(&set).await?;
-    Ok(state(link, names).await?.incarnation)
+    Ok(state(link).await?.incarnation)
 }
 
 /// Records that the sets contain all ids of an incarnation.
-pub async fn completed(
-    link: &RedisLink,
-    names: &Names,
-    incarnation: &str,
-) -> Result<(), StoreError> {
+pub async fn completed(link: &RedisLink, incarnation: &str) -> Result<(), StoreError> {
     let mut pipeline = Pipeline::new();
     for set in 0..ID_SETS {
         pipeline
             .cmd("SET")
-            .arg(names.complete(set))
+            .arg(link.names.complete(set))
             .arg(incarnation);
     }
     link.ask(&pipeline).await?;
@@ -86,7 +74,6 @@ pub async fn completed(
 /// Enters the ids and search texts of records in the sets.
 pub async fn enter(
     link: &RedisLink,
-    names: &Names,
     records: impl IntoIterator<Item = &KeyRecord>,
 ) -> Result<(), LinkError> {
     let mut sets: BTreeMap<u32, Vec<(KeyId, String)>> = BTreeMap::new();
@@ -101,7 +88,7 @@ pub async fn enter(
     }
     let mut pipeline = Pipeline::new();
     for (set, entries) in sets {
-        let (ids, texts) = (names.ids(set), names.search_texts(set));
+        let (ids, texts) = (link.names.ids(set), link.names.search_texts(set));
         let ids = pipeline.cmd("SADD").arg(ids);
         entries.iter().for_each(|(id, _)| {
             ids.arg(id.as_str());
@@ -116,11 +103,7 @@ pub async fn enter(
 }
 
 /// The keys that have or had a text, in lower case, in their search text. The sets must be complete.
-pub async fn with_text(
-    link: &RedisLink,
-    names: &Names,
-    text: &str,
-) -> Result<BTreeSet<KeyId>, StoreError> {
+pub async fn with_text(link: &RedisLink, text: &str) -> Result<BTreeSet<KeyId>, StoreError> {
     let pattern = format!("*{}*", escaped(text));
     let mut found = BTreeSet::new();
     // A step of all sets at once: a round trip for each step of each would take longer than the comparisons.
@@ -128,12 +111,11 @@ pub async fn with_text(
     while !places.is_empty() {
         let mut pipeline = Pipeline::new();
         for (set, cursor) in &places {
-            let scan = pipeline.cmd("SSCAN").arg(names.search_texts(*set));
+            let scan = pipeline.cmd("SSCAN").arg(link.names.search_texts(*set));
             let scan = scan.arg(cursor).arg("MATCH").arg(&pattern);
             scan.arg("COUNT").arg(COMPARED_PER_SET);
         }
-        let value = link.ask(&pipeline).await?;
-        let pages = Vec::<(u64, Vec<String>)>::from_redis_value(value).map_err(unreadable)?;
+        let pages: Vec<(u64, Vec<String>)> = link.read(&pipeline).await?;
         let sets: Vec<u32> = places.drain(..).map(|(set, _)| set).collect();
         for (set, (cursor, texts)) in sets.into_iter().zip(pages) {
             let ids = texts.iter().filter_map(|text| text.lines().next());
@@ -147,13 +129,12 @@ pub async fn with_text(
 }
 
 /// The number of ids.
-pub async fn count(link: &RedisLink, names: &Names) -> Result<u64, StoreError> {
+pub async fn count(link: &RedisLink) -> Result<u64, StoreError> {
     let mut pipeline = Pipeline::new();
     for set in 0..ID_SETS {
-        pipeline.cmd("SCARD").arg(names.ids(set));
+        pipeline.cmd("SCARD").arg(link.names.ids(set));
     }
-    let value = link.ask(&pipeline).await?;
-    let counts = Vec::<u64>::from_redis_value(value).map_err(unreadable)?;
+    let counts: Vec<u64> = link.read(&pipeline).await?;
     Ok(counts.iter().sum())
 }
 
@@ -189,29 +170,24 @@ impl KeyPages {
     }
 
     /// The records of the next page, which may be empty, or `None` after the last.
-    pub async fn next(
-        &mut self,
-        link: &RedisLink,
-        names: &Names,
-    ) -> Result<Option<Vec<KeyRecord>>, StoreError> {
-        match self.next_ids(link, names).await? {
-            Some(ids) => records(link, names, &ids).await.map(Some),
+    pub async fn next(&mut self, link: &RedisLink) -> Result<Option<Vec<KeyRecord>>, StoreError> {
+        match self.next_ids(link).await? {
+            Some(ids) => records(link, &ids).await.map(Some),
             None => Ok(None),
         }
     }
 
     /// The keys of the next page, which may be empty, or `None` after the last.
-    pub async fn next_ids(
-        &mut self,
-        link: &RedisLink,
-        names: &Names,
-    ) -> Result<Option<Vec<KeyId>>, StoreError> {
+    pub async fn next_ids(&mut self, link: &RedisLink) -> Result<Option<Vec<KeyId>>, StoreError> {
         match self.next.take() {
             None => Ok(None),
             Some(WalkPosition::Index { set, cursor }) => {
                 let mut scan = redis::cmd("SSCAN");
-                scan.arg(names.ids(set)).arg(cursor).arg("COUNT").arg(STEP);
-                let (cursor, ids) = page(link.ask(&scan).await?)?;
+                scan.arg(link.names.ids(set))
+                    .arg(cursor)
+                    .arg("COUNT")
+                    .arg(STEP);
+                let (cursor, ids): (u64, Vec<String>) = link.read(&scan).await?;
                 self.next = match cursor {
                     0 if set + 1 == ID_SETS => None,
                     0 => Some(WalkPosition::Index {
@@ -223,36 +199,21 @@ impl KeyPages {
                 Ok(Some(ids.iter().filter_map(|id| id.parse().ok()).collect()))
             }
             Some(WalkPosition::Everywhere(place)) => {
-                let (next, found) = link.scan(place, &names.records(), STEP).await?;
+                let (next, found) = link.scan(place, &link.names.records(), STEP).await?;
                 self.next = next.map(WalkPosition::Everywhere);
-                let ids = found.iter().filter_map(|name| names.key_of_record(name));
+                let ids = found
+                    .iter()
+                    .filter_map(|name| link.names.key_of_record(name));
                 Ok(Some(ids.collect()))
             }
         }
     }
 }
 
-fn page(value: Value) -> Result<(u64, Vec<String>), StoreError> {
-    <(u64, Vec<String>)>::from_redis_value(value).map_err(unreadable)
-}
-
 /// The records of these keys; missing and unreadable ones are omitted.
-pub async fn records(
-    link: &RedisLink,
-    names: &Names,
-    ids: &[KeyId],
-) -> Result<Vec<KeyRecord>, StoreError> {
-    if ids.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut pipeline = Pipeline::new();
-    for id in ids {
-        pipeline.cmd("HGET").arg(names.record(*id)).arg("rec");
-    }
-    let value = link.ask(&pipeline).await?;
-    let packed = Vec::<Option<String>>::from_redis_value(value).map_err(unreadable)?;
+pub async fn records(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
     let mut records = Vec::new();
-    for (id, packed) in ids.iter().zip(packed) {
+    for (id, packed) in ids.iter().zip(packed(link, ids).await?) {
         match packed.as_deref().map(unpacked) {
             Some(Ok(record)) => records.push(record),
             Some(Err(error)) => tracing::error!(key = %id, %error, "a key's record is skipped"),
@@ -260,4 +221,24 @@ pub async fn records(
         }
     }
     Ok(records)
+}
+
+/// The record of each of these keys, or `None` if there is none.
+///
+/// # Errors
+/// Those of Redis, and unreadable records.
+pub async fn stored(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<Option<KeyRecord>>, StoreError> {
+    let packed = packed(link, ids).await?;
+    let records = packed.iter();
+    records
+        .map(|packed| packed.as_deref().map(unpacked).transpose())
+        .collect()
+}
+
+async fn packed(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<Option<String>>, StoreError> {
+    let mut pipeline = Pipeline::new();
+    for id in ids {
+        pipeline.cmd("HGET").arg(link.names.record(*id)).arg("rec");
+    }
+    link.replies(&pipeline).await
 }

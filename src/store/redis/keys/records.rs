@@ -18,8 +18,7 @@ use tokio::time::Instant;
 
 use super::audit;
 use super::codec::{
-    CLAIM_LASTS, change_mark, digests, feed_entry, put, put_arguments, put_keys, read_time,
-    unpacked, unreadable,
+    CLAIM_LASTS, change_mark, digests, feed_entry, put, put_arguments, put_keys, unpacked,
 };
 use super::import;
 use super::index::{self, KeyPages};
@@ -29,7 +28,7 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::info::Info;
 use crate::store::redis::wire::link::{Master, RedisLink};
-use crate::store::redis::wire::request::LinkError;
+use crate::store::redis::wire::request::{LinkError, unreadable};
 use crate::store::redis::wire::script::RECORD;
 use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
@@ -42,7 +41,6 @@ const WRITE_BACK_BATCH: usize = 128;
 /// The key table as commands see it.
 pub struct RecordTable {
     link: Arc<RedisLink>,
-    names: Names,
     timeout: Duration,
     /// The number of the connection that the last change was made on.
     written_on: AtomicU64,
@@ -50,29 +48,21 @@ pub struct RecordTable {
 
 impl RecordTable {
     /// The table behind a link.
-    pub fn new(link: Arc<RedisLink>, names: Names, timeout: Duration) -> RecordTable {
+    pub fn new(link: Arc<RedisLink>, timeout: Duration) -> RecordTable {
         RecordTable {
             link,
-            names,
             timeout,
             written_on: AtomicU64::new(0),
         }
     }
 
-    /// The server's time.
-    pub async fn server_time(&self) -> Result<Timestamp, StoreError> {
-        let value = self.link.ask(&redis::cmd("TIME")).await?;
-        read_time(value)
-    }
-
     /// The record of one key.
     pub async fn get(&self, id: KeyId) -> Result<Option<KeyRecord>, StoreError> {
         let read = redis::cmd("HGET")
-            .arg(self.names.record(id))
+            .arg(self.link.names.record(id))
             .arg("rec")
             .to_owned();
-        let value = self.link.ask(&read).await?;
-        match Option::<String>::from_redis_value(value).map_err(unreadable)? {
+        match self.link.read::<Option<String>>(&read).await? {
             Some(packed) => unpacked(&packed).map(Some),
             None => Ok(None),
         }
@@ -138,9 +128,8 @@ impl RecordTable {
         take: &mut (dyn FnMut(Vec<KeyRecord>) + Send),
     ) -> Result<(), StoreError> {
         let mut seen = HashSet::new();
-        let state = index::state(&self.link, &self.names).await?;
-        let mut pages = KeyPages::of(&state);
-        while let Some(mut page) = pages.next(&self.link, &self.names).await? {
+        let mut pages = KeyPages::of(&index::state(&self.link).await?);
+        while let Some(mut page) = pages.next(&self.link).await? {
             page.retain(|record| seen.insert(record.id));
             take(page);
         }
@@ -150,9 +139,8 @@ impl RecordTable {
     /// The ids of all keys, in their order.
     pub async fn ids(&self) -> Result<Vec<KeyId>, StoreError> {
         let mut ids = BTreeSet::new();
-        let state = index::state(&self.link, &self.names).await?;
-        let mut pages = KeyPages::of(&state);
-        while let Some(page) = pages.next_ids(&self.link, &self.names).await? {
+        let mut pages = KeyPages::of(&index::state(&self.link).await?);
+        while let Some(page) = pages.next_ids(&self.link).await? {
             ids.extend(page);
         }
         Ok(ids.into_iter().collect())
@@ -166,12 +154,12 @@ impl RecordTable {
             let page = page.into_iter();
             found.extend(page.filter(|record| record.search_text().contains(&text)));
         };
-        let state = index::state(&self.link, &self.names).await?;
+        let state = index::state(&self.link).await?;
         if !state.is_complete {
             self.walk(&mut take).await?;
             return Ok(found);
         }
-        let ids = index::with_text(&self.link, &self.names, &text).await?;
+        let ids = index::with_text(&self.link, &text).await?;
         take(self.of(&Vec::from_iter(ids)).await?);
         Ok(found)
     }
@@ -180,14 +168,14 @@ impl RecordTable {
     pub async fn of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
         let mut records = Vec::with_capacity(ids.len());
         for ids in ids.chunks(READ_BATCH) {
-            records.extend(index::records(&self.link, &self.names, ids).await?);
+            records.extend(index::records(&self.link, ids).await?);
         }
         Ok(records)
     }
 
     /// Adds a record.
     pub async fn create(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
-        let now = self.server_time().await?;
+        let now = self.link.time().await?;
         let record = KeyRecord {
             created: now,
             updated: now,
@@ -204,7 +192,7 @@ impl RecordTable {
         if old.version != record.version {
             return Err(ChangeError::Conflict(id));
         }
-        let now = self.server_time().await?;
+        let now = self.link.time().await?;
         let record = KeyRecord {
             created: old.created,
             updated: now.max(old.updated),
@@ -219,14 +207,14 @@ impl RecordTable {
         &self,
         records: Vec<KeyRecord>,
     ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
-        let now = self.server_time().await?;
+        let now = self.link.time().await?;
         self.written_on.store(self.link.made(), Ordering::Release);
         let stamped = records.into_iter().map(|record| KeyRecord {
             updated: now,
             version: version_at(now),
             ..record
         });
-        import::import(&self.link, &self.names, stamped.collect()).await
+        import::import(&self.link, stamped.collect()).await
     }
 
     /// The audit trail; see [`super::audit`].
@@ -239,7 +227,7 @@ impl RecordTable {
                 all
             }
         };
-        audit::read(&self.link, &self.names, &records, wanted).await
+        audit::read(&self.link, &records, wanted).await
     }
 
     async fn write(
@@ -262,7 +250,7 @@ impl RecordTable {
             }
         }
         if old.is_none_or(|old| old.search_text() != record.search_text()) {
-            let entered = index::enter(&self.link, &self.names, [&record]).await;
+            let entered = index::enter(&self.link, [&record]).await;
             entered.map_err(StoreError::from)?;
         }
         let entry = KeyEntry::new(record);
@@ -288,7 +276,7 @@ impl RecordTable {
     async fn claim(&self, id: KeyId, digest: &KeyDigest) -> Result<bool, StoreError> {
         let mut claim = redis::cmd("SET");
         claim
-            .arg(self.names.digest(digest))
+            .arg(self.link.names.digest(digest))
             .arg(id.as_str())
             .arg("NX")
             .arg("PX")
@@ -298,14 +286,11 @@ impl RecordTable {
 
     /// Releases digests that this command claimed.
     async fn release(&self, digests: &[KeyDigest]) -> Result<(), StoreError> {
-        if digests.is_empty() {
-            return Ok(());
-        }
         let mut pipeline = Pipeline::new();
         for digest in digests {
-            pipeline.cmd("DEL").arg(self.names.digest(digest));
+            pipeline.cmd("DEL").arg(self.link.names.digest(digest));
         }
-        self.link.ask(&pipeline).await?;
+        self.link.replies::<Value>(&pipeline).await?;
         Ok(())
     }
 
@@ -314,7 +299,7 @@ impl RecordTable {
         entry: &KeyEntry,
         old: Option<&KeyRecord>,
     ) -> Result<i64, StoreError> {
-        let keys = put_keys(&self.names, entry.record.id);
+        let keys = put_keys(&self.link.names, entry.record.id);
         let expected = old.map_or(0, |old| i64::try_from(old.version).unwrap_or(i64::MAX));
         let arguments = put_arguments(entry, expected, old);
         let deadline = Instant::now() + self.timeout;
@@ -335,14 +320,16 @@ impl RecordTable {
         let mut pipeline = Pipeline::new();
         for digest in wanted {
             let id = entry.record.id.as_str();
-            pipeline.cmd("SET").arg(self.names.digest(digest)).arg(id);
+            pipeline
+                .cmd("SET")
+                .arg(self.link.names.digest(digest))
+                .arg(id);
         }
         for digest in dropped {
-            pipeline.cmd("DEL").arg(self.names.digest(digest));
+            pipeline.cmd("DEL").arg(self.link.names.digest(digest));
         }
-        feed_entry(&mut pipeline, &self.names, entry);
-        let value = self.link.ask(&pipeline).await?;
-        let replies = Vec::<Value>::from_redis_value(value).map_err(unreadable)?;
+        feed_entry(&mut pipeline, &self.link.names, entry);
+        let replies: Vec<Value> = self.link.read(&pipeline).await?;
         change_mark(replies.last())
     }
 }
@@ -352,17 +339,13 @@ fn version_at(now: Timestamp) -> u64 {
 }
 
 /// Writes records that the store lacks or has in older versions, even revoked ones, with their digests and ids.
-pub async fn write_back(
-    link: &RedisLink,
-    names: &Names,
-    entries: &[Arc<KeyEntry>],
-) -> Result<(), LinkError> {
+pub async fn write_back(link: &RedisLink, entries: &[Arc<KeyEntry>]) -> Result<(), LinkError> {
     for batch in entries.chunks(WRITE_BACK_BATCH) {
-        index::enter(link, names, batch.iter().map(|entry| &entry.record)).await?;
+        index::enter(link, batch.iter().map(|entry| &entry.record)).await?;
         let mut pipeline = Pipeline::new();
         for entry in batch {
-            pipeline.add_command(put(names, entry, -1));
-            hold_digests(&mut pipeline, names, &entry.record);
+            pipeline.add_command(put(&link.names, entry, -1));
+            hold_digests(&mut pipeline, &link.names, &entry.record);
         }
         link.ask(&pipeline).await?;
     }
@@ -370,16 +353,12 @@ pub async fn write_back(
 }
 
 /// Completes the ways to find stored records: enters their ids in the index and their digests.
-pub async fn restore_lookups(
-    link: &RedisLink,
-    names: &Names,
-    records: &[KeyRecord],
-) -> Result<(), LinkError> {
+pub async fn restore_lookups(link: &RedisLink, records: &[KeyRecord]) -> Result<(), LinkError> {
     for batch in records.chunks(WRITE_BACK_BATCH) {
-        index::enter(link, names, batch).await?;
+        index::enter(link, batch).await?;
         let mut pipeline = Pipeline::new();
         for record in batch {
-            hold_digests(&mut pipeline, names, record);
+            hold_digests(&mut pipeline, &link.names, record);
         }
         link.ask(&pipeline).await?;
     }

@@ -6,8 +6,6 @@
 //! may share the file.
 
 use std::collections::BTreeSet;
-use std::fs::{DirBuilder, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,14 +15,17 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
 use super::codec::{parse_place, stream_id, unpacked};
 use crate::policy::key_record::KeyRecord;
-use crate::store::redis::identity::{StoreIdentity, joined, meta, split};
+use crate::store::held_file::beside;
+use crate::store::redis::identity::{StoreIdentity, joined, meta, split, write_meta};
 use crate::store::redis::yielding::CooperativeYield;
+use crate::store::sqlite::{self, SqliteFormat, signed};
 use crate::store::{KeyTable, StoreError};
 
-/// The `PRAGMA user_version` of the files that this code reads.
-const SCHEMA_VERSION: i64 = 1;
-/// The `PRAGMA application_id` of these files: "TCLR".
-const APPLICATION_ID: i64 = 0x54_43_4C_52;
+/// The format of these files ("TCLR").
+const FORMAT: SqliteFormat = SqliteFormat {
+    application_id: 0x54_43_4C_52,
+    version: 1,
+};
 /// How long to wait for another process of this machine that has locked the file.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Keys examined, and rows written, without a pause.
@@ -38,8 +39,6 @@ const TABLES: &str = "
         version INTEGER NOT NULL,
         record TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;";
-const WRITE_META: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
-    ON CONFLICT (name) DO UPDATE SET value = excluded.value";
 const KEEP: &str = "INSERT INTO records (id, version, record) VALUES (?1, ?2, ?3)
     ON CONFLICT (id) DO UPDATE SET version = excluded.version, record = excluded.record
     WHERE excluded.version > version";
@@ -138,16 +137,16 @@ impl Replica {
                 let mut keep = transaction.prepare(KEEP)?;
                 let mut turns = CooperativeYield::of(ROWS_PER_TURN);
                 for entry in &changed {
-                    let version = i64::try_from(entry.record.version).unwrap_or(i64::MAX);
+                    let version = signed(entry.record.version);
                     keep.execute(params![entry.record.id.as_str(), version, entry.packed()])?;
                     turns.step();
                 }
-                let mut meta = transaction.prepare(WRITE_META)?;
-                meta.execute(["place", &stream_id(standing.place)])?;
-                meta.execute(["current_at", &standing.current_at.to_string()])?;
-                meta.execute(["incarnation", &standing.origin.incarnation])?;
-                meta.execute(["run_ids", &joined(&standing.origin.run_ids)])?;
             }
+            let (place, origin) = (stream_id(standing.place), &standing.origin);
+            write_meta(&transaction, "place", &place)?;
+            write_meta(&transaction, "current_at", &standing.current_at.to_string())?;
+            write_meta(&transaction, "incarnation", &origin.incarnation)?;
+            write_meta(&transaction, "run_ids", &joined(&origin.run_ids))?;
             transaction.commit()
         };
         write(&mut connection).map_err(|error| unusable(&self.path, &error))?;
@@ -158,71 +157,38 @@ impl Replica {
 
 /// Opens the file with its tables. Only its owner may read it, because it contains key digests.
 fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
-    create(path).map_err(|error| {
-        let text = error.to_string();
-        rusqlite::Error::SqliteFailure(
-            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CANTOPEN),
-            Some(text),
-        )
-    })?;
+    sqlite::create_file(path).map_err(refused)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(LOCK_WAIT_MAX)?;
     // An existing file is not changed before its application is checked; a replica has this mode already.
-    if tables(&connection)? == 0 {
+    if sqlite::is_new(&connection)? {
         connection.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
     }
     connection.execute_batch("PRAGMA synchronous = FULL")?;
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    if tables(&transaction)? == 0 {
+    if sqlite::is_new(&transaction)? {
         transaction.execute_batch(TABLES)?;
-        transaction.execute_batch(&format!(
-            "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
-        ))?;
+        FORMAT.write(&transaction)?;
     }
     transaction.commit()?;
     Ok(connection)
 }
 
-fn tables(connection: &Connection) -> rusqlite::Result<i64> {
-    connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
-}
-
-fn create(path: &Path) -> std::io::Result<()> {
-    if let Some(directory) = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty())
-    {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)?;
-    }
-    let made = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path);
-    match made {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
-        Ok(_) | Err(_) => Ok(()),
-    }
+/// The error for a file that the system does not create, rename or remove.
+fn refused(error: std::io::Error) -> rusqlite::Error {
+    rusqlite::Error::SqliteFailure(
+        rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CANTOPEN),
+        Some(error.to_string()),
+    )
 }
 
 /// Moves a damaged file and its log aside.
 fn set_aside(path: &Path, aside: &Path) -> Result<(), rusqlite::Error> {
-    let refused = |error: std::io::Error| {
-        rusqlite::Error::SqliteFailure(
-            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CANTOPEN),
-            Some(error.to_string()),
-        )
-    };
     std::fs::rename(path, aside).map_err(refused)?;
     for suffix in ["-wal", "-shm"] {
-        let mut log = path.as_os_str().to_owned();
-        log.push(suffix);
-        match std::fs::remove_file(&log) {
+        match std::fs::remove_file(beside(path, suffix)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(refused(error));
             }
@@ -239,12 +205,7 @@ fn check_owner(
     identity: &StoreIdentity,
 ) -> Result<(), StoreError> {
     let failed = |error| unusable(path, &error);
-    let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
-    let (application, version) = (
-        number("PRAGMA application_id").map_err(failed)?,
-        number("PRAGMA user_version").map_err(failed)?,
-    );
-    if (application, version) != (APPLICATION_ID, SCHEMA_VERSION) {
+    if SqliteFormat::of(connection).map_err(failed)? != FORMAT {
         return Err(StoreError::Failed(format!(
             "{} is not a replica of this version of touchline; point store.redis.replica at a file of its own",
             path.display()

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use jiff::Timestamp;
 use jiff::civil::Date;
-use redis::{FromRedisValue, Pipeline, Value};
+use redis::{Pipeline, Value};
 use tokio::sync::mpsc;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
@@ -21,7 +21,7 @@ use crate::store::export::{
 };
 use crate::store::redis::counts::ledger;
 use crate::store::redis::keys::audit;
-use crate::store::redis::keys::codec::{digests, feed_entry, put, read_time, unpacked, unreadable};
+use crate::store::redis::keys::codec::{digests, feed_entry, put};
 use crate::store::redis::keys::index::{self, KeyPages};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
@@ -35,31 +35,30 @@ const CLAIM_DATES: std::ops::RangeInclusive<i64> = -4..=2;
 /// Exports everything in Redis.
 pub async fn carry_out(
     link: &RedisLink,
-    names: &Names,
     zone: &str,
     export: &mpsc::Sender<Exported>,
 ) -> Result<(), StoreError> {
     let calendar = Calendar::of_zone(zone)
         .map_err(|error| StoreError::Failed(format!("the zone of the store: {error}")))?;
-    let now = read_time(link.ask(&redis::cmd("TIME")).await?)?;
-    let Some(keys) = export_keys(link, names, export).await? else {
+    let now = link.time().await?;
+    let Some(keys) = export_keys(link, export).await? else {
         return Ok(());
     };
-    for entry in audit::of_gateways(link, names).await? {
+    for entry in audit::of_gateways(link).await? {
         if export.send(Exported::Audit(Box::new(entry))).await.is_err() {
             return Ok(());
         }
     }
-    for date in dates(link, names, now).await? {
+    for date in dates(link, now).await? {
         for batch in keys.chunks(READ_BATCH) {
-            for day in ledger::key_days(link, names, batch, date, &calendar).await? {
+            for day in ledger::key_days(link, batch, date, &calendar).await? {
                 if export.send(Exported::KeyDay(Box::new(day))).await.is_err() {
                     return Ok(());
                 }
             }
         }
     }
-    for event in events(link, names, now).await? {
+    for event in events(link, now).await? {
         if export.send(Exported::Event(event)).await.is_err() {
             return Ok(());
         }
@@ -70,15 +69,14 @@ pub async fn carry_out(
 /// Exports the keys and returns their ids, or `None` if the receiver is closed.
 async fn export_keys(
     link: &RedisLink,
-    names: &Names,
     export: &mpsc::Sender<Exported>,
 ) -> Result<Option<Vec<KeyId>>, StoreError> {
-    let state = index::state(link, names).await?;
-    let (mut pages, mut seen) = (KeyPages::of(&state), HashSet::new());
-    while let Some(mut page) = pages.next(link, names).await? {
+    let mut pages = KeyPages::of(&index::state(link).await?);
+    let mut seen = HashSet::new();
+    while let Some(mut page) = pages.next(link).await? {
         page.retain(|record| seen.insert(record.id));
         for batch in page.chunks(READ_BATCH) {
-            let trails = trails(link, names, batch.iter().map(|record| record.id)).await?;
+            let trails = audit::trails(link, batch.iter().map(|record| record.id)).await?;
             for (record, mut trail) in batch.iter().zip(trails) {
                 // Later changes are exported the next time.
                 trail.retain(|version, _| *version <= record.version);
@@ -97,42 +95,13 @@ async fn export_keys(
     Ok(Some(seen.into_iter().collect()))
 }
 
-/// The trails of some keys, by version.
-async fn trails(
-    link: &RedisLink,
-    names: &Names,
-    keys: impl Iterator<Item = KeyId>,
-) -> Result<Vec<BTreeMap<u64, Entry>>, StoreError> {
-    let mut pipeline = Pipeline::new();
-    for key in keys {
-        pipeline.cmd("HVALS").arg(names.audit_trail(key));
-    }
-    if pipeline.is_empty() {
-        return Ok(Vec::new());
-    }
-    let value = link.ask(&pipeline).await?;
-    let packed = Vec::<Vec<String>>::from_redis_value(value).map_err(unreadable)?;
-    let trails = packed.iter().map(|entries| {
-        let entries = entries.iter().map(|packed| {
-            let entry = audit::unpacked(packed)?;
-            Ok((entry.version, entry))
-        });
-        entries.collect::<Result<_, StoreError>>()
-    });
-    trails.collect()
-}
-
 /// The dates with counts, and those that may have got their first count a moment ago; all that may be kept, if dates with counts
 /// may be missing from Redis's list.
-async fn dates(
-    link: &RedisLink,
-    names: &Names,
-    now: Timestamp,
-) -> Result<BTreeSet<Date>, StoreError> {
-    let (listed, are_complete) = ledger::listed_days(link, names).await?;
+async fn dates(link: &RedisLink, now: Timestamp) -> Result<BTreeSet<Date>, StoreError> {
+    let (listed, are_complete) = ledger::listed_days(link).await?;
     let mut dates: BTreeSet<Date> = listed.into_iter().chain(around(now, -1..=1)).collect();
     if let Some(last) = dates.last().copied().filter(|_| !are_complete) {
-        dates.extend(ledger::days_kept(names, last));
+        dates.extend(ledger::days_kept(&link.names, last));
     }
     Ok(dates)
 }
@@ -147,13 +116,9 @@ fn around(now: Timestamp, days: std::ops::RangeInclusive<i64>) -> impl Iterator<
 }
 
 /// The stored claims, and the events that await delivery.
-async fn events(
-    link: &RedisLink,
-    names: &Names,
-    now: Timestamp,
-) -> Result<Vec<ExportedEvent>, StoreError> {
+async fn events(link: &RedisLink, now: Timestamp) -> Result<Vec<ExportedEvent>, StoreError> {
     let mut waiting: BTreeMap<String, WaitingEvent> = BTreeMap::new();
-    for (kept, since) in scanned(link, "ZSCAN", &names.events()).await? {
+    for (kept, since) in scanned(link, "ZSCAN", &link.names.events()).await? {
         let since: f64 = since.parse().unwrap_or_default();
         if let Some((id, body)) = kept.split_once(' ') {
             let event = WaitingEvent {
@@ -166,9 +131,8 @@ async fn events(
     }
     let mut events = Vec::new();
     for date in around(now, CLAIM_DATES) {
-        let name = names.claims(date);
-        let until = link.ask(redis::cmd("EXPIRETIME").arg(&name)).await?;
-        let until = i64::from_redis_value(until).map_err(unreadable)?;
+        let name = link.names.claims(date);
+        let until: i64 = link.read(redis::cmd("EXPIRETIME").arg(&name)).await?;
         for (id, node) in scanned(link, "HSCAN", &name).await? {
             events.push(ExportedEvent {
                 waiting: waiting.remove(&id),
@@ -195,9 +159,7 @@ async fn scanned(
     loop {
         let mut step = redis::cmd(command);
         step.arg(name).arg(&cursor).arg("COUNT").arg(READ_BATCH);
-        let value = link.ask(&step).await?;
-        let (next, page) =
-            <(String, Vec<(String, String)>)>::from_redis_value(value).map_err(unreadable)?;
+        let (next, page): (String, Vec<(String, String)>) = link.read(&step).await?;
         pairs.extend(page);
         if next == "0" {
             return Ok(pairs);
@@ -209,7 +171,6 @@ async fn scanned(
 /// Imports a batch, or only reports what an import would change.
 pub async fn take_in(
     link: &RedisLink,
-    names: &Names,
     pieces: &[Exported],
     taking: ImportMode,
 ) -> Result<ImportCounts, StoreError> {
@@ -223,17 +184,16 @@ pub async fn take_in(
             Exported::Audit(entry) => entries.push(&**entry),
         }
     }
-    let mut taken = take_keys(link, names, &keys, taking).await?;
-    taken.add(&ledger::take_in(link, names, &days, taking).await?);
-    taken.add(&take_events(link, names, &events, taking).await?);
-    taken.add(&take_entries(link, names, &entries, taking).await?);
+    let mut taken = take_keys(link, &keys, taking).await?;
+    taken.add(&ledger::take_in(link, &days, taking).await?);
+    taken.add(&take_events(link, &events, taking).await?);
+    taken.add(&take_entries(link, &entries, taking).await?);
     Ok(taken)
 }
 
 /// Imports entries of the audit trail that do not belong to a key.
 async fn take_entries(
     link: &RedisLink,
-    names: &Names,
     entries: &[&Entry],
     taking: ImportMode,
 ) -> Result<ImportCounts, StoreError> {
@@ -241,7 +201,7 @@ async fn take_entries(
     if entries.is_empty() {
         return Ok(taken);
     }
-    let held = audit::of_gateways(link, names).await?;
+    let held = audit::of_gateways(link).await?;
     let mut held: BTreeSet<u64> = held.iter().map(|entry| entry.version).collect();
     let mut missing = Pipeline::new();
     for entry in entries {
@@ -249,28 +209,25 @@ async fn take_entries(
             taken.audit_entries_added += 1;
             missing
                 .cmd("HSETNX")
-                .arg(names.gateway_audit_trail())
+                .arg(link.names.gateway_audit_trail())
                 .arg(entry.version)
                 .arg(serde_json::to_string(entry).unwrap_or_default());
         }
     }
-    if taking == ImportMode::Write && !missing.is_empty() {
-        link.ask(&missing).await?;
+    if taking == ImportMode::Write {
+        link.replies::<Value>(&missing).await?;
     }
     Ok(taken)
 }
 
 async fn take_keys(
     link: &RedisLink,
-    names: &Names,
     keys: &[&ExportedKey],
     taking: ImportMode,
 ) -> Result<ImportCounts, StoreError> {
     let mut taken = ImportCounts::default();
-    if keys.is_empty() {
-        return Ok(taken);
-    }
-    let stored = stored(link, names, keys).await?;
+    let ids: Vec<KeyId> = keys.iter().map(|key| key.record.id).collect();
+    let stored = index::stored(link, &ids).await?;
     let mut newer: Vec<(&KeyRecord, Option<&KeyRecord>)> = Vec::new();
     for (key, stored) in keys.iter().zip(&stored) {
         match stored {
@@ -285,8 +242,8 @@ async fn take_keys(
             }
         }
     }
-    all_free(link, names, &newer).await?;
-    let held = trails(link, names, keys.iter().map(|key| key.record.id)).await?;
+    all_free(link, &newer).await?;
+    let held = audit::trails(link, ids.into_iter()).await?;
     let mut missing = Pipeline::new();
     for (key, held) in keys.iter().zip(held) {
         for entry in &key.trail {
@@ -295,7 +252,7 @@ async fn take_keys(
                 let packed = serde_json::to_string(entry).unwrap_or_default();
                 missing
                     .cmd("HSETNX")
-                    .arg(names.audit_trail(key.record.id))
+                    .arg(link.names.audit_trail(key.record.id))
                     .arg(entry.version)
                     .arg(packed);
             }
@@ -304,34 +261,14 @@ async fn take_keys(
     if taking == ImportMode::DryRun {
         return Ok(taken);
     }
-    write(link, names, &newer).await?;
-    if !missing.is_empty() {
-        link.ask(&missing).await?;
-    }
+    write(link, &newer).await?;
+    link.replies::<Value>(&missing).await?;
     Ok(taken)
-}
-
-async fn stored(
-    link: &RedisLink,
-    names: &Names,
-    keys: &[&ExportedKey],
-) -> Result<Vec<Option<KeyRecord>>, StoreError> {
-    let mut read = Pipeline::new();
-    for key in keys {
-        read.cmd("HGET").arg(names.record(key.record.id)).arg("rec");
-    }
-    let value = link.ask(&read).await?;
-    let packed = Vec::<Option<String>>::from_redis_value(value).map_err(unreadable)?;
-    let records = packed.iter();
-    records
-        .map(|packed| packed.as_deref().map(unpacked).transpose())
-        .collect()
 }
 
 /// Fails if another key has one of the secrets.
 async fn all_free(
     link: &RedisLink,
-    names: &Names,
     newer: &[(&KeyRecord, Option<&KeyRecord>)],
 ) -> Result<(), StoreError> {
     let mut wanted: Vec<(KeyId, KeyDigest)> = Vec::new();
@@ -342,15 +279,11 @@ async fn all_free(
                 .map(|digest| (record.id, digest)),
         );
     }
-    if wanted.is_empty() {
-        return Ok(());
-    }
     let mut read = Pipeline::new();
     for (_, digest) in &wanted {
-        read.cmd("GET").arg(names.digest(digest));
+        read.cmd("GET").arg(link.names.digest(digest));
     }
-    let value = link.ask(&read).await?;
-    let holders = Vec::<Option<String>>::from_redis_value(value).map_err(unreadable)?;
+    let holders: Vec<Option<String>> = link.replies(&read).await?;
     for ((id, _), holder) in wanted.iter().zip(holders) {
         if let Some(holder) = holder.filter(|holder| holder != id.as_str()) {
             return Err(secret_in_use(*id, &holder));
@@ -362,68 +295,66 @@ async fn all_free(
 /// Writes records with their digests, which replace the stored ones, then adds them to the feed.
 async fn write(
     link: &RedisLink,
-    names: &Names,
     newer: &[(&KeyRecord, Option<&KeyRecord>)],
 ) -> Result<(), StoreError> {
-    if newer.is_empty() {
-        return Ok(());
-    }
-    index::enter(link, names, newer.iter().map(|(record, _)| *record)).await?;
+    index::enter(link, newer.iter().map(|(record, _)| *record)).await?;
     let (mut records, mut feed) = (Pipeline::new(), Pipeline::new());
     for (record, stored) in newer {
         let entry = KeyEntry::new((*record).clone());
-        records.add_command(put(names, &entry, -1));
+        records.add_command(put(&link.names, &entry, -1));
         let wanted = digests(record);
         for digest in &wanted {
             let id = record.id.as_str();
-            records.cmd("SET").arg(names.digest(digest)).arg(id);
+            records.cmd("SET").arg(link.names.digest(digest)).arg(id);
         }
         let held = stored.map(digests).unwrap_or_default();
         for digest in held.iter().filter(|digest| !wanted.contains(digest)) {
-            records.cmd("DEL").arg(names.digest(digest));
+            records.cmd("DEL").arg(link.names.digest(digest));
         }
-        feed_entry(&mut feed, names, &entry);
+        feed_entry(&mut feed, &link.names, &entry);
     }
-    link.ask(&records).await?;
-    link.ask(&feed).await?;
+    link.replies::<Value>(&records).await?;
+    link.replies::<Value>(&feed).await?;
     Ok(())
 }
 
 async fn take_events(
     link: &RedisLink,
-    names: &Names,
     events: &[&ExportedEvent],
     taking: ImportMode,
 ) -> Result<ImportCounts, StoreError> {
     let mut taken = ImportCounts::default();
-    if events.is_empty() {
-        return Ok(taken);
-    }
     let mut ask = Pipeline::new();
     for event in events {
         match (&event.claim, date_of(&event.id)) {
-            (Some(_), Some(date)) => ask.cmd("HEXISTS").arg(names.claims(date)).arg(&event.id),
+            (Some(_), Some(date)) => ask
+                .cmd("HEXISTS")
+                .arg(link.names.claims(date))
+                .arg(&event.id),
             (Some(_), None) => {
                 return Err(StoreError::Failed(format!(
                     "{:?} is not the id of an event",
                     event.id
                 )));
             }
-            (None, _) => ask.cmd("ZSCORE").arg(names.events()).arg(member(event)),
+            (None, _) => ask
+                .cmd("ZSCORE")
+                .arg(link.names.events())
+                .arg(member(event)),
         };
     }
-    let held = Vec::<Value>::from_redis_value(link.ask(&ask).await?).map_err(unreadable)?;
+    let held: Vec<Value> = link.replies(&ask).await?;
     let mut keeping = Pipeline::new();
     for (event, held) in events.iter().zip(held) {
         if matches!(held, Value::Nil | Value::Int(0)) {
             taken.events_added += 1;
-            keep(&mut keeping, names, event);
+            keep(&mut keeping, &link.names, event);
         } else {
             taken.events_held += 1;
         }
     }
-    if taking == ImportMode::Write && !keeping.is_empty() {
-        link.ask(&keeping).await?;
+    if taking == ImportMode::Write {
+        link.replies::<Value>(&keeping).await?;
     }
     Ok(taken)
 }

@@ -13,8 +13,8 @@ use crate::store::redis::parts::Parts;
 impl Parts {
     /// Adds the days that the set may lack, unless it is complete.
     pub async fn complete_days(&self) -> Result<(), StoreError> {
-        let (link, names) = (&self.command_link, &self.names);
-        let (listed, is_complete) = listed_days(link, names).await?;
+        let link = &self.command_link;
+        let (listed, is_complete) = listed_days(link).await?;
         if is_complete {
             return Ok(());
         }
@@ -26,14 +26,14 @@ impl Parts {
         let mut found = Vec::new();
         // A day in any zone is at most one away from that in UTC.
         if let Some(first) = first.map(|first| date(first).saturating_sub(day)) {
-            let dates = days_kept(names, date(self.clock.now()).saturating_add(day));
+            let dates = days_kept(&link.names, date(self.clock.now()).saturating_add(day));
             for date in dates.filter(|date| *date >= first && !listed.contains(date)) {
-                if has_counts(link, names, &keys, date).await? {
+                if has_counts(link, &keys, date).await? {
                     found.push(date);
                 }
             }
         }
-        complete_days(link, names, &found).await?;
+        complete_days(link, &found).await?;
         if !found.is_empty() {
             tracing::warn!(
                 days = found.len(),

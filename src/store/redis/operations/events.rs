@@ -10,9 +10,8 @@ use redis::{FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
 use crate::policy::threshold_event::{Event, ThresholdEvent};
-use crate::store::redis::keys::codec::unreadable;
-use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
+use crate::store::redis::wire::request::unreadable;
 use crate::store::redis::wire::script::{CLAIM, COURIER, ScriptArguments};
 use crate::store::status::EventFacts;
 use crate::store::{
@@ -26,7 +25,6 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Claims an event for a node.
 pub async fn claim(
     link: &RedisLink,
-    names: &Names,
     crossing: &ThresholdEvent,
     node: &NodeName,
     delivery: Delivery,
@@ -44,7 +42,7 @@ pub async fn claim(
         .text(kept)
         .number(event.since.as_millisecond())
         .count(EVENTS_MAX);
-    let keys = [names.claims(day.date), names.events()];
+    let keys = [link.names.claims(day.date), link.names.events()];
     let keys = keys.each_ref().map(String::as_str);
     let answer = link.run(&CLAIM, &keys, &arguments, Instant::now() + TIMEOUT);
     match i64::from_redis_value(answer.await?).map_err(unreadable)? {
@@ -60,12 +58,11 @@ pub async fn claim(
 /// The events that the courier is to deliver, or `None` if another node delivers them.
 pub async fn undelivered(
     link: &RedisLink,
-    names: &Names,
     courier: &NodeName,
     lease: Duration,
 ) -> Result<Option<Vec<Event>>, StoreError> {
     let lease = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-    let answer = right(link, names, courier, lease.max(1)).await?;
+    let answer = right(link, courier, lease.max(1)).await?;
     if answer == Value::Nil {
         return Ok(None);
     }
@@ -77,66 +74,56 @@ pub async fn undelivered(
 }
 
 /// Gives up the right to deliver, if this node has it, so that another node delivers at once.
-pub async fn resign(link: &RedisLink, names: &Names, courier: &NodeName) -> Result<(), StoreError> {
-    right(link, names, courier, 0).await?;
+pub async fn resign(link: &RedisLink, courier: &NodeName) -> Result<(), StoreError> {
+    right(link, courier, 0).await?;
     Ok(())
 }
 
 /// Takes the right to deliver for this number of milliseconds, or gives it up for 0. Returns the events.
-async fn right(
-    link: &RedisLink,
-    names: &Names,
-    courier: &NodeName,
-    lease: u64,
-) -> Result<Value, StoreError> {
+async fn right(link: &RedisLink, courier: &NodeName, lease: u64) -> Result<Value, StoreError> {
     let arguments = ScriptArguments::new()
         .text(courier.0.clone())
         .count(lease)
         .count(EVENTS_READ_MAX);
-    let keys = [names.courier(), names.events()];
+    let keys = [link.names.courier(), link.names.events()];
     let keys = keys.each_ref().map(String::as_str);
     let answer = link.run(&COURIER, &keys, &arguments, Instant::now() + TIMEOUT);
     Ok(answer.await?)
 }
 
 /// The events that await delivery, at the store's time.
-pub async fn waiting(
-    link: &RedisLink,
-    names: &Names,
-    now: Timestamp,
-) -> Result<EventFacts, StoreError> {
+pub async fn waiting(link: &RedisLink, now: Timestamp) -> Result<EventFacts, StoreError> {
     let mut ask = Pipeline::new();
     ask.cmd("ZCARD")
-        .arg(names.events())
+        .arg(link.names.events())
         .cmd("ZRANGE")
-        .arg(names.events())
+        .arg(link.names.events())
         .arg(0)
         .arg(0)
         .arg("WITHSCORES")
         .cmd("GET")
-        .arg(names.courier());
-    let answer = link.ask(&ask).await?;
+        .arg(link.names.courier());
     type Row = (u64, Vec<(String, f64)>, Option<String>);
-    let (waiting, oldest, courier) = Row::from_redis_value(answer).map_err(unreadable)?;
+    let (waiting, oldest, courier): Row = link.read(&ask).await?;
     let oldest = oldest.first().map(|(_, since)| *since as i64);
     Ok(EventFacts::of(waiting, oldest, courier, now))
 }
 
 /// Drops the events that were not delivered in time, at `now` (Unix seconds).
-pub async fn drop_old(link: &RedisLink, names: &Names, now: i64) -> Result<(), StoreError> {
+pub async fn drop_old(link: &RedisLink, now: i64) -> Result<(), StoreError> {
     let until = now
         .saturating_sub(EVENTS_KEPT_SECONDS)
         .saturating_mul(1_000);
     let mut drop = redis::cmd("ZREMRANGEBYSCORE");
-    drop.arg(names.events()).arg("-inf").arg(until);
+    drop.arg(link.names.events()).arg("-inf").arg(until);
     link.ask(&drop).await?;
     Ok(())
 }
 
 /// Drops a delivered event.
-pub async fn delivered(link: &RedisLink, names: &Names, event: &Event) -> Result<(), StoreError> {
+pub async fn delivered(link: &RedisLink, event: &Event) -> Result<(), StoreError> {
     let mut drop = redis::cmd("ZREM");
-    drop.arg(names.events()).arg(packed(event));
+    drop.arg(link.names.events()).arg(packed(event));
     link.ask(&drop).await?;
     Ok(())
 }

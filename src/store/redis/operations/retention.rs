@@ -7,6 +7,7 @@
 //! Every gateway does so; dropping a missing name costs nothing. Invariant: a day is removed from the list of days only after
 //! the counts and ledgers of all keys, so that an interrupted walk is repeated.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -18,8 +19,7 @@ use super::events;
 use crate::clock::next_tick;
 use crate::policy::calendar::Calendar;
 use crate::store::StoreError;
-use crate::store::redis::keys::codec::unreadable;
-use crate::store::redis::keys::feed::Feed;
+use crate::store::redis::counts::ledger::listed_days;
 use crate::store::redis::parts::Parts;
 use crate::store::redis::wire::link::ScanPlace;
 use crate::store::redis::wire::request::LinkError;
@@ -37,7 +37,7 @@ const STEP: u32 = 1_000;
 
 impl Parts {
     /// Drops old days. Never returns.
-    pub async fn retain_for_ever(&self) {
+    pub async fn retain_for_ever(self: Arc<Self>) {
         let mut dropped: Option<Instant> = None;
         let mut are_unexpiring = false;
         let mut seen_losses = None;
@@ -56,7 +56,7 @@ impl Parts {
                 }
             }
             let losses = Some(self.losses.load(Ordering::Acquire));
-            if losses != seen_losses && self.feed.as_ref().is_some_and(Feed::is_loaded) {
+            if losses != seen_losses && self.feed.as_ref().is_some_and(|feed| feed.is_loaded()) {
                 match self.complete_days().await {
                     Ok(()) => seen_losses = losses,
                     Err(error) => {
@@ -74,7 +74,7 @@ impl Parts {
             if let Err(error) = self.drop_old_days(now).await {
                 tracing::warn!(%error, "old days of the ledger are not dropped; trying again in an hour");
             }
-            if let Err(error) = events::drop_old(&self.command_link, &self.names, now).await {
+            if let Err(error) = events::drop_old(&self.command_link, now).await {
                 tracing::warn!(%error, "old events are not dropped; trying again in an hour");
             }
         }
@@ -84,15 +84,11 @@ impl Parts {
     async fn drop_old_days(&self, now: i64) -> Result<(), StoreError> {
         let calendar = Calendar::of_zone(&self.zone)
             .map_err(|error| StoreError::Failed(format!("the zone {}: {error}", self.zone)))?;
-        let listed = self
-            .command_link
-            .ask(redis::cmd("SMEMBERS").arg(self.names.days()))
-            .await?;
-        let listed = Vec::<String>::from_redis_value(listed).map_err(unreadable)?;
-        let mut dates: Vec<Date> = listed.iter().filter_map(|date| date.parse().ok()).collect();
+        let link = &self.command_link;
+        let (mut dates, _) = listed_days(link).await?;
         dates.sort_unstable();
         dates.truncate(dates.len().saturating_sub(KEPT_MIN));
-        let retention = self.names.keeping().retention_seconds();
+        let retention = link.names.keeping().retention_seconds();
         for date in dates {
             let day = calendar.day_of(date);
             if day.is_ok_and(|day| day.end.saturating_add(retention) <= now) {
@@ -103,20 +99,21 @@ impl Parts {
     }
 
     async fn drop_day(&self, date: Date) -> Result<(), LinkError> {
+        let link = &self.command_link;
         for keys in self.keys.entries().chunks(DROP_BATCH) {
             let mut pipeline = Pipeline::new();
             for entry in keys {
                 let id = entry.record.id;
                 pipeline
                     .cmd("UNLINK")
-                    .arg(self.names.counts(id, date))
-                    .arg(self.names.ledger(id, date));
+                    .arg(link.names.counts(id, date))
+                    .arg(link.names.ledger(id, date));
             }
-            self.command_link.ask(&pipeline).await?;
+            link.ask(&pipeline).await?;
         }
         let mut forget = redis::cmd("SREM");
-        forget.arg(self.names.days()).arg(date.to_string());
-        let forgotten = self.command_link.ask(&forget).await?;
+        forget.arg(link.names.days()).arg(date.to_string());
+        let forgotten = link.ask(&forget).await?;
         // Only one of several gateways that drop a day logs it.
         if i64::from_redis_value(forgotten).is_ok_and(|forgotten| forgotten > 0) {
             tracing::info!(%date, "a day of the ledger was dropped: its retention is over");
@@ -128,11 +125,11 @@ impl Parts {
     /// the server for a second with each million names of whatever owner.
     async fn take_off_expiries(&self) -> Result<(), StoreError> {
         let link = &self.command_link;
-        if self.exists(&self.names.unexpiring()).await? {
+        if self.exists(&link.names.unexpiring()).await? {
             return Ok(());
         }
-        let patterns = match self.exists(&self.names.days()).await? {
-            true => self.names.all_days().to_vec(),
+        let patterns = match self.exists(&link.names.days()).await? {
+            true => link.names.all_days().to_vec(),
             false => Vec::new(),
         };
         for pattern in patterns {
@@ -150,19 +147,19 @@ impl Parts {
                 link.ask(&pipeline).await?;
             }
         }
-        link.ask(redis::cmd("PERSIST").arg(self.names.events()))
+        link.ask(redis::cmd("PERSIST").arg(link.names.events()))
             .await?;
         let mut note = redis::cmd("SET");
-        note.arg(self.names.unexpiring()).arg("1");
+        note.arg(link.names.unexpiring()).arg("1");
         link.ask(&note).await?;
         Ok(())
     }
 
     async fn exists(&self, name: &str) -> Result<bool, StoreError> {
-        let found = self
+        let found: i64 = self
             .command_link
-            .ask(redis::cmd("EXISTS").arg(name))
+            .read(redis::cmd("EXISTS").arg(name))
             .await?;
-        Ok(i64::from_redis_value(found).map_err(unreadable)? > 0)
+        Ok(found > 0)
     }
 }

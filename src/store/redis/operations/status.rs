@@ -7,12 +7,11 @@ use redis::{FromRedisValue, Value};
 use tokio::time::Instant;
 
 use crate::store::redis::gateways::register::{self, RegisterEntry};
-use crate::store::redis::keys::codec::{parse_place, unreadable};
+use crate::store::redis::keys::codec::parse_place;
 use crate::store::redis::keys::index;
-use crate::store::redis::names::Names;
 use crate::store::redis::wire::info::Info;
 use crate::store::redis::wire::link::{Master, RedisLink};
-use crate::store::redis::wire::request::LinkError;
+use crate::store::redis::wire::request::{LinkError, unreadable};
 use crate::store::status::{
     BreakerState, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
     ServiceFacts, SilentFacts, StoreFacts, StoreStatus,
@@ -29,7 +28,6 @@ const KEYS_AGE_MAX_SECONDS: f64 = 5.0;
 /// Reads the whole state, of each master its own; the caller measures `clock_difference_seconds`.
 pub async fn status(
     link: &RedisLink,
-    names: &Names,
     clock_difference_seconds: f64,
     events: EventFacts,
     journal: Option<JournalFacts>,
@@ -56,13 +54,15 @@ pub async fn status(
             Err(error) => return Err(error),
         }
     }
-    let index = index::state(link, names).await?;
-    let feed = feed(link, names).await?;
-    let register = register::read(link, names).await?;
+    let index = index::state(link).await?;
+    let feed = feed(link).await?;
+    let register = register::read(link).await?;
     let (live, silent): (Vec<_>, Vec<_>) = register.iter().partition(|entry| entry.is_live());
     let gateways: Vec<_> = live.iter().map(|entry| gateway(entry, &feed)).collect();
     let silent: Vec<_> = silent.iter().map(|entry| silent_facts(entry)).collect();
-    let days = link.ask(redis::cmd("SCARD").arg(names.days())).await?;
+    let days = link
+        .read(redis::cmd("SCARD").arg(link.names.days()))
+        .await?;
     warnings.extend(warnings_of_gateways(&gateways, clock_difference_seconds));
     warnings.extend(silent.iter().map(silent_warning));
     if !index.is_complete {
@@ -84,8 +84,8 @@ pub async fn status(
         }),
         gateways,
         silent,
-        keys: index::count(link, names).await?,
-        days: u64::from_redis_value(days).map_err(unreadable)?,
+        keys: index::count(link).await?,
+        days,
         events,
         clock_difference_seconds,
         warnings,
@@ -144,10 +144,10 @@ async fn configured(
     Ok(settings.get(name).cloned())
 }
 
-async fn feed(link: &RedisLink, names: &Names) -> Result<FeedFacts, StoreError> {
+async fn feed(link: &RedisLink) -> Result<FeedFacts, StoreError> {
     let ask = redis::cmd("XINFO")
         .arg("STREAM")
-        .arg(names.feed())
+        .arg(link.names.feed())
         .to_owned();
     let value = match link.ask(&ask).await {
         Ok(value) => value,
@@ -166,8 +166,8 @@ async fn feed(link: &RedisLink, names: &Names) -> Result<FeedFacts, StoreError> 
 }
 
 /// The feed position of the last change.
-pub async fn last_change(link: &RedisLink, names: &Names) -> Result<ChangeMark, StoreError> {
-    let FeedFacts { last, .. } = feed(link, names).await?;
+pub async fn last_change(link: &RedisLink) -> Result<ChangeMark, StoreError> {
+    let FeedFacts { last, .. } = feed(link).await?;
     Ok(ChangeMark(parse_place(&last).unwrap_or(0)))
 }
 

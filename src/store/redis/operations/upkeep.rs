@@ -1,20 +1,15 @@
 //! The background tasks of a store: connections, breaker, refunds and ledger, a gateway's replica of the key table.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::clock::{Periodic, next_tick};
-use crate::store::StoreError;
 use crate::store::clock_watch;
-use crate::store::redis::keys::codec::read_time;
-use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::parts::Parts;
-use crate::store::redis::wire::link::NewConnection;
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
@@ -30,71 +25,35 @@ const PROBE_EVERY: Duration = clock_watch::LOOK_EVERY;
 /// How often idle accounts are dropped.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
-/// A task of a gateway's feed, which never returns.
-type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
-
-/// Starts the background tasks.
-pub fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
-where
-    P: Fn(NewConnection) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Result<(), StoreError>> + Send + 'static,
-{
-    let mut tasks = Vec::new();
-    for link in [parts.link.clone(), parts.command_link.clone()] {
-        let prepare = prepare.clone();
-        tasks.push(tokio::spawn(async move { link.keep(prepare).await }).abort_handle());
+/// Starts the background tasks, none of which ends.
+pub fn tasks(parts: &Arc<Parts>) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    for link in [&parts.link, &parts.command_link] {
+        tasks.spawn(link.clone().keep());
     }
-    let watched = parts.clone();
-    tasks.push(tokio::spawn(async move { watched.watch_for_ever().await }).abort_handle());
-    if let Some(outage) = parts.outage.clone() {
-        tasks.push(tokio::spawn(async move { outage.keep().await }).abort_handle());
+    tasks.spawn(parts.clone().watch_for_ever());
+    if let Some(outage) = &parts.outage {
+        tasks.spawn(outage.clone().keep());
     }
-    let flushed = parts.clone();
-    tasks.push(tokio::spawn(async move { flushed.flush_for_ever().await }).abort_handle());
-    if parts.feed.is_some() {
-        let feed_tasks: [FeedTask; 3] = [
-            |feed| Box::pin(feed.follow()),
-            |feed| Box::pin(feed.repair()),
-            |feed| Box::pin(feed.save_for_ever()),
-        ];
-        for task in feed_tasks {
-            let parts = parts.clone();
-            let run = async move {
-                if let Some(feed) = &parts.feed {
-                    task(feed).await;
-                }
-            };
-            tasks.push(tokio::spawn(run).abort_handle());
+    tasks.spawn(parts.clone().flush_for_ever());
+    if let Some(feed) = &parts.feed {
+        tasks.spawn(feed.clone().follow());
+        tasks.spawn(feed.clone().repair());
+        tasks.spawn(feed.clone().save_for_ever());
+        if let Some(presence) = &parts.presence {
+            tasks.spawn(presence.clone().keep(feed.clone()));
         }
-    }
-    if parts.presence.is_some() {
-        let present = parts.clone();
-        let run = async move {
-            if let (Some(presence), Some(feed)) = (&present.presence, &present.feed) {
-                presence.keep(feed).await;
-            }
-        };
-        tasks.push(tokio::spawn(run).abort_handle());
-    }
-    if parts.feed.is_some() {
-        let keeper = parts.clone();
-        tasks.push(tokio::spawn(async move { keeper.retain_for_ever().await }).abort_handle());
-    }
-    if parts.recovery.is_some() {
-        let parts = parts.clone();
-        let run = async move {
-            if let (Some(recovery), Some(feed)) = (&parts.recovery, &parts.feed) {
-                recovery.keep(feed).await;
-            }
-        };
-        tasks.push(tokio::spawn(run).abort_handle());
+        tasks.spawn(parts.clone().retain_for_ever());
+        if let Some(recovery) = &parts.recovery {
+            tasks.spawn(recovery.clone().keep(feed.clone()));
+        }
     }
     tasks
 }
 
 impl Parts {
     /// Checks the breaker. Never returns.
-    async fn watch_for_ever(&self) {
+    async fn watch_for_ever(self: Arc<Self>) {
         loop {
             if let Some(turn) = self.guard.look().await {
                 match &self.outage {
@@ -114,7 +73,7 @@ impl Parts {
     }
 
     /// Writes refunds and ledger; after a reconnection, everything. Never returns.
-    async fn flush_for_ever(&self) {
+    async fn flush_for_ever(self: Arc<Self>) {
         let mut connections = self.link.made();
         let (mut sweep, mut probe) = (Periodic::new(SWEEP_EVERY), Periodic::new(PROBE_EVERY));
         let mut unwritten_at = Instant::now();
@@ -159,15 +118,13 @@ impl Parts {
 
     /// Asks Redis for its time; a gateway compares it, or its estimate, with the boot-time clock.
     async fn probe(&self) {
-        let time = redis::cmd("TIME");
+        let asked = self.clock.now();
         // The link reacts to a failure.
+        let theirs = self.link.time().await;
         if self.feed.is_none() {
-            let _ = self.link.ask(&time).await;
             return;
         }
-        let asked = self.clock.now();
-        let reply = self.link.ask(&time).await;
-        if let Some(theirs) = reply.ok().and_then(|reply| read_time(reply).ok()) {
+        if let Ok(theirs) = theirs {
             self.clock.learn(asked, theirs);
         }
         self.clock.look();

@@ -16,15 +16,15 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, Pipeline, ServerErrorKind, Value};
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, RedisFuture, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::line::{ServerLine, answered};
+use super::preparation::Preparation;
 use super::request::{Commands, LinkError, jittered};
-use super::script::{CHARGE, RECORD};
 use super::slots::{ClusterView, slot_of};
 use super::topology::{Address, Topology};
 use crate::store::StoreError;
@@ -48,18 +48,16 @@ const REDIRECTED_KEPT: Duration = Duration::from_secs(60);
 /// How often to check whether new lines are up.
 const AWAIT_LINES_EVERY: Duration = Duration::from_millis(2);
 
-/// The cluster; clones are the same one.
-#[derive(Clone)]
-pub struct Cluster(Arc<ClusterParts>);
-
-struct ClusterParts {
+/// The cluster.
+pub struct Cluster {
     topology: Topology,
+    preparation: Arc<Preparation>,
     response_timeout: Duration,
     made: Arc<AtomicU64>,
     table: ArcSwap<Table>,
     /// Held while the table is replaced.
     replacing: Mutex<()>,
-    /// Whether it was prepared: before that only `prepare` uses it.
+    /// Whether it was prepared: before that only [`Preparation`] uses it.
     shown: AtomicBool,
     trouble: ArcSwapOption<StoreError>,
     /// Notified when the map may be out of date.
@@ -81,6 +79,7 @@ impl Drop for ClusterNode {
 }
 
 /// The map in use.
+#[derive(Default)]
 struct Table {
     view: Arc<ClusterView>,
     nodes: Vec<Arc<ClusterNode>>,
@@ -98,41 +97,44 @@ impl Table {
 
 impl Cluster {
     /// A cluster that is not connected; [`Cluster::keep`] connects it.
-    pub fn new(topology: Topology, response_timeout: Duration, made: Arc<AtomicU64>) -> Cluster {
-        Cluster(Arc::new(ClusterParts {
+    pub fn new(
+        topology: Topology,
+        preparation: Arc<Preparation>,
+        response_timeout: Duration,
+        made: Arc<AtomicU64>,
+    ) -> Cluster {
+        Cluster {
             topology,
+            preparation,
             response_timeout,
             made,
-            table: ArcSwap::from_pointee(Table {
-                view: Arc::default(),
-                nodes: Vec::new(),
-            }),
+            table: ArcSwap::default(),
             replacing: Mutex::new(()),
             shown: AtomicBool::new(false),
             trouble: ArcSwapOption::empty(),
             stale: Notify::new(),
-        }))
+        }
     }
 
     fn any_line_up(&self) -> bool {
-        let table = self.0.table.load();
+        let table = self.table.load();
         table.nodes.iter().any(|node| node.line.is_up())
     }
 
     /// Whether some slots are served.
     pub fn is_up(&self) -> bool {
-        self.0.shown.load(Ordering::Acquire) && self.any_line_up()
+        self.shown.load(Ordering::Acquire) && self.any_line_up()
     }
 
     /// Why the cluster is not used, or `None` if it is.
     pub fn trouble(&self) -> Option<Arc<StoreError>> {
-        self.0.trouble.load_full()
+        self.trouble.load_full()
     }
 
     /// Whether all slots are served.
     pub fn is_whole(&self) -> bool {
-        let table = self.0.table.load();
-        self.0.shown.load(Ordering::Acquire)
+        let table = self.table.load();
+        self.shown.load(Ordering::Acquire)
             && table.view.is_healthy()
             && table.view.owners().all(|owner| table.is_line_up(owner))
     }
@@ -142,14 +144,8 @@ impl Cluster {
         if self.is_up() {
             return Ok(());
         }
-        let why = match self.0.trouble.load().as_deref() {
-            Some(trouble) => trouble.to_string(),
-            None => "not connected yet".to_owned(),
-        };
-        let shown = &self.0.topology;
-        Err(LinkError::NoConnection(format!(
-            "no connection to {shown}: {why}"
-        )))
+        let trouble = self.trouble.load();
+        Err(LinkError::no_connection(&self.topology, trouble.as_deref()))
     }
 
     /// Sends each command to the node of its key, and waits for all results until `deadline`.
@@ -159,8 +155,8 @@ impl Cluster {
     }
 
     /// As [`Cluster::query`], with the link's own timeout from now, and also before the cluster is published.
-    pub async fn ask(&self, parts: Commands<'_>) -> Result<Value, LinkError> {
-        let deadline = Instant::now() + self.0.response_timeout;
+    async fn ask(&self, parts: Commands<'_>) -> Result<Value, LinkError> {
+        let deadline = Instant::now() + self.response_timeout;
         self.route(parts, deadline).await
     }
 
@@ -177,20 +173,20 @@ impl Cluster {
 
     /// Whether the node that serves a slot can be reached.
     pub fn serves(&self, slot: u16) -> bool {
-        let table = self.0.table.load();
+        let table = self.table.load();
         let owner = table.view.owner(slot);
         owner.is_some_and(|owner| table.is_line_up(owner))
     }
 
     /// The node that serves a slot; without a slot any one that can be reached.
     fn node_of(&self, slot: Option<u16>) -> Result<Arc<ClusterNode>, LinkError> {
-        let table = self.0.table.load();
+        let table = self.table.load();
         let node = match slot {
             Some(slot) => table.view.owner(slot).and_then(|owner| table.node(owner)),
             None => table.nodes.iter().find(|node| node.line.is_up()),
         };
         node.cloned().ok_or_else(|| {
-            self.0.stale.notify_one();
+            self.stale.notify_one();
             LinkError::NoConnection(match slot {
                 Some(slot) => format!("no node of the cluster is known to serve slot {slot}"),
                 None => "no node of the cluster can be reached".to_owned(),
@@ -216,7 +212,7 @@ impl Cluster {
             let error = match result {
                 Err(LinkError::Refused(error)) if error.is_cluster_error() => error,
                 Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {
-                    self.0.stale.notify_one();
+                    self.stale.notify_one();
                     return Err(error);
                 }
                 other => return other,
@@ -230,7 +226,7 @@ impl Cluster {
             }
             (node, asking) = match error.kind() {
                 ErrorKind::Server(ServerErrorKind::Moved) => {
-                    self.0.stale.notify_one();
+                    self.stale.notify_one();
                     (self.redirected(&error, &node)?, None)
                 }
                 ErrorKind::Server(ServerErrorKind::Ask) => {
@@ -241,7 +237,7 @@ impl Cluster {
                 ErrorKind::Server(ServerErrorKind::TryAgain) => (self.node_of(slot)?, None),
                 // The cluster as a whole does not serve.
                 _ => {
-                    self.0.stale.notify_one();
+                    self.stale.notify_one();
                     return Err(LinkError::Lost(error.to_string()));
                 }
             };
@@ -262,21 +258,21 @@ impl Cluster {
         let Some(address) = named else {
             return Err(LinkError::Unreadable(error.to_string()));
         };
-        let known = self.0.table.load().node(&address).cloned();
+        let known = self.table.load().node(&address).cloned();
         let node = known.unwrap_or_else(|| self.add(address));
         *node.redirected_to.lock() = Instant::now();
         Ok(node)
     }
 
     fn add(&self, address: Address) -> Arc<ClusterNode> {
-        let _replacing = self.0.replacing.lock();
-        let table = self.0.table.load();
+        let _replacing = self.replacing.lock();
+        let table = self.table.load();
         if let Some(node) = table.node(&address) {
             return node.clone();
         }
         let node = self.new_node(address);
         let nodes = table.nodes.iter().chain([&node]).cloned().collect();
-        self.0.table.store(Arc::new(Table {
+        self.table.store(Arc::new(Table {
             view: table.view.clone(),
             nodes,
         }));
@@ -284,19 +280,14 @@ impl Cluster {
     }
 
     fn new_node(&self, address: Address) -> Arc<ClusterNode> {
-        let ClusterParts {
-            topology,
-            response_timeout,
-            made,
-            ..
-        } = &*self.0;
-        let server = topology.node(address.clone());
-        let line = Arc::new(ServerLine::new(server, *response_timeout, made.clone()));
+        let server = self.topology.node(address.clone());
+        let line = ServerLine::new(server, None, self.response_timeout, self.made.clone());
+        let line = Arc::new(line);
         let kept = line.clone();
         Arc::new(ClusterNode {
             address,
             line,
-            task: tokio::spawn(async move { kept.keep(ready).await }).abort_handle(),
+            task: tokio::spawn(async move { kept.keep().await }).abort_handle(),
             redirected_to: Mutex::new(Instant::now()),
         })
     }
@@ -355,13 +346,13 @@ impl Cluster {
             Err(LinkError::Refused(error)) if error.is_cluster_error() => {
                 let is_down = error.kind() == ErrorKind::Server(ServerErrorKind::ClusterDown);
                 if is_down || Instant::now() >= deadline {
-                    self.0.stale.notify_one();
+                    self.stale.notify_one();
                     return Err(LinkError::Lost(error.to_string()));
                 }
                 self.command(command, deadline).await
             }
             Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {
-                self.0.stale.notify_one();
+                self.stale.notify_one();
                 Err(error)
             }
             other => other,
@@ -373,7 +364,7 @@ impl Cluster {
         self.refresh().await?;
         let slot = super::slots::slot(name.as_bytes());
         let address = self.node_of(Some(slot))?.address.clone();
-        Ok(self.0.topology.node(address).dial(None).await?.connection)
+        Ok(self.topology.node(address).dial(None).await?.connection)
     }
 
     /// The map of this moment.
@@ -394,7 +385,7 @@ impl Cluster {
         command: &Cmd,
         deadline: Instant,
     ) -> Result<Value, LinkError> {
-        let node = self.0.table.load().node(address).cloned();
+        let node = self.table.load().node(address).cloned();
         let Some(node) = node else {
             return Err(LinkError::NoConnection(format!(
                 "{address} left the cluster"
@@ -405,12 +396,12 @@ impl Cluster {
 
     /// The masters by the map as it is known.
     pub fn masters(&self) -> Vec<Address> {
-        self.0.table.load().view.nodes().to_vec()
+        self.table.load().view.nodes().to_vec()
     }
 
     /// Asks for the map and uses it.
     async fn refresh(&self) -> Result<Arc<ClusterView>, StoreError> {
-        let table = self.0.table.load_full();
+        let table = self.table.load_full();
         let asked = table.nodes.iter().filter(|node| node.line.is_up());
         let asked = asked.map(async |node| {
             let deadline = Instant::now() + MAP_TIMEOUT;
@@ -420,7 +411,7 @@ impl Cluster {
         });
         let mut opinions = join_all(asked).await;
         if !opinions.iter().any(Result::is_ok) {
-            let seeds = self.0.topology.seeds().unwrap_or_default();
+            let seeds = self.topology.seeds().unwrap_or_default();
             let known = table.nodes.iter().map(|node| &node.address);
             let known = known.filter(|address| !seeds.contains(address));
             opinions = join_all(seeds.iter().chain(known).map(|seed| self.ask_seed(seed))).await;
@@ -443,7 +434,7 @@ impl Cluster {
     }
 
     async fn ask_seed(&self, address: &Address) -> Result<ClusterView, StoreError> {
-        let node = self.0.topology.node(address.clone());
+        let node = self.topology.node(address.clone());
         let asked = async {
             let mut connection = node.dial(Some(MAP_TIMEOUT)).await?.connection;
             let questions = ClusterView::questions();
@@ -462,7 +453,7 @@ impl Cluster {
     /// Makes lines to new masters, gives them time to come up, and then uses the map.
     async fn follow(&self, view: ClusterView) -> Arc<ClusterView> {
         let view = Arc::new(view);
-        let table = self.0.table.load_full();
+        let table = self.table.load_full();
         let fresh: Vec<Arc<ClusterNode>> = view
             .nodes()
             .iter()
@@ -475,8 +466,8 @@ impl Cluster {
             }
         })
         .await;
-        let _replacing = self.0.replacing.lock();
-        let table = self.0.table.load();
+        let _replacing = self.replacing.lock();
+        let table = self.table.load();
         let kept = table.nodes.iter().filter(|node| {
             view.nodes().contains(&node.address)
                 || node.redirected_to.lock().elapsed() < REDIRECTED_KEPT
@@ -488,9 +479,9 @@ impl Cluster {
             }
         }
         if table.view.is_healthy() != view.is_healthy() {
-            tracing::info!(server = %self.0.topology, healthy = view.is_healthy(), "state of the Redis cluster");
+            tracing::info!(server = %self.topology, healthy = view.is_healthy(), "state of the Redis cluster");
         }
-        self.0.table.store(Arc::new(Table {
+        self.table.store(Arc::new(Table {
             view: view.clone(),
             nodes,
         }));
@@ -498,54 +489,46 @@ impl Cluster {
     }
 
     /// Tries once to find and prepare the cluster and to publish it to callers.
-    pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
-    where
-        P: Fn(Cluster) -> F,
-        F: Future<Output = Result<(), StoreError>>,
-    {
+    pub async fn connect(&self) -> Result<(), Arc<StoreError>> {
         let attempt = async {
             self.refresh().await?;
-            let prepared = prepare(self.clone());
-            timeout(PREPARE_TIMEOUT, prepared)
+            let mut connection = self;
+            timeout(PREPARE_TIMEOUT, self.preparation.prepare(&mut connection))
                 .await
                 .unwrap_or_else(|_| {
                     Err(StoreError::Unavailable(format!(
                         "{}: found, but no answer in time",
-                        self.0.topology
+                        self.topology
                     )))
                 })
         };
         match attempt.await {
             Ok(()) => {
-                self.0.trouble.store(None);
-                self.0.shown.store(true, Ordering::Release);
+                self.trouble.store(None);
+                self.shown.store(true, Ordering::Release);
                 Ok(())
             }
             Err(error) => {
                 let error = Arc::new(error);
-                self.0.trouble.store(Some(error.clone()));
+                self.trouble.store(Some(error.clone()));
                 Err(error)
             }
         }
     }
 
     /// Keeps the map current; a cluster that was lost completely is prepared again. Logs every new reason, once. Never returns.
-    pub async fn keep<P, F>(&self, prepare: P)
-    where
-        P: Fn(Cluster) -> F,
-        F: Future<Output = Result<(), StoreError>>,
-    {
+    pub async fn keep(&self) {
         let mut wait = RECONNECT_MIN;
         let mut logged = String::new();
         loop {
             let attempt = if self.is_up() {
-                let _ = timeout(REFRESH_EVERY, self.0.stale.notified()).await;
+                let _ = timeout(REFRESH_EVERY, self.stale.notified()).await;
                 self.refresh().await.map(drop).map_err(Arc::new)
             } else {
-                self.0.shown.store(false, Ordering::Release);
-                let found = self.connect(&prepare).await;
+                self.shown.store(false, Ordering::Release);
+                let found = self.connect().await;
                 if found.is_ok() {
-                    tracing::info!(server = %self.0.topology, "connected to the Redis cluster");
+                    tracing::info!(server = %self.topology, "connected to the Redis cluster");
                 }
                 found
             };
@@ -569,11 +552,35 @@ impl Cluster {
     }
 }
 
-/// Prepares a new connection to a node: checks that it answers, and loads the scripts.
-async fn ready(mut connection: MultiplexedConnection) -> Result<(), StoreError> {
-    let failed = |error: redis::RedisError| StoreError::Unavailable(error.to_string());
-    for script in [&CHARGE, &RECORD] {
-        script.load(&mut connection).await.map_err(failed)?;
+/// For the preparation: each command is sent to the node of its key.
+impl ConnectionLike for &Cluster {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(async { raised(self.ask(Commands::One(command)).await) })
     }
-    Ok(())
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipeline: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        Box::pin(async {
+            let value = raised(self.ask(Commands::Each(pipeline)).await)?;
+            Ok(Vec::from_redis_value(value)?)
+        })
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+fn raised(result: Result<Value, LinkError>) -> Result<Value, redis::RedisError> {
+    result.map_err(|error| match error {
+        LinkError::Refused(error) => error,
+        LinkError::NoConnection(why) | LinkError::Lost(why) => {
+            std::io::Error::new(std::io::ErrorKind::NotConnected, why).into()
+        }
+        LinkError::Unreadable(what) => std::io::Error::other(what).into(),
+    })
 }

@@ -12,9 +12,7 @@ use tokio::sync::Notify;
 use super::breaker::{Breaker, CallOutcome, LinkState};
 use super::link::RedisLink;
 use super::request::LinkError;
-use crate::policy::api_key::os_entropy;
 use crate::store::StoreError;
-use crate::store::redis::names::Names;
 use crate::store::status::{BreakerFacts, BreakerState};
 
 /// The lifetime of the probe's entry in Redis.
@@ -32,7 +30,6 @@ pub enum BreakerChange {
 /// The breaker in front of a link.
 pub struct BreakerGuard {
     link: Arc<RedisLink>,
-    names: Names,
     breaker: Mutex<Breaker>,
     closed: AtomicBool,
     /// When it opened, while it is open.
@@ -47,10 +44,9 @@ pub struct BreakerGuard {
 
 impl BreakerGuard {
     /// A closed breaker.
-    pub fn new(link: Arc<RedisLink>, names: Names) -> BreakerGuard {
+    pub fn new(link: Arc<RedisLink>) -> BreakerGuard {
         BreakerGuard {
             link,
-            names,
             breaker: Mutex::new(Breaker::new(Instant::now())),
             closed: AtomicBool::new(true),
             opened: Mutex::new(None),
@@ -154,11 +150,8 @@ impl BreakerGuard {
         };
         if due {
             let outcome = self.probe().await;
-            let mut random = [0; 1];
-            os_entropy(&mut random);
-            let jitter = f64::from(u8::from_ne_bytes(random)) / 255.0;
             let mut breaker = self.breaker.lock();
-            breaker.probed(outcome, Instant::now(), jitter);
+            breaker.probed(outcome, Instant::now(), fastrand::f64());
             self.closed.store(breaker.is_closed(), Ordering::Release);
         }
         let mut opened = self.opened.lock();
@@ -185,7 +178,7 @@ impl BreakerGuard {
         }
         let mut write = redis::cmd("SET");
         write
-            .arg(self.names.probe())
+            .arg(self.link.names.probe())
             .arg(1)
             .arg("PX")
             .arg(PROBE_LIVES.as_millis() as u64);

@@ -16,7 +16,9 @@ use redis::{ErrorKind, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::preparation::{Preparation, load};
 use super::request::{Commands, LinkError, jittered};
+use super::script::{CHARGE, RECORD};
 use super::topology::{Address, Dialled, Topology};
 use crate::store::StoreError;
 
@@ -30,17 +32,13 @@ const MASTER_EVERY: Duration = Duration::from_secs(1);
 /// How long preparing a connection may take.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(1);
 
-struct LiveConnection {
-    connection: MultiplexedConnection,
-    /// The master that the sentinels named for it; `None` without sentinels.
-    master: Option<Address>,
-}
-
 /// The connection, if there is one.
 pub struct ServerLine {
     server: Topology,
+    /// `None` for a node of a cluster, which is prepared as a whole: of each node, only the scripts of charges and records.
+    preparation: Option<Arc<Preparation>>,
     response_timeout: Duration,
-    live: ArcSwapOption<LiveConnection>,
+    live: ArcSwapOption<Dialled>,
     /// Why there is no connection.
     trouble: ArcSwapOption<StoreError>,
     made: Arc<AtomicU64>,
@@ -50,9 +48,15 @@ pub struct ServerLine {
 
 impl ServerLine {
     /// A line without a connection; [`ServerLine::keep`] makes it. `made` counts the connections, other lines' too.
-    pub fn new(server: Topology, response_timeout: Duration, made: Arc<AtomicU64>) -> ServerLine {
+    pub fn new(
+        server: Topology,
+        preparation: Option<Arc<Preparation>>,
+        response_timeout: Duration,
+        made: Arc<AtomicU64>,
+    ) -> ServerLine {
         ServerLine {
             server,
+            preparation,
             response_timeout,
             live: ArcSwapOption::empty(),
             trouble: ArcSwapOption::empty(),
@@ -92,11 +96,7 @@ impl ServerLine {
     }
 
     fn no_connection(&self) -> LinkError {
-        let why = match self.trouble.load().as_deref() {
-            Some(trouble) => trouble.to_string(),
-            None => "not connected yet".to_owned(),
-        };
-        LinkError::NoConnection(format!("no connection to {}: {why}", self.server))
+        LinkError::no_connection(&self.server, self.trouble.load().as_deref())
     }
 
     /// Sends commands and waits for their result until `deadline`. Redirections of a cluster's node are returned as
@@ -135,7 +135,7 @@ impl ServerLine {
 
     async fn query_on(
         &self,
-        live: &LiveConnection,
+        live: &Dialled,
         parts: Commands<'_>,
         deadline: Instant,
     ) -> Result<Value, LinkError> {
@@ -163,14 +163,14 @@ impl ServerLine {
         }
     }
 
-    fn timed_out(&self, live: &LiveConnection) -> LinkError {
+    fn timed_out(&self, live: &Dialled) -> LinkError {
         if self.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= TIMEOUTS_MAX {
             self.drop_connection(live, "two calls in a row timed out");
         }
         LinkError::Lost(format!("{} did not answer in time", self.server))
     }
 
-    fn drop_connection(&self, live: &LiveConnection, why: &str) {
+    fn drop_connection(&self, live: &Dialled, why: &str) {
         let current = self.live.load();
         if current
             .as_ref()
@@ -203,14 +203,10 @@ impl ServerLine {
     }
 
     /// Tries once to make and prepare a connection and to publish it to callers.
-    pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
-    where
-        P: Fn(MultiplexedConnection) -> F,
-        F: Future<Output = Result<(), StoreError>>,
-    {
+    pub async fn connect(&self) -> Result<(), Arc<StoreError>> {
         let attempt = async {
             let dialled = self.server.dial(Some(self.response_timeout)).await?;
-            timeout(PREPARE_TIMEOUT, prepare(dialled.connection.clone()))
+            timeout(PREPARE_TIMEOUT, self.prepare(dialled.connection.clone()))
                 .await
                 .unwrap_or_else(|_| {
                     Err(StoreError::Unavailable(format!(
@@ -221,10 +217,9 @@ impl ServerLine {
             Ok(dialled)
         };
         match attempt.await {
-            Ok(Dialled { connection, master }) => {
+            Ok(dialled) => {
                 self.timeouts.store(0, Ordering::Relaxed);
-                self.live
-                    .store(Some(Arc::new(LiveConnection { connection, master })));
+                self.live.store(Some(Arc::new(dialled)));
                 self.made.fetch_add(1, Ordering::AcqRel);
                 self.trouble.store(None);
                 Ok(())
@@ -237,12 +232,15 @@ impl ServerLine {
         }
     }
 
+    async fn prepare(&self, mut connection: MultiplexedConnection) -> Result<(), StoreError> {
+        match &self.preparation {
+            Some(preparation) => preparation.prepare(&mut connection).await,
+            None => load(&[&CHARGE, &RECORD], &mut connection).await,
+        }
+    }
+
     /// Keeps a connection, as the line's one task. Logs every new reason for having none, once. Never returns.
-    pub async fn keep<P, F>(&self, prepare: P)
-    where
-        P: Fn(MultiplexedConnection) -> F,
-        F: Future<Output = Result<(), StoreError>>,
-    {
+    pub async fn keep(&self) {
         let mut wait = RECONNECT_MIN;
         let mut logged = String::new();
         loop {
@@ -252,7 +250,7 @@ impl ServerLine {
                 }
                 wait = RECONNECT_MIN;
             }
-            match self.connect(&prepare).await {
+            match self.connect().await {
                 Ok(()) => {
                     logged.clear();
                     tracing::info!(server = %self.server, "connected to Redis");

@@ -10,71 +10,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use redis::aio::{ConnectionLike, MultiplexedConnection};
-use redis::{Cmd, FromRedisValue, Pipeline, RedisFuture, Value};
+use jiff::Timestamp;
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::line::ServerLine;
-use super::request::{Commands, LinkError, RedisRequest};
+use super::preparation::Preparation;
+use super::request::{LinkError, RedisRequest, read_time, unreadable};
 use super::script::{Script, ScriptArguments};
 use super::slots::{ClusterView, slot};
 use super::topology::{Address, Topology};
 use crate::store::StoreError;
-
-/// A new connection that is prepared before callers may use it.
-#[derive(Clone)]
-pub enum NewConnection {
-    /// To one server.
-    Server(MultiplexedConnection),
-    /// To the nodes of a cluster: each command is sent to the node of its key.
-    Cluster(Cluster),
-}
-
-impl ConnectionLike for NewConnection {
-    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        match self {
-            NewConnection::Server(connection) => connection.req_packed_command(command),
-            NewConnection::Cluster(cluster) => {
-                Box::pin(async { raised(cluster.ask(Commands::One(command)).await) })
-            }
-        }
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        pipeline: &'a Pipeline,
-        offset: usize,
-        count: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        match self {
-            NewConnection::Server(connection) => {
-                connection.req_packed_commands(pipeline, offset, count)
-            }
-            NewConnection::Cluster(cluster) => Box::pin(async {
-                let value = raised(cluster.ask(Commands::Each(pipeline)).await)?;
-                Ok(Vec::from_redis_value(value)?)
-            }),
-        }
-    }
-
-    fn get_db(&self) -> i64 {
-        match self {
-            NewConnection::Server(connection) => connection.get_db(),
-            NewConnection::Cluster(_) => 0,
-        }
-    }
-}
-
-fn raised(result: Result<Value, LinkError>) -> Result<Value, redis::RedisError> {
-    result.map_err(|error| match error {
-        LinkError::Refused(error) => error,
-        LinkError::NoConnection(why) | LinkError::Lost(why) => {
-            std::io::Error::new(std::io::ErrorKind::NotConnected, why).into()
-        }
-        LinkError::Unreadable(what) => std::io::Error::other(what).into(),
-    })
-}
+use crate::store::redis::names::Names;
 
 /// A server that accepts writes.
 #[derive(Debug, Clone)]
@@ -102,12 +51,14 @@ pub struct ScanPlace {
 }
 
 enum Way {
-    Server(Box<ServerLine>),
+    Server(ServerLine),
     Cluster(Cluster),
 }
 
-/// The connection to Redis.
+/// The connection to Redis, and what the store is called there.
 pub struct RedisLink {
+    /// The names of the store.
+    pub names: Names,
     topology: Topology,
     response_timeout: Duration,
     made: Arc<AtomicU64>,
@@ -116,20 +67,28 @@ pub struct RedisLink {
 
 impl RedisLink {
     /// A link without a connection; [`RedisLink::keep`] connects it.
-    pub fn new(topology: Topology, response_timeout: Duration) -> RedisLink {
+    pub fn new(
+        topology: Topology,
+        preparation: Arc<Preparation>,
+        response_timeout: Duration,
+    ) -> RedisLink {
         let made = Arc::new(AtomicU64::new(0));
         let way = match topology.seeds() {
-            None => {
-                let line = ServerLine::new(topology.clone(), response_timeout, made.clone());
-                Way::Server(Box::new(line))
-            }
+            None => Way::Server(ServerLine::new(
+                topology.clone(),
+                Some(preparation.clone()),
+                response_timeout,
+                made.clone(),
+            )),
             Some(_) => Way::Cluster(Cluster::new(
                 topology.clone(),
+                preparation.clone(),
                 response_timeout,
                 made.clone(),
             )),
         };
         RedisLink {
+            names: preparation.names.clone(),
             topology,
             response_timeout,
             made,
@@ -196,6 +155,30 @@ impl RedisLink {
     /// As [`RedisLink::query`], with the link's own timeout from now.
     pub async fn ask(&self, request: &impl RedisRequest) -> Result<Value, LinkError> {
         self.query(request, self.deadline()).await
+    }
+
+    /// The server's time.
+    pub async fn time(&self) -> Result<Timestamp, StoreError> {
+        read_time(self.ask(&redis::cmd("TIME")).await?)
+    }
+
+    /// Asks like [`RedisLink::ask`], and reads the reply.
+    pub async fn read<T: FromRedisValue>(
+        &self,
+        request: &impl RedisRequest,
+    ) -> Result<T, StoreError> {
+        T::from_redis_value(self.ask(request).await?).map_err(unreadable)
+    }
+
+    /// The replies to the commands of a pipeline. An empty one is not sent.
+    pub async fn replies<T: FromRedisValue>(
+        &self,
+        pipeline: &Pipeline,
+    ) -> Result<Vec<T>, StoreError> {
+        if pipeline.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.read(pipeline).await
     }
 
     /// Sends commands and returns the result of each, in their order. The error of one, or of one master, does not affect the
@@ -308,7 +291,7 @@ impl RedisLink {
         let deadline = Instant::now() + self.response_timeout;
         match &self.way {
             Way::Server(_) => {
-                let (at, found) = scanned(self.ask(&step).await?)?;
+                let (at, found) = self.read(&step).await?;
                 let next = (at != 0).then_some(ScanPlace { at, ..place });
                 Ok((next, found))
             }
@@ -320,7 +303,8 @@ impl RedisLink {
                 let Some(node) = view.nodes().get(place.nodes_done) else {
                     return Ok((None, Vec::new()));
                 };
-                let (at, found) = scanned(cluster.ask_node(node, &step, deadline).await?)?;
+                let page = cluster.ask_node(node, &step, deadline).await?;
+                let (at, found) = FromRedisValue::from_redis_value(page).map_err(unreadable)?;
                 let mut next = ScanPlace {
                     at,
                     view: Some(view.clone()),
@@ -365,44 +349,20 @@ impl RedisLink {
     }
 
     /// Tries once to make and prepare a connection and to publish it to callers.
-    pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
-    where
-        P: Fn(NewConnection) -> F,
-        F: Future<Output = Result<(), StoreError>>,
-    {
+    pub async fn connect(&self) -> Result<(), Arc<StoreError>> {
         match &self.way {
-            Way::Server(line) => {
-                line.connect(&|made| prepare(NewConnection::Server(made)))
-                    .await
-            }
-            Way::Cluster(cluster) => {
-                cluster
-                    .connect(&|made| prepare(NewConnection::Cluster(made)))
-                    .await
-            }
+            Way::Server(line) => line.connect().await,
+            Way::Cluster(cluster) => cluster.connect().await,
         }
     }
 
     /// Keeps a connection, as the link's one task. Logs every new reason for having none, once. Never returns.
-    pub async fn keep<P, F>(&self, prepare: P)
-    where
-        P: Fn(NewConnection) -> F,
-        F: Future<Output = Result<(), StoreError>>,
-    {
+    pub async fn keep(self: Arc<Self>) {
         match &self.way {
-            Way::Server(line) => line.keep(|made| prepare(NewConnection::Server(made))).await,
-            Way::Cluster(cluster) => {
-                cluster
-                    .keep(|made| prepare(NewConnection::Cluster(made)))
-                    .await
-            }
+            Way::Server(line) => line.keep().await,
+            Way::Cluster(cluster) => cluster.keep().await,
         }
     }
-}
-
-fn scanned(value: Value) -> Result<(u64, Vec<String>), StoreError> {
-    FromRedisValue::from_redis_value(value)
-        .map_err(|error| StoreError::Failed(format!("a reply of Redis cannot be read: {error}")))
 }
 
 fn is_unknown_script(error: &redis::RedisError) -> bool {

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Pipeline, Value};
+use redis::{Cmd, FromRedisValue, Pipeline, Value};
 
+use super::topology::Topology;
 use crate::store::StoreError;
 
 /// Why a command has no result.
@@ -20,6 +22,14 @@ pub enum LinkError {
     Unreadable(String),
 }
 
+impl LinkError {
+    /// The error without a connection to `server`, whose last attempt failed for this reason.
+    pub fn no_connection(server: &Topology, trouble: Option<&StoreError>) -> LinkError {
+        let why = trouble.map_or_else(|| "not connected yet".to_owned(), StoreError::to_string);
+        LinkError::NoConnection(format!("no connection to {server}: {why}"))
+    }
+}
+
 impl From<LinkError> for StoreError {
     fn from(error: LinkError) -> StoreError {
         match error {
@@ -28,6 +38,19 @@ impl From<LinkError> for StoreError {
             LinkError::Unreadable(what) => StoreError::Failed(what),
         }
     }
+}
+
+/// The error for a reply of another type than expected.
+pub fn unreadable(error: redis::ParsingError) -> StoreError {
+    StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
+}
+
+/// The reply of `TIME`.
+pub fn read_time(value: Value) -> Result<Timestamp, StoreError> {
+    let (seconds, micros) = <(i64, i64)>::from_redis_value(value).map_err(unreadable)?;
+    let micros = seconds.saturating_mul(1_000_000).saturating_add(micros);
+    Timestamp::from_microsecond(micros)
+        .map_err(|error| StoreError::Failed(format!("Redis returned an impossible time: {error}")))
 }
 
 /// The commands of a request.
@@ -78,7 +101,5 @@ impl RedisRequest for Pipeline {
 
 /// Between half of `wait` and the whole, so that gateways do not come back all at once.
 pub fn jittered(wait: Duration) -> Duration {
-    let mut random = [0; 1];
-    crate::policy::api_key::os_entropy(&mut random);
-    wait.mul_f64(0.5 + f64::from(u8::from_ne_bytes(random)) / 512.0)
+    wait.mul_f64(0.5 + fastrand::f64() / 2.0)
 }

@@ -9,53 +9,26 @@ use crate::policy::calendar::Day;
 use crate::policy::quota::{Code, Reply};
 
 /// The charge.
-pub static CHARGE: Script = Script {
-    source: include_str!("../charge.lua"),
-    sha: OnceLock::new(),
-};
+pub static CHARGE: Script = Script::new(include_str!("../charge.lua"));
 /// The compare-and-set of a record.
-pub static RECORD: Script = Script {
-    source: include_str!("../record.lua"),
-    sha: OnceLock::new(),
-};
+pub static RECORD: Script = Script::new(include_str!("../record.lua"));
 /// The merge of totals that an earlier process left in its journal.
-pub static MERGE_TOTALS: Script = Script {
-    source: include_str!("../merge_totals.lua"),
-    sha: OnceLock::new(),
-};
+pub static MERGE_TOTALS: Script = Script::new(include_str!("../merge_totals.lua"));
 
 /// The merge of an imported day of a key.
-pub static MERGE_DAY: Script = Script {
-    source: include_str!("../merge_day.lua"),
-    sha: OnceLock::new(),
-};
+pub static MERGE_DAY: Script = Script::new(include_str!("../merge_day.lua"));
 
 /// The claim of an event.
-pub static CLAIM: Script = Script {
-    source: include_str!("../claim.lua"),
-    sha: OnceLock::new(),
-};
+pub static CLAIM: Script = Script::new(include_str!("../claim.lua"));
 /// The right to deliver events.
-pub static COURIER: Script = Script {
-    source: include_str!("../courier.lua"),
-    sha: OnceLock::new(),
-};
+pub static COURIER: Script = Script::new(include_str!("../courier.lua"));
 
 /// The entry of a gateway in the register.
-pub static SIGN_IN: Script = Script {
-    source: include_str!("../sign_in.lua"),
-    sha: OnceLock::new(),
-};
+pub static SIGN_IN: Script = Script::new(include_str!("../sign_in.lua"));
 /// The register of gateways.
-pub static REGISTER: Script = Script {
-    source: include_str!("../register.lua"),
-    sha: OnceLock::new(),
-};
+pub static REGISTER: Script = Script::new(include_str!("../register.lua"));
 /// The removal of a gateway that did not sign off.
-pub static STRIKE_OFF: Script = Script {
-    source: include_str!("../strike_off.lua"),
-    sha: OnceLock::new(),
-};
+pub static STRIKE_OFF: Script = Script::new(include_str!("../strike_off.lua"));
 
 /// A script, with its name in the server once it is loaded.
 #[derive(Debug)]
@@ -65,6 +38,13 @@ pub struct Script {
 }
 
 impl Script {
+    const fn new(source: &'static str) -> Script {
+        Script {
+            source,
+            sha: OnceLock::new(),
+        }
+    }
+
     /// Loads the script into the server on a new connection. In a cluster, each node has its own scripts.
     pub async fn load(
         &self,
@@ -91,16 +71,9 @@ impl Script {
     }
 }
 
-/// Arguments of a script.
+/// Arguments of a script, as they are sent.
 #[derive(Debug, Default)]
-pub struct ScriptArguments<'a>(Vec<Argument<'a>>);
-
-#[derive(Debug)]
-enum Argument<'a> {
-    Text(Cow<'a, str>),
-    Packed(Vec<u8>),
-    Number(i64),
-}
+pub struct ScriptArguments<'a>(Vec<Cow<'a, [u8]>>);
 
 impl<'a> ScriptArguments<'a> {
     /// No arguments.
@@ -109,21 +82,22 @@ impl<'a> ScriptArguments<'a> {
     }
 
     /// Adds a text.
-    pub fn text(mut self, text: impl Into<Cow<'a, str>>) -> ScriptArguments<'a> {
-        self.0.push(Argument::Text(text.into()));
-        self
+    pub fn text(self, text: impl Into<Cow<'a, str>>) -> ScriptArguments<'a> {
+        match text.into() {
+            Cow::Borrowed(text) => self.packed(text.as_bytes()),
+            Cow::Owned(text) => self.packed(text.into_bytes()),
+        }
     }
 
     /// Adds packed values.
-    pub fn packed(mut self, packed: Vec<u8>) -> ScriptArguments<'a> {
-        self.0.push(Argument::Packed(packed));
+    pub fn packed(mut self, packed: impl Into<Cow<'a, [u8]>>) -> ScriptArguments<'a> {
+        self.0.push(packed.into());
         self
     }
 
     /// Adds a number.
-    pub fn number(mut self, number: i64) -> ScriptArguments<'a> {
-        self.0.push(Argument::Number(number));
-        self
+    pub fn number(self, number: i64) -> ScriptArguments<'a> {
+        self.text(number.to_string())
     }
 
     /// Adds a count; larger ones become 2^53, the end of the script's exact integers.
@@ -133,7 +107,7 @@ impl<'a> ScriptArguments<'a> {
     }
 
     fn command(&self, name: &str, script: &str, keys: &[&str]) -> Cmd {
-        let bytes: usize = self.0.iter().map(Argument::bytes).sum();
+        let bytes: usize = self.0.iter().map(|argument| argument.len()).sum();
         let bytes = bytes + keys.iter().map(|key| key.len()).sum::<usize>() + script.len();
         let mut command = Cmd::with_capacity(3 + keys.len() + self.0.len(), bytes + 16);
         command.arg(name).arg(script).arg(keys.len());
@@ -141,24 +115,9 @@ impl<'a> ScriptArguments<'a> {
             command.arg(*key);
         }
         for argument in &self.0 {
-            match argument {
-                Argument::Text(text) => command.arg(text.as_ref()),
-                Argument::Packed(packed) => command.arg(packed.as_slice()),
-                Argument::Number(number) => command.arg(*number),
-            };
+            command.arg(argument.as_ref());
         }
         command
-    }
-}
-
-impl Argument<'_> {
-    /// The approximate length of the argument as it is sent.
-    fn bytes(&self) -> usize {
-        match self {
-            Argument::Text(text) => text.len(),
-            Argument::Packed(packed) => packed.len(),
-            Argument::Number(_) => 20,
-        }
     }
 }
 

@@ -84,15 +84,6 @@ pub struct Dialled {
     pub master: Option<Address>,
 }
 
-impl From<MultiplexedConnection> for Dialled {
-    fn from(connection: MultiplexedConnection) -> Dialled {
-        Dialled {
-            connection,
-            master: None,
-        }
-    }
-}
-
 /// The servers and the login for them.
 #[derive(Clone)]
 pub struct Topology {
@@ -224,46 +215,24 @@ impl Topology {
         }
     }
 
-    /// Connects to the single server, to the master that the sentinels name, or to the first node of a cluster that accepts.
+    /// Connects to the single server, or to the master that the sentinels name. Of a cluster, which is dialled node by node
+    /// ([`Topology::node`]), to its first seed.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] with the reason.
     pub async fn dial(&self, response_timeout: Option<Duration>) -> Result<Dialled, StoreError> {
-        match &self.servers {
-            Layout::Single(address) => {
-                let reached =
-                    self.reach(address, &self.login, self.connect_timeout, response_timeout);
-                reached.await.map(Dialled::from)
-            }
-            Layout::Sentinel { sentinels, master } => {
-                let address = self.master(sentinels, master).await?;
-                let mut connection = self
-                    .reach(
-                        &address,
-                        &self.login,
-                        self.connect_timeout,
-                        response_timeout,
-                    )
-                    .await?;
-                verify_master(&address, &mut connection, self.connect_timeout).await?;
-                Ok(Dialled {
-                    connection,
-                    master: Some(address),
-                })
-            }
-            Layout::Cluster(nodes) => {
-                let mut last = no_server("the cluster has no nodes");
-                for address in nodes {
-                    let reached =
-                        self.reach(address, &self.login, self.connect_timeout, response_timeout);
-                    match reached.await {
-                        Ok(connection) => return Ok(connection.into()),
-                        Err(error) => last = error,
-                    }
-                }
-                Err(last)
-            }
+        let master = match &self.servers {
+            Layout::Single(_) | Layout::Cluster(_) => None,
+            Layout::Sentinel { sentinels, master } => Some(self.master(sentinels, master).await?),
+        };
+        let address = master.clone().unwrap_or_else(|| self.first());
+        let (login, patience) = (&self.login, self.connect_timeout);
+        let reached = self.reach(&address, login, patience, response_timeout);
+        let mut connection = reached.await?;
+        if master.is_some() {
+            verify_master(&address, &mut connection, patience).await?;
         }
+        Ok(Dialled { connection, master })
     }
 
     /// The master that the sentinels name now, or `None` without sentinels or if none of them answers.

@@ -129,7 +129,7 @@ impl Accounts {
         let mut keys = RedisKeys::with_capacity(calls.len());
         let mut argument = self.argument(calls.len());
         for (slot, call) in calls {
-            keys.add(&self.names, slot.key, slot.day.date);
+            keys.add(&self.link.names, slot.key, slot.day.date);
             let entry = self.record_for(slot, call);
             let version = entry
                 .as_ref()
@@ -166,7 +166,7 @@ impl Accounts {
 
     /// The argument of a call for a number of accounts.
     pub(super) fn argument(&self, accounts: usize) -> ChargeArgument {
-        ChargeArgument::new(self.names.keeping().settle_window_seconds(), accounts)
+        ChargeArgument::new(self.link.names.keeping().settle_window_seconds(), accounts)
     }
 
     /// The record to send with a call, or `None` if the store is known to have it. A call that wants no units sends the newest known

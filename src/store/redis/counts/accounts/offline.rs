@@ -40,17 +40,7 @@ pub struct OutageRule {
     pub known_since: Option<Instant>,
 }
 
-/// A request for units without Redis.
-#[derive(Debug)]
-pub struct OutageRequest<'c> {
-    /// The charge that Redis did not decide.
-    pub charge: &'c Charge,
-    /// The rule that applies.
-    pub rule: OutageRule,
-}
-
 /// The outcome of a reservation.
-#[derive(Debug)]
 pub enum Reservation<R> {
     /// Units, counted but not written to disk yet; dropping them rolls them back.
     Reserved {
@@ -79,10 +69,10 @@ impl Accounts {
     /// in the order of their values.
     pub fn reserve<R>(
         self: &Arc<Self>,
-        wanted: &OutageRequest<'_>,
+        charge: &Charge,
+        rule: &OutageRule,
         write: impl FnOnce(CountRow, Option<u64>) -> R,
     ) -> Reservation<R> {
-        let OutageRequest { charge, rule } = wanted;
         let (limit, cost) = (charge.limit, charge.cost.max(1));
         let slot = self.slot(charge.key.record.id, charge.day);
         let mut state = slot.state.lock();
@@ -268,8 +258,8 @@ impl Accounts {
             record: record.as_deref().unwrap_or_default(),
             day: row.day,
         });
-        let record = self.names.record(row.key);
-        let counts = self.names.counts(row.key, row.day.date);
+        let record = self.link.names.record(row.key);
+        let counts = self.link.names.counts(row.key, row.day.date);
         self.run(&[&record, &counts], argument).await?;
         Ok(())
     }

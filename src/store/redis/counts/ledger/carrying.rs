@@ -1,48 +1,34 @@
 //! Export and import of the counts and the ledger of key-days.
 
 use jiff::civil::Date;
-use redis::{FromRedisValue, Pipeline};
+use redis::Pipeline;
 
 use super::cells;
-use super::days::unreadable;
-use super::reading::{Counts, HashFields};
+use super::reading::{Counts, HashFields, hashes_of};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::{
     ImportCounts, ImportMode, KeyDay, LateUnits, ProducerAccount, Sheet, accounts_of,
 };
-use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::script::{MERGE_DAY, ScriptArguments};
 use crate::store::{StoreError, Totals};
 
-/// The counts and the ledger of some keys on a day; a key without any is omitted. The ledger is read before the counts, so that
-/// it contains no unit that was not counted.
+/// The counts and the ledger of some keys on a day; a key without any is omitted.
 ///
 /// # Errors
 /// Those of Redis, and unreadable values.
 pub async fn key_days(
     link: &RedisLink,
-    names: &Names,
     keys: &[KeyId],
     date: Date,
     calendar: &Calendar,
 ) -> Result<Vec<KeyDay>, StoreError> {
-    let mut pipeline = Pipeline::new();
-    for key in keys {
-        pipeline
-            .cmd("HGETALL")
-            .arg(names.ledger(*key, date))
-            .cmd("HGETALL")
-            .arg(names.counts(*key, date));
-    }
-    let value = link.ask(&pipeline).await?;
-    let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
+    let hashes = hashes_of(link, keys.iter().map(|key| (*key, date))).await?;
     let mut days = Vec::new();
-    for (key, pair) in keys.iter().zip(values.chunks_exact(2)) {
-        let [entries, counts] = pair else { continue };
+    for (key, (entries, counts)) in keys.iter().zip(hashes) {
         if !entries.is_empty() || !counts.is_empty() {
-            let day = key_day(*key, date, (entries, counts), calendar);
+            let day = key_day(*key, date, (&entries, &counts), calendar);
             days.push(day.map_err(|what| {
                 StoreError::Failed(format!("the day {date} of the key {key} in Redis: {what}"))
             })?);
@@ -101,7 +87,6 @@ fn key_day(
 /// Imports days, or only reports what an import would change.
 pub async fn take_in(
     link: &RedisLink,
-    names: &Names,
     days: &[&KeyDay],
     taking: ImportMode,
 ) -> Result<ImportCounts, StoreError> {
@@ -112,14 +97,13 @@ pub async fn take_in(
     let mut pipeline = Pipeline::new();
     for day in days {
         let keys = [
-            names.counts(day.key, day.date),
-            names.ledger(day.key, day.date),
+            link.names.counts(day.key, day.date),
+            link.names.ledger(day.key, day.date),
         ];
         let keys = keys.each_ref().map(String::as_str);
         pipeline.add_command(MERGE_DAY.by_text(&keys, &arguments(day, taking)));
     }
-    let value = link.ask(&pipeline).await?;
-    let replies = Vec::<i64>::from_redis_value(value).map_err(unreadable)?;
+    let replies: Vec<i64> = link.replies(&pipeline).await?;
     for (day, reply) in days.iter().zip(replies) {
         match reply {
             0 => taken.key_days_held += 1,
@@ -135,7 +119,7 @@ pub async fn take_in(
     }
     if taking == ImportMode::Write {
         let mut list = redis::cmd("SADD");
-        list.arg(names.days());
+        list.arg(link.names.days());
         for day in days {
             list.arg(day.date.to_string());
         }

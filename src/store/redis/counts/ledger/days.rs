@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Span;
 use jiff::civil::Date;
-use redis::{FromRedisValue, Pipeline};
+use redis::Pipeline;
 
 use crate::policy::api_key::KeyId;
 use crate::store::StoreError;
@@ -26,16 +26,14 @@ const DAY_SECONDS: i64 = 86_400;
 ///
 /// # Errors
 /// Those of Redis.
-pub async fn listed_days(link: &RedisLink, names: &Names) -> Result<(Vec<Date>, bool), StoreError> {
+pub async fn listed_days(link: &RedisLink) -> Result<(Vec<Date>, bool), StoreError> {
     let mut pipeline = Pipeline::new();
     pipeline
         .cmd("SMEMBERS")
-        .arg(names.days())
+        .arg(link.names.days())
         .cmd("EXISTS")
-        .arg(names.days_complete());
-    let value = link.ask(&pipeline).await?;
-    let (listed, is_complete): (Vec<String>, bool) =
-        FromRedisValue::from_redis_value(value).map_err(unreadable)?;
+        .arg(link.names.days_complete());
+    let (listed, is_complete): (Vec<String>, bool) = link.read(&pipeline).await?;
     let dates = listed.iter().filter_map(|date| date.parse().ok());
     Ok((dates.collect(), is_complete))
 }
@@ -44,19 +42,15 @@ pub async fn listed_days(link: &RedisLink, names: &Names) -> Result<(Vec<Date>, 
 ///
 /// # Errors
 /// Those of Redis.
-pub async fn complete_days(
-    link: &RedisLink,
-    names: &Names,
-    dates: &[Date],
-) -> Result<(), StoreError> {
+pub async fn complete_days(link: &RedisLink, dates: &[Date]) -> Result<(), StoreError> {
     let mut pipeline = Pipeline::new();
     if !dates.is_empty() {
-        let list = pipeline.cmd("SADD").arg(names.days());
+        let list = pipeline.cmd("SADD").arg(link.names.days());
         for date in dates {
             list.arg(date.to_string());
         }
     }
-    pipeline.cmd("SET").arg(names.days_complete()).arg(1);
+    pipeline.cmd("SET").arg(link.names.days_complete()).arg(1);
     link.ask(&pipeline).await?;
     Ok(())
 }
@@ -74,31 +68,20 @@ pub fn days_kept(names: &Names, to: Date) -> impl Iterator<Item = Date> {
 ///
 /// # Errors
 /// Those of Redis.
-pub async fn has_counts(
-    link: &RedisLink,
-    names: &Names,
-    keys: &[KeyId],
-    date: Date,
-) -> Result<bool, StoreError> {
+pub async fn has_counts(link: &RedisLink, keys: &[KeyId], date: Date) -> Result<bool, StoreError> {
     for batch in keys.chunks(ASK_BATCH) {
         let mut pipeline = Pipeline::new();
         for key in batch {
             pipeline
                 .cmd("EXISTS")
-                .arg(names.counts(*key, date))
-                .arg(names.ledger(*key, date));
+                .arg(link.names.counts(*key, date))
+                .arg(link.names.ledger(*key, date));
         }
-        let value = link.ask(&pipeline).await?;
-        let found = Vec::<u64>::from_redis_value(value).map_err(unreadable)?;
+        let found: Vec<u64> = link.read(&pipeline).await?;
         if found.iter().any(|count| *count > 0) {
             return Ok(true);
         }
         tokio::time::sleep(ASK_PAUSE).await;
     }
     Ok(false)
-}
-
-/// The error for a reply of another type.
-pub(super) fn unreadable(error: redis::ParsingError) -> StoreError {
-    StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
 }

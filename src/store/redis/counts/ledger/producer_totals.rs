@@ -43,7 +43,7 @@ struct TierTotals {
 }
 
 /// The totals of one endpoint. A gateway has one for each key and endpoint of the day.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct EndpointTotals {
     endpoint: EndpointNumber,
     /// Requests, charged units and refunded ones, unless `large` has them.
@@ -329,11 +329,7 @@ impl TierTotals {
             }
             let new = EndpointTotals {
                 endpoint,
-                small: [0; 3],
-                large: None,
-                changed: false,
-                writing: false,
-                to_note: false,
+                ..EndpointTotals::default()
             };
             self.endpoints.insert(index, new);
             index

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use jiff::Timestamp;
 use jiff::civil::Date;
-use redis::{FromRedisValue, Pipeline};
+use redis::Pipeline;
 
 use super::cells;
-use super::days::{days_kept, listed_days, unreadable};
+use super::days::{days_kept, listed_days};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::export::{LateUnits, ProducerAccount, process_of};
@@ -29,24 +29,22 @@ pub type HashFields = HashMap<String, String>;
 /// The usage of some keys on the days from `from` through `to`, in the order of date and key.
 pub async fn usage(
     link: &RedisLink,
-    names: &Names,
     keys: &[KeyId],
     from: Date,
     to: Date,
 ) -> Result<Vec<DayUsage>, StoreError> {
-    let days = read(link, names, keys, (from, to)).await?;
+    let days = read(link, keys, (from, to)).await?;
     Ok(days.into_iter().map(StoredDay::usage).collect())
 }
 
 /// As [`usage`], with the faults of each day.
 pub async fn prove(
     link: &RedisLink,
-    names: &Names,
     keys: &[KeyId],
     from: Date,
     to: Date,
 ) -> Result<Vec<Proof>, StoreError> {
-    let days = read(link, names, keys, (from, to)).await?;
+    let days = read(link, keys, (from, to)).await?;
     let proofs = days.into_iter().map(|day| Proof {
         faults: day.faults(),
         usage: day.usage(),
@@ -54,27 +52,35 @@ pub async fn prove(
     Ok(proofs.collect())
 }
 
-/// The totals and the counts of some keys' days, as Redis has them. The ledger is read before the counts, so that it contains
-/// no unit that was not counted.
+/// The ledger and the counts of each key and day. The ledger is read before the counts, so that it contains no unit that was not
+/// counted.
+pub(super) async fn hashes_of(
+    link: &RedisLink,
+    places: impl Iterator<Item = (KeyId, Date)>,
+) -> Result<Vec<(HashFields, HashFields)>, StoreError> {
+    let mut pipeline = Pipeline::new();
+    for (key, date) in places {
+        pipeline
+            .cmd("HGETALL")
+            .arg(link.names.ledger(key, date))
+            .cmd("HGETALL")
+            .arg(link.names.counts(key, date));
+    }
+    let mut hashes = link.read::<Vec<HashFields>>(&pipeline).await?.into_iter();
+    let pairs = std::iter::from_fn(|| hashes.next().zip(hashes.next()));
+    Ok(pairs.collect())
+}
+
+/// The totals and the counts of some keys' days, as Redis has them.
 pub async fn held(
     link: &RedisLink,
-    names: &Names,
     days: &[(KeyId, Day)],
 ) -> Result<Vec<(Vec<TotalsRow>, HashFields)>, StoreError> {
     let mut held = Vec::with_capacity(days.len());
     for batch in days.chunks(READ_BATCH) {
-        let mut pipeline = Pipeline::new();
-        for (key, day) in batch {
-            pipeline
-                .cmd("HGETALL")
-                .arg(names.ledger(*key, day.date))
-                .cmd("HGETALL")
-                .arg(names.counts(*key, day.date));
-        }
-        let value = link.ask(&pipeline).await?;
-        let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
-        for ((key, day), pair) in batch.iter().zip(values.chunks_exact(2)) {
-            let [entries, counts] = pair else { continue };
+        let places = batch.iter().map(|(key, day)| (*key, day.date));
+        let hashes = hashes_of(link, places).await?;
+        for ((key, day), (entries, counts)) in batch.iter().zip(hashes) {
             let cells = entries
                 .iter()
                 .filter_map(|(field, value)| cells::read(field, value));
@@ -88,7 +94,7 @@ pub async fn held(
                 totals: cell.totals,
                 settled: true,
             });
-            held.push((rows.collect(), counts.clone()));
+            held.push((rows.collect(), counts));
         }
     }
     Ok(held)
@@ -280,29 +286,18 @@ impl StoredDay {
 
 async fn read(
     link: &RedisLink,
-    names: &Names,
     keys: &[KeyId],
     (from, to): (Date, Date),
 ) -> Result<Vec<StoredDay>, StoreError> {
     let mut places = Vec::new();
-    for date in dates(link, names, from, to).await? {
+    for date in dates(link, from, to).await? {
         places.extend(keys.iter().map(|key| (date, *key)));
     }
     let mut days = Vec::new();
     for batch in places.chunks(READ_BATCH) {
-        let mut pipeline = Pipeline::new();
-        for (date, key) in batch {
-            pipeline
-                .cmd("HGETALL")
-                .arg(names.counts(*key, *date))
-                .cmd("HGETALL")
-                .arg(names.ledger(*key, *date));
-        }
-        let value = link.ask(&pipeline).await?;
-        let values = Vec::<HashFields>::from_redis_value(value).map_err(unreadable)?;
-        for (place, pair) in batch.iter().zip(values.chunks_exact(2)) {
-            let [counts, entries] = pair else { continue };
-            let day = StoredDay::of(*place, counts, entries);
+        let hashes = hashes_of(link, batch.iter().map(|(date, key)| (*key, *date))).await?;
+        for (place, (entries, counts)) in batch.iter().zip(hashes) {
+            let day = StoredDay::of(*place, &counts, &entries);
             if !day.is_empty() {
                 days.push(day);
             }
@@ -313,12 +308,7 @@ async fn read(
 }
 
 /// The dates to read: all dates of a short span, only those with counts of a long one, if they are known.
-async fn dates(
-    link: &RedisLink,
-    names: &Names,
-    from: Date,
-    to: Date,
-) -> Result<Vec<Date>, StoreError> {
+async fn dates(link: &RedisLink, from: Date, to: Date) -> Result<Vec<Date>, StoreError> {
     if to < from {
         return Ok(Vec::new());
     }
@@ -330,9 +320,9 @@ async fn dates(
         let every = from.series(jiff::Span::new().days(1));
         return Ok(every.take_while(|date| *date <= to).collect());
     }
-    let (mut dates, are_complete) = listed_days(link, names).await?;
+    let (mut dates, are_complete) = listed_days(link).await?;
     if !are_complete {
-        dates.extend(days_kept(names, to));
+        dates.extend(days_kept(&link.names, to));
     }
     dates.retain(|date| (from..=to).contains(date));
     dates.sort_unstable();

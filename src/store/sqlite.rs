@@ -1,0 +1,111 @@
+//! What the SQLite files of both stores share: how one is created and recognised, and how values are stored in columns: counts as
+//! SQLite's signed integers, records as JSON, dates and ids as texts.
+
+use std::fs::{DirBuilder, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+use rusqlite::{Connection, Row};
+
+/// The program and the schema that a file belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SqliteFormat {
+    /// `PRAGMA application_id`.
+    pub application_id: i64,
+    /// `PRAGMA user_version`.
+    pub version: i64,
+}
+
+impl SqliteFormat {
+    /// The format of a file.
+    pub fn of(connection: &Connection) -> rusqlite::Result<SqliteFormat> {
+        Ok(SqliteFormat {
+            application_id: number(connection, "PRAGMA application_id")?,
+            version: number(connection, "PRAGMA user_version")?,
+        })
+    }
+
+    /// Gives a new file this format.
+    pub fn write(self, connection: &Connection) -> rusqlite::Result<()> {
+        let SqliteFormat {
+            application_id,
+            version,
+        } = self;
+        connection.execute_batch(&format!(
+            "PRAGMA application_id = {application_id}; PRAGMA user_version = {version};"
+        ))
+    }
+}
+
+/// Creates an empty file for this user alone, and its directory, if they are missing.
+pub fn create_file(path: &Path) -> io::Result<()> {
+    if let Some(directory) = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+    {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)?;
+    }
+    // The file is only created here, never opened beside SQLite: closing any descriptor of a file releases all locks that this
+    // process holds on it (POSIX), on which another handle may rely.
+    match OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+    {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Whether a file has no tables yet.
+pub fn is_new(connection: &Connection) -> rusqlite::Result<bool> {
+    Ok(number(connection, "SELECT count(*) FROM sqlite_schema")? == 0)
+}
+
+/// The number that a query returns.
+pub fn number(connection: &Connection, sql: &str) -> rusqlite::Result<i64> {
+    connection.query_row(sql, [], |row| row.get(0))
+}
+
+/// A count as SQLite stores it. Counts stay below the limit, which is below 2^63.
+pub fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// A stored integer as a count. No negative count is ever written.
+pub fn unsigned(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}
+
+/// A value that a column has as JSON.
+pub fn unpacked<T: serde::de::DeserializeOwned>(
+    row: &Row<'_>,
+    column: usize,
+) -> rusqlite::Result<T> {
+    let text: String = row.get(column)?;
+    serde_json::from_str(&text).map_err(unreadable)
+}
+
+/// The error for a column that cannot be read.
+pub fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
+}
+
+/// A value as JSON, for a column.
+pub fn packed(value: &impl serde::Serialize) -> rusqlite::Result<String> {
+    serde_json::to_string(value)
+        .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
+}
+
+/// A value that a column has as text.
+pub fn parsed<T: std::str::FromStr>(text: &str) -> rusqlite::Result<T>
+where
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    text.parse().map_err(unreadable)
+}
