@@ -31,6 +31,9 @@ impl Timer {
     }
 }
 
+/// Timers that are kept for further waits; about 200 bytes each.
+const KEPT_MAX: usize = 1_024;
+
 /// Timers for many short waits at the same time, used again: one that is set already need not be set again for a later deadline.
 #[derive(Debug, Default)]
 pub struct Timers(Mutex<Vec<Timer>>);
@@ -49,7 +52,10 @@ impl Timers {
             timer.poll_until(deadline, context).map(|()| None)
         });
         let output = output.await;
-        self.0.lock().extend(timer);
+        let mut kept = self.0.lock();
+        if kept.len() < KEPT_MAX {
+            kept.extend(timer);
+        }
         output
     }
 }

@@ -23,8 +23,10 @@ pub enum Choice {
 pub struct Candidate {
     /// Whether the server is considered healthy.
     pub up: bool,
-    /// Whether this request was sent to the server before.
+    /// Whether this request was sent to the server before, and failed there.
     pub tried: bool,
+    /// Whether it was sent to the server before, which did not act on it.
+    pub asked: bool,
     /// Its share of the requests, relative to the other weights.
     pub weight: NonZeroU32,
     /// Its requests in flight.
@@ -42,10 +44,10 @@ pub struct Occasion {
     pub key: u64,
 }
 
-/// The index of the chosen server, or `None` without candidates. Untried servers are preferred, and among these the healthy ones;
-/// without a healthy one, an unhealthy server is chosen rather than none.
+/// The index of the chosen server, or `None` without candidates. Untried servers are preferred, among these the healthy ones, and
+/// among these those that were not asked; without a healthy one, an unhealthy server is chosen rather than none.
 pub fn choose(choice: Choice, occasion: Occasion, candidates: &[Candidate]) -> Option<usize> {
-    let reserve = |candidate: &Candidate| (candidate.tried, !candidate.up);
+    let reserve = |candidate: &Candidate| (candidate.tried, !candidate.up, candidate.asked);
     let best = candidates.iter().map(reserve).min()?;
     let (places, candidates): (Vec<usize>, Vec<Candidate>) = candidates
         .iter()
@@ -156,6 +158,7 @@ mod tests {
                 .map(|(number, (weight, in_flight))| Candidate {
                     up: true,
                     tried: false,
+                    asked: false,
                     weight: NonZeroU32::new(weight).unwrap(),
                     in_flight,
                     identity: identity(format!("10.0.0.{number}:9000")),
@@ -168,6 +171,7 @@ mod tests {
         let one = |number| Candidate {
             up: true,
             tried: false,
+            asked: false,
             weight: NonZeroU32::MIN,
             in_flight: 0,
             identity: identity(format!("10.0.0.{number}:9000")),
@@ -216,6 +220,19 @@ mod tests {
                 assert_eq!(choose(choice, occasion, &candidates), Some(expected));
                 (candidates[expected].up, candidates[expected].tried) = (false, true);
             }
+        }
+    }
+
+    #[test]
+    fn one_that_was_asked_comes_after_the_others_that_are_up() {
+        let occasion = Occasion { turn: 5, key: 5 };
+        for choice in [Choice::RoundRobin, Choice::LeastLoaded, Choice::ByKey] {
+            let mut candidates = equal(3);
+            candidates[0].asked = true;
+            candidates[1].up = false;
+            assert_eq!(choose(choice, occasion, &candidates), Some(2));
+            candidates[2].tried = true;
+            assert_eq!(choose(choice, occasion, &candidates), Some(0));
         }
     }
 

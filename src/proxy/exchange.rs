@@ -102,6 +102,8 @@ pub struct Forwarding {
     assignment: Option<Assignment>,
     /// The servers of earlier attempts.
     tried: Vec<Arc<Server>>,
+    /// Those of earlier attempts that did not act on the request.
+    asked: Vec<Arc<Server>>,
     /// Whether the next attempt uses a new connection.
     anew: bool,
     /// When it was first forwarded.
@@ -295,6 +297,7 @@ impl Forwarding {
             attempts: 0,
             assignment: None,
             tried: Vec::new(),
+            asked: Vec::new(),
             anew: false,
             since,
             header_after: None,
@@ -322,7 +325,7 @@ impl Forwarding {
             self.tried.push(before.server().clone());
         }
         let key = identity(self.key.record.id.as_bytes());
-        let assignment = self.upstream.assign(key, &self.tried)?;
+        let assignment = self.upstream.assign(key, &self.tried, &self.asked)?;
         let total = self.upstream.timeouts.total;
         let left = total.saturating_sub(now.saturating_duration_since(self.since));
         let peer = Box::new(self.upstream.peer(assignment.server(), left));
@@ -335,9 +338,12 @@ impl Forwarding {
         self.anew = true;
     }
 
-    /// Gives up the place at the present server, which has not acted on the request and may get it again.
+    /// Gives up the place at the present server, which has not acted on the request: it may get it again rather than a server that
+    /// is out.
     pub fn release_server(&mut self) {
-        self.assignment = None;
+        let released = self.assignment.take();
+        self.asked
+            .extend(released.map(|place| place.server().clone()));
     }
 
     /// The server of the present attempt.

@@ -258,7 +258,7 @@ impl Gate {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Counts a connection whose client refuses bytes of answers that are over, or no longer does.
+    /// Counts an HTTP/2 connection whose client refuses bytes, perhaps of answers that are over, or no longer does.
     pub fn note_backlog(&self, has_backlog: bool) {
         match has_backlog {
             true => self.backlogs.fetch_add(1, Ordering::Relaxed),
@@ -266,7 +266,7 @@ impl Gate {
         };
     }
 
-    /// Whether answers that are over still wait for their clients.
+    /// Whether bytes of HTTP/2 connections still wait for their clients.
     pub fn has_backlog(&self) -> bool {
         self.backlogs.load(Ordering::Relaxed) > 0
     }

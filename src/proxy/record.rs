@@ -15,7 +15,7 @@ use super::upstreams::Upstream;
 use crate::policy::api_key;
 use crate::policy::enforcement::ShadowViolation;
 use crate::policy::forwarded::RequestSender;
-use crate::policy::http1::Version;
+use crate::policy::http1::{METHOD_BYTES_MAX, Version};
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
 
@@ -95,7 +95,10 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
             Version::Http11 => "HTTP/1.1",
             Version::Http10 => "HTTP/1.0",
         },
-        method: &api_key::redacted(head.method().as_str(), prefix),
+        method: &match head.method().as_str() {
+            method if method.len() > METHOD_BYTES_MAX => Cow::Borrowed("-"),
+            method => api_key::redacted(method, prefix),
+        },
         path: &api_key::redacted(head.path(), prefix),
         endpoint: outcome.endpoint,
         key_id: outcome.key_id,

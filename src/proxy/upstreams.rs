@@ -112,9 +112,15 @@ impl Upstream {
         self.places.load_full()
     }
 
-    /// Assigns a server to a request of the key with this identity that has `tried` some already: one that is up and untried,
-    /// else an untried one, else any. `None` only while no name of its servers has resolved.
-    pub fn assign(&self, key: u64, tried: &[Arc<Server>]) -> Option<Assignment> {
+    /// Assigns a server to a request of the key with this identity that has `tried` some already, and `asked` others that did not act
+    /// on it: one that is up and untried, if possible another than those asked, else an untried one, else any. `None` only while
+    /// no name of its servers has resolved.
+    pub fn assign(
+        &self,
+        key: u64,
+        tried: &[Arc<Server>],
+        asked: &[Arc<Server>],
+    ) -> Option<Assignment> {
         let places = self.places.load();
         if let [only] = places.as_slice() {
             return Some(Assignment::to(&only.server));
@@ -125,15 +131,16 @@ impl Upstream {
             .map(|WeightedServer { server, weight }| Candidate {
                 up: server.is_usable(now),
                 tried: server.is_among(tried),
+                asked: server.is_among(asked),
                 weight: *weight,
                 in_flight: server.in_flight(),
                 identity: server.identity,
             })
             .collect();
         // A retry does not advance the turn.
-        let turn = match tried {
-            [] => self.turn.fetch_add(1, Ordering::Relaxed),
-            [..] => self.turn.load(Ordering::Relaxed),
+        let turn = match (tried, asked) {
+            ([], []) => self.turn.fetch_add(1, Ordering::Relaxed),
+            _ => self.turn.load(Ordering::Relaxed),
         };
         let chosen = choice::choose(self.choice, Occasion { turn, key }, &candidates)?;
         let place = places.get(chosen)?;

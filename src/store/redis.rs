@@ -200,6 +200,7 @@ pub async fn open(
             zone: zone.to_owned(),
             outage,
             done: Default::default(),
+            unread: Default::default(),
         })
     });
     let parts = Arc::new(Parts {

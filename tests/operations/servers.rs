@@ -271,6 +271,26 @@ async fn a_server_that_did_not_act_on_a_request_is_preferred_to_one_that_is_out(
 }
 
 #[tokio::test]
+async fn a_request_that_a_server_did_not_act_on_goes_to_another_that_is_up() {
+    const REFUSED_STREAM: u32 = 7;
+    let scene = Scene::builder(TOUCHLINE)
+        .more_servers(1)
+        .spec(|spec| spec.upstream_extra = "protocol: http2, choice: by_key".into())
+        .start()
+        .await;
+    let refused = Behaviour::ResetStream(REFUSED_STREAM);
+    scene.upstream.always(refused);
+    let client = scene.client(Protocol::Http1);
+    // So many keys are never all of one server.
+    for _ in 0..12 {
+        let key = scene.issue("starter").await;
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    assert_eq!(scene.more_upstreams[0].count(), 12);
+    assert!(scene.upstream.count() > 0, "one of them was asked first");
+}
+
+#[tokio::test]
 async fn a_get_that_one_server_breaks_off_is_answered_by_another_and_a_post_is_not() {
     let mut scene = Scene::builder(TOUCHLINE)
         .more_servers(1)

@@ -17,7 +17,7 @@ upstreams: {{u: {upstream}}}
 
 /// The ports of the servers that get `times` requests, each ended before the next.
 fn asked(upstream: &Upstream, times: usize) -> Vec<u16> {
-    let assigned = (0..times).filter_map(|_| upstream.assign(7, &[]));
+    let assigned = (0..times).filter_map(|_| upstream.assign(7, &[], &[]));
     assigned
         .map(|assignment| assignment.server().address.port())
         .collect()
@@ -45,7 +45,7 @@ fn a_request_is_not_sent_to_the_same_server_again_while_there_is_another() {
     let upstream = Upstream::new(&configured("{servers: [127.0.0.1:1, 127.0.0.1:2]}"), None);
     let mut tried = Vec::new();
     for _ in 0..4 {
-        let assignment = upstream.assign(7, &tried).unwrap();
+        let assignment = upstream.assign(7, &tried, &[]).unwrap();
         let known = assignment.server().is_among(&tried);
         assert_eq!(known, tried.len() >= 2, "{tried:?}");
         tried.push(assignment.server().clone());
@@ -58,15 +58,15 @@ fn requests_under_way_are_counted_until_they_end() {
         &configured("{servers: [127.0.0.1:1, 127.0.0.1:2], choice: least_loaded}"),
         None,
     );
-    let first = upstream.assign(7, &[]).unwrap();
-    let second = upstream.assign(7, &[]).unwrap();
+    let first = upstream.assign(7, &[], &[]).unwrap();
+    let second = upstream.assign(7, &[], &[]).unwrap();
     assert_ne!(first.server().address, second.server().address);
     let address = first.server().address;
     let server = first.server().clone();
     assert_eq!(server.in_flight(), 1);
     drop(first);
     assert_eq!(server.in_flight(), 0);
-    let third = upstream.assign(7, &[]).unwrap();
+    let third = upstream.assign(7, &[], &[]).unwrap();
     assert_eq!(third.server().address, address);
 }
 
@@ -101,7 +101,7 @@ fn a_configuration_inherits_what_is_known_of_its_servers() {
         format!("{{servers: [127.0.0.1:1, 127.0.0.1:2{more}], ejection: {{failures: 1}}}}")
     };
     let before = Upstream::new(&configured(&text("")), None);
-    let under_way = before.assign(7, &[]).unwrap();
+    let under_way = before.assign(7, &[], &[]).unwrap();
     before.note_failed(&before.places()[1].server, &metrics);
     let after = Upstream::new(&configured(&text(", 127.0.0.1:3")), Some(&before));
     let places = after.places();
@@ -177,5 +177,5 @@ fn a_name_without_an_address_is_a_server_that_is_out_until_it_has_one() {
     ));
     config.servers.remove(0);
     let none = Upstream::new(&config, None);
-    assert!(none.assign(7, &[]).is_none());
+    assert!(none.assign(7, &[], &[]).is_none());
 }

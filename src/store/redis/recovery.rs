@@ -19,6 +19,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
+use parking_lot::Mutex;
 use redis::{FromRedisValue, Pipeline};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -68,6 +69,15 @@ pub struct CrashRecovery {
     pub outage: Arc<OutageService>,
     /// Whether the counts of all processes that were found at the start have been read.
     pub done: watch::Sender<bool>,
+    /// What could not be read of the processes that are read.
+    pub unread: Mutex<Option<Unread>>,
+}
+
+/// The days of keys that could not be read for these processes.
+#[derive(Debug)]
+pub struct Unread {
+    processes: BTreeSet<String>,
+    days: Vec<(Date, Vec<KeyId>)>,
 }
 
 impl CrashRecovery {
@@ -137,23 +147,43 @@ impl CrashRecovery {
         process.seen.saturating_add(patience) < self.clock.now().as_second()
     }
 
-    /// Reads all keys of the days on which these processes may have counted last. Returns the number of rows that were missing.
+    /// Reads all keys of the days on which these processes may have counted last; again, only those that could not be read before.
+    /// Returns the number of rows that were missing.
     async fn read(&self, processes: &[Process]) -> Result<usize, StoreError> {
         let now = self.clock.now().as_second();
         // A clock that was ahead may have written a future instant.
         let seen = processes.iter().map(|process| process.seen.min(now)).min();
         let first = seen.unwrap_or(now) - CROSSING_SECONDS;
         let names: HashSet<&str> = processes.iter().map(|one| one.name.as_str()).collect();
-        let entries = self.keys.entries();
-        let keys: Vec<KeyId> = entries.iter().map(|entry| entry.record.id).collect();
-        let (mut rows, mut complete) = (0, Ok(()));
-        for date in self.dates(first, now) {
+        let all: BTreeSet<String> = processes.iter().map(|one| one.name.clone()).collect();
+        let before = self.unread.lock().take();
+        let days = match before.filter(|unread| unread.processes == all) {
+            Some(unread) => unread.days,
+            None => {
+                let entries = self.keys.entries();
+                let keys: Vec<KeyId> = entries.iter().map(|entry| entry.record.id).collect();
+                let dates = self.dates(first, now).into_iter();
+                dates.map(|date| (date, keys.clone())).collect()
+            }
+        };
+        let (mut rows, mut complete, mut unread) = (0, Ok(()), Vec::new());
+        for (date, keys) in days {
+            let mut left = Vec::new();
             for batch in keys.chunks(READ_BATCH) {
                 self.link.require()?;
-                let (recovered, read) = self.read_batch(batch, date, &names).await;
+                let (recovered, read) = self.read_batch(batch, date, &names, &mut left).await;
                 rows += recovered;
                 complete = complete.and(read);
             }
+            if !left.is_empty() {
+                unread.push((date, left));
+            }
+        }
+        if complete.is_err() {
+            *self.unread.lock() = Some(Unread {
+                processes: all,
+                days: unread,
+            });
         }
         if rows > 0 && complete.is_err() {
             tracing::info!(rows, "some of the last counts of killed processes are read");
@@ -161,12 +191,14 @@ impl CrashRecovery {
         complete.map(|()| rows)
     }
 
-    /// Reads a day of these keys. Returns the number of rows that were missing, and the first error of those that could not be read.
+    /// Reads a day of these keys. Returns the number of rows that were missing, and the first error of those that could not be read,
+    /// which are added to `left`.
     async fn read_batch(
         &self,
         keys: &[KeyId],
         date: Date,
         processes: &HashSet<&str>,
+        left: &mut Vec<KeyId>,
     ) -> (usize, Result<(), StoreError>) {
         let mut pipeline = Pipeline::new();
         for key in keys {
@@ -179,12 +211,19 @@ impl CrashRecovery {
             let fields = result.map_err(StoreError::from);
             match fields.and_then(|value| HashFields::from_redis_value(value).map_err(unreadable)) {
                 Ok(fields) => held.extend(rows_of(*key, date, &fields, processes)),
-                Err(error) => complete = complete.and(Err(error)),
+                Err(error) => {
+                    left.push(*key);
+                    complete = complete.and(Err(error));
+                }
             }
         }
+        let found: BTreeSet<KeyId> = held.iter().map(|row| row.key).collect();
         match self.recover(held, processes).await {
             Ok(recovered) => (recovered, complete),
-            Err(error) => (0, complete.and(Err(error))),
+            Err(error) => {
+                left.extend(found);
+                (0, complete.and(Err(error)))
+            }
         }
     }
 

@@ -143,9 +143,7 @@ impl ProcessLedger {
     /// Whether everything is stored.
     pub fn is_written(&self) -> bool {
         let mut parts = self.totals.parts();
-        parts.all(|shard| shard.lock().changed_count() == 0)
-            && self.unlisted.lock().is_empty()
-            && self.doubtful.lock().is_empty()
+        parts.all(|shard| shard.lock().changed_count() == 0) && self.unlisted.lock().is_empty()
     }
 
     /// Drops stored totals of days that are over.
@@ -162,12 +160,15 @@ impl ProcessLedger {
         self.repeat_doubtful(Instant::now());
         let mut pages = Vec::with_capacity(WRITE_BATCH);
         let mut written = Ok(());
+        let is_whole = self.link.is_whole();
+        let is_served = |(key, date, _): &TotalsKey| {
+            is_whole || self.link.serves(&self.link.names.ledger(*key, *date))
+        };
         for part in self.totals.parts() {
             // Later changes are for the next turn.
             let mut left = part.lock().changed_count();
             while left > 0 && self.link.is_up() {
                 let count = left.min(WRITE_BATCH - pages.len());
-                let is_served = |place: &TotalsKey| self.is_served(place);
                 part.lock()
                     .take_pages(count, &self.producer, is_served, &mut pages);
                 left -= count;
@@ -178,10 +179,6 @@ impl ProcessLedger {
             }
         }
         Ok(written.and(self.write_batch(&pages).await)?)
-    }
-
-    fn is_served(&self, (key, date, _): &TotalsKey) -> bool {
-        self.link.is_whole() || self.link.serves(&self.link.names.ledger(*key, *date))
     }
 
     /// Writes pages, each by itself, and the dates of those that are written into the set of days.

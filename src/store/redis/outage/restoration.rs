@@ -6,6 +6,7 @@
 //! Invariant: the counts of a key's day are sent first, so that Redis's ledger never contains units that were not counted.
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ use crate::store::redis::wire::guard::BreakerGuard;
 /// Days of keys read from the journal at a time, and rows of it that are merged into Redis concurrently.
 const BATCH: usize = 64;
 /// The first and the longest pause before rows are sent again.
-const AGAIN_AFTER: Duration = Duration::from_millis(200);
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(10);
 
 /// The rows that are to be sent.
@@ -157,9 +158,8 @@ impl Restoration {
         match &self.due {
             Due::All => self.journal.days_of_others(last, BATCH).await,
             Due::Days(days) => {
-                let rest = days
-                    .iter()
-                    .filter(|day| last.is_none_or(|last| **day > last));
+                let after = last.map_or(Bound::Unbounded, Bound::Excluded);
+                let rest = days.range((after, Bound::Unbounded));
                 let next = rest.take(BATCH).copied().collect();
                 self.journal.rows_of_others(next).await
             }

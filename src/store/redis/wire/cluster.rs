@@ -175,7 +175,7 @@ impl Cluster {
     pub fn serves(&self, slot: u16) -> bool {
         let table = self.table.load();
         let owner = table.view.owner(slot);
-        owner.is_some_and(|owner| table.is_line_up(owner))
+        self.shown.load(Ordering::Acquire) && owner.is_some_and(|owner| table.is_line_up(owner))
     }
 
     /// The node that serves a slot; without a slot any one that can be reached.

@@ -184,6 +184,9 @@ impl RedisLink {
     /// Sends commands and returns the result of each, in their order. The error of one, or of one master, does not affect the
     /// others.
     pub async fn ask_each(&self, pipeline: &Pipeline) -> Vec<Result<Value, LinkError>> {
+        if let Err(error) = self.require() {
+            return vec![Err(error); pipeline.len()];
+        }
         let deadline = self.deadline();
         match &self.way {
             Way::Server(line) => line.each(pipeline, deadline).await,

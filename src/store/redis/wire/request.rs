@@ -60,7 +60,7 @@ pub enum Commands<'a> {
     One(&'a Cmd),
     /// Several in one write; the first error is the result of all.
     Many(&'a Pipeline),
-    /// Several in one write, with a result each; errors are values among them.
+    /// Several in one write, with a result each. A server returns errors as values among them, a cluster the first error of all.
     Each(&'a Pipeline),
 }
 

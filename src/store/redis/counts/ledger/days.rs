@@ -29,11 +29,11 @@ const DAY_SECONDS: i64 = 86_400;
 pub async fn listed_days(link: &RedisLink) -> Result<(Vec<Date>, bool), StoreError> {
     let mut pipeline = Pipeline::new();
     pipeline
-        .cmd("SMEMBERS")
-        .arg(link.names.days())
         .cmd("EXISTS")
-        .arg(link.names.days_complete());
-    let (listed, is_complete): (Vec<String>, bool) = link.read(&pipeline).await?;
+        .arg(link.names.days_complete())
+        .cmd("SMEMBERS")
+        .arg(link.names.days());
+    let (is_complete, listed): (bool, Vec<String>) = link.read(&pipeline).await?;
     let dates = listed.iter().filter_map(|date| date.parse().ok());
     Ok((dates.collect(), is_complete))
 }

@@ -312,17 +312,22 @@ async fn dates(link: &RedisLink, from: Date, to: Date) -> Result<Vec<Date>, Stor
     if to < from {
         return Ok(Vec::new());
     }
+    let day = jiff::Span::new().days(1);
     let days = from
         .until(to)
         .map(|span| span.get_days())
         .unwrap_or(i32::MAX);
     if days < EVERY_DATE_MAX {
-        let every = from.series(jiff::Span::new().days(1));
+        let every = from.series(day);
         return Ok(every.take_while(|date| *date <= to).collect());
     }
     let (mut dates, are_complete) = listed_days(link).await?;
     if !are_complete {
-        dates.extend(days_kept(&link.names, to));
+        // The date in any zone is at most one away from that in UTC.
+        let today = jiff::tz::TimeZone::UTC
+            .to_datetime(link.time().await?)
+            .date();
+        dates.extend(days_kept(&link.names, to.min(today.saturating_add(day))));
     }
     dates.retain(|date| (from..=to).contains(date));
     dates.sort_unstable();
