@@ -271,6 +271,20 @@ impl<S: Stream> Wire<S> {
         }
     }
 
+    /// Reads until this many answers are whole; the bytes of their bodies.
+    pub async fn whole_answers(&mut self, count: u32) -> usize {
+        let (mut whole, mut bytes) = (0, 0);
+        while whole < count {
+            let frame = self.next().await.expect("an answer");
+            assert_ne!(frame.kind, RST_STREAM, "{frame:?}");
+            if frame.kind == DATA {
+                bytes += frame.payload.len();
+                whole += u32::from(frame.flags & END_STREAM != 0);
+            }
+        }
+        bytes
+    }
+
     /// The problem of an answer.
     pub async fn problem(&mut self, stream: u32) -> serde_json::Value {
         serde_json::from_slice(&self.body(stream).await).unwrap()

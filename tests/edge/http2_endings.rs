@@ -406,15 +406,7 @@ async fn with_unread_answers(limits: &str) -> (Scene, Wire) {
 }
 
 async fn expect_all_whole(wire: &mut Wire) {
-    let (mut whole, mut bytes) = (0, 0);
-    while whole < STREAMS {
-        let frame = wire.next().await.expect("an answer");
-        assert_ne!(frame.kind, RST_STREAM, "{frame:?}");
-        if frame.kind == DATA {
-            bytes += frame.payload.len();
-            whole += u32::from(frame.flags & END_STREAM != 0);
-        }
-    }
+    let bytes = wire.whole_answers(STREAMS).await;
     assert_eq!(bytes, ANSWER_BYTES * STREAMS as usize);
 }
 

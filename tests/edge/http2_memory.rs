@@ -8,7 +8,7 @@ use harness::upstream::Script;
 use harness::{Behaviour, Call, EndpointSpec, IssuedKey, PATIENCE, Protocol, Scene, eventually};
 use tokio::sync::Semaphore;
 
-use super::frames::{DATA, END_STREAM, Frame, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire};
+use super::frames::{Frame, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire};
 use super::{MARKETS, TOUCHLINE, limit_hits};
 
 /// SETTINGS_INITIAL_WINDOW_SIZE.
@@ -171,7 +171,7 @@ async fn a_request_that_is_reset_while_answers_wait_is_free_if_no_upstream_has_i
     let (scene, key) = scene_with("response_write: 60s", MIB).await;
     let mut wire = Wire::with_settings(&scene, CLOSED).await;
     let (mut stream, mut forwarded) = (1, 0);
-    // Until the answers that nobody takes leave no room for the next one.
+    // Until the unread answers leave no room for the next one.
     loop {
         assert!(wire.get(stream, MARKETS, &key.key).await);
         scene.expect_used(&key, forwarded + 1).await;
@@ -209,15 +209,7 @@ async fn takes_them_late(protocol: &'static str, answer_bytes: usize) {
     let open = [0, 4, 0x7f, 0xff, 0, 0];
     assert!(wire.send(&Frame::new(SETTINGS, 0, 0, open)).await);
     assert!(wire.send(&Frame::new(WINDOW_UPDATE, 0, 0, more)).await);
-    let (mut whole, mut bytes) = (0, 0);
-    while whole < STREAMS {
-        let frame = wire.next().await.expect("an answer");
-        assert_ne!(frame.kind, RST_STREAM, "{frame:?}");
-        if frame.kind == DATA {
-            bytes += frame.payload.len();
-            whole += u32::from(frame.flags & END_STREAM != 0);
-        }
-    }
+    let bytes = wire.whole_answers(STREAMS).await;
     assert_eq!(bytes, answer_bytes * STREAMS as usize);
     scene.expect_used(&key, u64::from(STREAMS)).await;
 }
