@@ -79,6 +79,8 @@ pub async fn hold() {
         println!("written to {FILE}: commit it with the change that brings it");
     }
     if is_beyond {
+        // Ends what it started, which an exit would leave running.
+        drop(stage);
         std::process::exit(1);
     }
 }
