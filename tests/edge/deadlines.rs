@@ -52,6 +52,15 @@ async fn connect(scene: &Scene) -> TcpStream {
     TcpStream::connect(scene.gateways[0].http).await.unwrap()
 }
 
+/// Reads an answer with a JSON object as its body.
+async fn read_answer(socket: &mut TcpStream) -> Vec<u8> {
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"}") {
+        assert!(socket.read_buf(&mut answer).await.unwrap() > 0);
+    }
+    answer
+}
+
 /// Reads until the gateway closes.
 async fn closed(mut socket: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> {
     let mut message = Vec::new();
@@ -95,10 +104,7 @@ async fn a_slow_second_head_is_refused_too_and_an_idle_connection_closed() {
     let mut slow = connect(&scene).await;
     for socket in [&mut idle, &mut slow] {
         socket.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = Vec::new();
-        while !answer.ends_with(b"}") {
-            assert!(socket.read_buf(&mut answer).await.unwrap() > 0);
-        }
+        read_answer(socket).await;
     }
     let message = dribble(slow, request.as_bytes().strip_suffix(b"\r\n\r\n").unwrap()).await;
     assert!(
@@ -122,10 +128,7 @@ async fn an_empty_line_behind_a_body_begins_no_request() {
     let mut socket = connect(&scene).await;
     for _ in 0..2 {
         socket.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = Vec::new();
-        while !answer.ends_with(b"}") {
-            assert!(socket.read_buf(&mut answer).await.unwrap() > 0);
-        }
+        let answer = read_answer(&mut socket).await;
         assert!(
             answer.starts_with(b"HTTP/1.1 200 "),
             "{}",

@@ -407,6 +407,13 @@ mod tests {
         totals.count(place, DAY, &producer, &endpoint, add).row()
     }
 
+    /// Counts nothing for a key in this tier, which has a page from then on.
+    fn count_in(tier: &str, totals: &mut ProducerTotals) {
+        let key = "0123456789Ab".parse().unwrap();
+        let place = (key, DAY.date, tier.parse().unwrap());
+        totals.count(place, DAY, &Producer::draw(), &"/a".into(), |_, _| {});
+    }
+
     fn pages(totals: &mut ProducerTotals) -> Vec<LedgerPage> {
         let mut pages = Vec::new();
         totals.take_pages(usize::MAX, &Producer::draw(), |_| true, &mut pages);
@@ -496,12 +503,7 @@ mod tests {
     fn what_changed_is_taken_in_parts_the_totals_of_each_tier_once() {
         let mut totals = ProducerTotals::default();
         for tier in ["a", "b", "c"] {
-            let place = (
-                "0123456789Ab".parse().unwrap(),
-                DAY.date,
-                tier.parse().unwrap(),
-            );
-            totals.count(place, DAY, &Producer::draw(), &"/a".into(), |_, _| {});
+            count_in(tier, &mut totals);
         }
         let mut pages = Vec::new();
         totals.take_pages(2, &Producer::draw(), |_| true, &mut pages);
@@ -518,12 +520,7 @@ mod tests {
     fn totals_that_are_not_served_are_left() {
         let mut totals = ProducerTotals::default();
         for tier in ["a", "b"] {
-            let place = (
-                "0123456789Ab".parse().unwrap(),
-                DAY.date,
-                tier.parse().unwrap(),
-            );
-            totals.count(place, DAY, &Producer::draw(), &"/a".into(), |_, _| {});
+            count_in(tier, &mut totals);
         }
         let mut pages = Vec::new();
         let is_served = |place: &TotalsKey| place.2.as_str() == "b";
