@@ -25,7 +25,7 @@ class Store:
     def restore(self, snapshot):
         self.t, self.g, self.r = snapshot[0], dict(snapshot[1]), dict(snapshot[2])
 
-    def call(self, producer, ack, rack, want):
+    def call(self, producer, ack, rack, want, cost):
         t, g, r = self.t, self.g.get(producer, 0), self.r.get(producer, 0)
         if g < ack:  # units served without the store, or writes that the store lost
             t += ack - g
@@ -35,7 +35,9 @@ class Store:
             r = rack
         grant = g - ack  # granted before, and the reply was lost: returned on every code
         if want > grant:
-            need = max(0, min(want - grant, self.limit - t))
+            need, left = want - grant, max(0, self.limit - t)
+            if need > left:  # whole charges only
+                need = max(0, left - (grant + left) % cost)
             t += need
             g += need
             grant += need
@@ -85,8 +87,9 @@ def run(seed, crash=False, loss=False, offline=0):
             store.restore(chance.choice(past[-5:]))
             lost += sum(max(0, units - store.g.get(name, 0)) for name, units in before.items())
         else:
-            want = chance.randint(0, 6)
-            call = (node.producer, node.ack, node.rack, want)
+            cost = chance.randint(1, 3)
+            want = cost * chance.randint(0, 3)
+            call = (node.producer, node.ack, node.rack, want, cost)
             fate = chance.random()
             if fate < 0.15:  # lost or delayed: the node saw a timeout and uses no later reply of it
                 late.append(call)
@@ -94,7 +97,7 @@ def run(seed, crash=False, loss=False, offline=0):
                 store.call(*call)
             else:
                 grant = store.call(*call)
-                node.settle(grant, min(grant, want))
+                node.settle(grant, min(grant, want) // cost * cost)
                 if chance.random() < 0.1:
                     late.append(call)
         past.append(store.snapshot())
@@ -102,10 +105,10 @@ def run(seed, crash=False, loss=False, offline=0):
     for call in late:
         store.call(*call)
     for each in nodes:
-        each.settle(store.call(each.producer, each.ack, each.rack, 0), 0)
-        store.call(each.producer, each.ack, each.rack, 0)
+        each.settle(store.call(each.producer, each.ack, each.rack, 0, 0), 0)
+        store.call(each.producer, each.ack, each.rack, 0, 0)
     for each in dead:  # the journal of a dead process: it is merged and never grants
-        store.call(each.producer, each.ack, each.rack, 0)
+        store.call(each.producer, each.ack, each.rack, 0, 0)
     truth = sum(each.admitted - each.refunded for each in nodes + dead)
     return worst, store.t - truth, lost + served_offline
 

@@ -68,11 +68,13 @@ fn random_call(
         2 => (today + 3_600 - 86_400, today + 172_800),
         _ => (today, today + 86_400),
     };
+    let cost = 1 + random.up_to(3);
     let call = ModelCall {
         producer: producer.into(),
         ack,
         rack,
-        want: random.up_to(5),
+        want: cost * random.up_to(4),
+        cost,
         limit,
         record: StoredRecord { version, packed },
         start,
@@ -107,7 +109,8 @@ fn packed<'c>(calls: impl Iterator<Item = &'c ModelCall>, settle_window: i64) ->
             packed.extend((day.1 as f64).to_le_bytes());
         }
         let version = call.record.version;
-        for number in [call.ack, call.rack, call.want, call.limit, version] {
+        let (want, cost) = (call.want, call.cost);
+        for number in [call.ack, call.rack, want, cost, call.limit, version] {
             packed.extend((number as f64).to_le_bytes());
         }
         packed.push(call.producer.len() as u8);
@@ -194,7 +197,7 @@ impl ModelKey {
         let reply = self.day.charge(&mut self.stored, call, now);
         let mark = self.marks.get_mut(producer).unwrap();
         if fresh {
-            let kept = reply.grant.min(call.want);
+            let kept = reply.grant.min(call.want) / call.cost * call.cost;
             mark.ack += reply.grant;
             mark.rack += reply.grant - kept;
         }

@@ -80,6 +80,7 @@ macro_rules! store_suite {
             of_3000_concurrent_charges_exactly_the_limit_is_granted,
             two_processes_together_grant_exactly_the_limit,
             mixed_costs_and_refunds_in_two_processes_add_up_exactly,
+            a_charge_that_does_not_fit_takes_nothing_from_another_process,
             a_cost_is_charged_whole_or_not_at_all,
             a_lowered_limit_refuses_and_a_raised_one_grants_at_once,
             a_refund_reopens_an_exhausted_key_within_the_second,

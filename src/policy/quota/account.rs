@@ -12,7 +12,8 @@
 //! served.
 //!
 //! A waiter's `W` is the caller's means to answer it; `C` is the context of its call (record and day). Waiters share a call only
-//! if their [`WaiterTerms`] are equal, so that units are never granted by another waiter's limit.
+//! if their [`WaiterTerms`] are equal, so that units are never granted by another waiter's limit, and if their costs are equal, so
+//! that the store grants whole charges: a part of one would be missing to other producers until it is returned.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -68,6 +69,8 @@ pub struct Call<C> {
     pub rack: u64,
     /// Units wanted; 0 only settles.
     pub want: u64,
+    /// The cost of each waiter, in units.
+    pub cost: u32,
     /// The terms of the waiters.
     pub terms: WaiterTerms<C>,
 }
@@ -235,7 +238,8 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         Asked::Waiting
     }
 
-    /// The next call to make, if one is due and none is awaited. Waiters that are no longer `alive` are left out.
+    /// The next call to make, if one is due and none is awaited: for the first waiter and all that have its cost and terms. Waiters
+    /// that are no longer `alive` are left out.
     pub fn begin(&mut self, alive: impl Fn(&W) -> bool) -> Option<Call<C>> {
         if self.is_awaited() {
             return None;
@@ -248,21 +252,24 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             return None;
         }
         let busy = self.busy.get_or_insert_default();
+        let mut cost = 0;
         if let Some(first) = busy.waiting.front() {
             self.terms = first.terms.clone();
+            cost = first.cost;
         }
-        let together = busy
-            .waiting
-            .iter()
-            .take(BATCH_MAX)
-            .take_while(|waiter| waiter.terms == self.terms)
-            .count();
-        let batch: Vec<(W, u32)> = busy
-            .waiting
-            .drain(..together)
-            .map(|waiter| (waiter.token, waiter.cost))
-            .collect();
-        let want = batch.iter().map(|(_, cost)| u64::from(*cost)).sum();
+        let mut batch = Vec::with_capacity(busy.waiting.len().min(BATCH_MAX));
+        for _ in 0..busy.waiting.len() {
+            let Some(waiter) = busy.waiting.pop_front() else {
+                break;
+            };
+            let shares = waiter.cost == cost && waiter.terms == self.terms;
+            if shares && batch.len() < BATCH_MAX {
+                batch.push((waiter.token, cost));
+            } else {
+                busy.waiting.push_back(waiter);
+            }
+        }
+        let want = u64::from(cost) * batch.len() as u64;
         self.calls += 1;
         busy.awaited = Some(Awaited {
             ack: self.ack,
@@ -275,6 +282,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             ack: self.ack,
             rack: self.rack,
             want,
+            cost,
             terms: self.terms.clone(),
         })
     }
@@ -298,10 +306,9 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         }
     }
 
-    /// Distributes the reply to call `number`; returns each waiter with its cost. First come, first served: a waiter whose cost
-    /// does not fit is refused and the next one tried; the rest is returned. If the store granted everything and yet one does not
-    /// fit, because units served meanwhile without the store took its place, it waits for the next call. Nothing happens if that
-    /// call was abandoned.
+    /// Distributes the reply to call `number`, first come, first served; returns each waiter with its cost. The rest is returned.
+    /// If the store granted everything and yet a waiter gets nothing, because units served meanwhile without the store took its
+    /// place, it waits for the next call. Nothing happens if that call was abandoned.
     pub fn settle(
         &mut self,
         number: u64,

@@ -28,6 +28,8 @@ pub struct ModelCall {
     pub rack: u64,
     /// Units wanted.
     pub want: u64,
+    /// The units of each charge in `want`, which is a multiple of it.
+    pub cost: u64,
     /// The units that all producers together may use.
     pub limit: u64,
     /// The record by which the caller judged; one with an empty packed form is not stored.
@@ -103,7 +105,8 @@ impl ModelDay {
             _ if call.want > 0 && !(call.start..call.end).contains(&now) => Code::OtherDay,
             _ if call.want > grant => {
                 let room = u64::try_from(signed(call.limit) - used).unwrap_or(0);
-                let need = (call.want - grant).min(room);
+                let granted = call.want.min((grant + room) / call.cost * call.cost);
+                let need = granted.saturating_sub(grant);
                 used += signed(need);
                 marks.granted += need;
                 grant += need;
@@ -146,6 +149,7 @@ mod tests {
             ack,
             rack,
             want,
+            cost: 1,
             limit: 10,
             record: StoredRecord {
                 version: 1,
@@ -169,6 +173,23 @@ mod tests {
             (other.code, other.grant, other.used),
             (Code::Exhausted, 3, 10)
         );
+    }
+
+    #[test]
+    fn a_grant_is_of_whole_charges_unless_it_was_made_before() {
+        let (mut day, mut stored) = (ModelDay::default(), None);
+        let fours = |producer, want| ModelCall {
+            cost: 4,
+            ..call(producer, 0, 0, want)
+        };
+        let some = day.charge(&mut stored, &fours("a", 12), 50);
+        assert_eq!((some.code, some.grant, some.used), (Code::Exhausted, 8, 8));
+        let none = day.charge(&mut stored, &fours("b", 4), 50);
+        assert_eq!((none.code, none.grant, none.used), (Code::Exhausted, 0, 8));
+        let lost = day.charge(&mut stored, &call("c", 0, 0, 1), 50);
+        assert_eq!((lost.code, lost.grant, lost.used), (Code::Granted, 1, 9));
+        let kept = day.charge(&mut stored, &fours("c", 4), 50);
+        assert_eq!((kept.code, kept.grant, kept.used), (Code::Exhausted, 1, 9));
     }
 
     #[test]

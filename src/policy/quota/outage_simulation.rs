@@ -116,12 +116,13 @@ impl OutageWorld {
         }
     }
 
-    fn call_of(&self, producer: &str, ack: u64, rack: u64, want: u64) -> ModelCall {
+    fn call_of(&self, producer: &str, (ack, rack): (u64, u64), want: u64, cost: u32) -> ModelCall {
         ModelCall {
             producer: producer.to_owned(),
             ack,
             rack,
             want,
+            cost: cost.into(),
             limit: self.limit,
             record: StoredRecord {
                 version: 1,
@@ -142,7 +143,12 @@ impl OutageWorld {
     }
 
     fn run(&mut self, node: usize, call: &Call<()>) -> Vec<(u32, WaiterResult)> {
-        let sent = self.call_of(&self.nodes[node].producer, call.ack, call.rack, call.want);
+        let sent = self.call_of(
+            &self.nodes[node].producer,
+            (call.ack, call.rack),
+            call.want,
+            call.cost,
+        );
         let reply = self.day.charge(&mut self.stored, &sent, 50);
         let node = &mut self.nodes[node];
         let verdicts = node
@@ -216,7 +222,12 @@ impl OutageWorld {
         let Some(call) = self.nodes[node].account.begin(|_| true) else {
             return;
         };
-        let sent = self.call_of(&self.nodes[node].producer, call.ack, call.rack, call.want);
+        let sent = self.call_of(
+            &self.nodes[node].producer,
+            (call.ack, call.rack),
+            call.want,
+            call.cost,
+        );
         self.day.charge(&mut self.stored, &sent, 50);
         self.nodes[node].account.abandon(call.number, now);
         self.serve_offline(node, cost);
@@ -261,7 +272,7 @@ impl OutageWorld {
             self.nodes[node].journal.clone().into_iter().collect();
         for (producer, row) in rows {
             if producer != self.nodes[node].producer {
-                let call = self.call_of(&producer, row.ack, row.rack, 0);
+                let call = self.call_of(&producer, (row.ack, row.rack), 0, 0);
                 self.day.charge(&mut self.stored, &call, 50);
                 // Kept, because the store may lose it again before the day is over; merging twice does no harm.
                 let kept = self.nodes[node].journal.get_mut(&producer).unwrap();

@@ -140,6 +140,7 @@ impl World {
             ack: call.ack,
             rack: call.rack,
             want: call.want,
+            cost: call.cost.into(),
             limit: call.terms.limit,
             record: StoredRecord {
                 version: call.terms.version,
@@ -168,8 +169,6 @@ impl World {
                 other => panic!("{other:?}"),
             }
         }
-        let (_, rack) = node.account.marks();
-        self.gave_back |= rack > 0;
     }
 
     fn step(&mut self, step: &SimulatedStep) {
@@ -306,6 +305,7 @@ impl World {
                 ack,
                 rack,
                 want: 0,
+                cost: 0,
                 limit: terms.limit,
                 record: StoredRecord {
                     version: terms.version,
@@ -419,6 +419,23 @@ proptest! {
     #[test]
     fn lost_late_and_doubled_calls_never_cost_or_give_a_unit(limit in 1u64..60, nodes in 1usize..6, steps in steps(CALM)) {
         check(limit, nodes, &steps, CALM)?;
+    }
+
+    /// Otherwise another producer would be refused units that nobody uses.
+    #[test]
+    fn without_faults_the_store_counts_no_unit_that_was_not_admitted(
+        limit in 1u64..60,
+        nodes in 1usize..6,
+        steps in prop::collection::vec((0usize..5, prop::option::of(1u32..7)), 1..250),
+    ) {
+        let mut world = World::new(limit, nodes);
+        for (node, cost) in steps {
+            world.step(&match cost {
+                Some(cost) => SimulatedStep::Ask { node, cost },
+                None => SimulatedStep::Answered { node, doubled: false },
+            });
+            prop_assert_eq!(world.day.used, world.admitted() as i64);
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@
 --            ack      units the producer consumed so far
 --            rack     units the producer refunded so far
 --            want     units requested; 0 only merges
+--            cost     units of each charge in want, which is a multiple of it: fewer than want are granted for whole charges only
 --            limit    units that all producers together may use (tier plus grants); stated by the caller and never stored
 --            ver      version of the record that the waiting requests were checked against
 --            pid      producer, unique by process and account, preceded by its length (one byte)
@@ -45,8 +46,8 @@ for i = 1, #KEYS, 2 do
     used, open = format('t%d-%d', s, e), now >= s and now < e
   end
   local record, counts = KEYS[i], KEYS[i + 1]
-  local ack, rack, want, limit, ver, pid, rec
-  ack, rack, want, limit, ver, pid, rec, next_day, at = unpack('<dddddBc0I4c0B', packed, at)
+  local ack, rack, want, cost, limit, ver, pid, rec
+  ack, rack, want, cost, limit, ver, pid, rec, next_day, at = unpack('<ddddddBc0I4c0B', packed, at)
 
   local stored = (call('HGET', record, 'ver') or -1) + 0
   if stored < ver and rec ~= '' then
@@ -81,8 +82,8 @@ for i = 1, #KEYS, 2 do
   elseif want > 0 and not open then
     code = 4
   elseif want > grant then
-    local need = want - grant
-    if need > limit - t then need, code = math.max(0, limit - t), 1 end
+    local need, left = want - grant, math.max(0, limit - t)
+    if need > left then need, code = math.max(0, left - (grant + left) % cost), 1 end
     t, g, grant = t + need, g + need, grant + need
   end
 

@@ -101,6 +101,20 @@ pub async fn mixed_costs_and_refunds_in_two_processes_add_up_exactly(fixture: &d
     }
 }
 
+pub async fn a_charge_that_does_not_fit_takes_nothing_from_another_process(fixture: &dyn Fixture) {
+    let stores = [fixture.gateway("a").await, fixture.gateway("b").await];
+    let day = today();
+    for _ in 0..100 {
+        let key = issue(&stores[0]).await;
+        let (large, small) = tokio::join!(
+            stores[0].charge(charge(&key, day, 3, 5)),
+            stores[1].charge(charge(&key, day, 3, 1)),
+        );
+        exhausted(large);
+        assert_eq!(granted(small).0, 1);
+    }
+}
+
 pub async fn a_cost_is_charged_whole_or_not_at_all(fixture: &dyn Fixture) {
     let store = fixture.gateway("a").await;
     let key = issue(&store).await;

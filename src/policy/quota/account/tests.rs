@@ -30,46 +30,69 @@ fn begin(account: &mut Plain) -> Option<Call<()>> {
 #[test]
 fn waiters_share_a_call_and_get_distinct_counts() {
     let (mut account, now) = (Plain::new(terms(10)), Instant::now());
-    for (waiter, cost) in [("a", 1), ("gone", 4), ("b", 2), ("c", 1)] {
-        assert_eq!(account.ask(waiter, cost, terms(10), now), Asked::Waiting);
+    for waiter in ["a", "gone", "b", "c"] {
+        assert_eq!(account.ask(waiter, 2, terms(10), now), Asked::Waiting);
     }
     let call = begin(&mut account).unwrap();
-    assert_eq!((call.ack, call.rack, call.want), (0, 0, 4));
+    assert_eq!((call.ack, call.rack, call.want, call.cost), (0, 0, 6, 2));
     assert_eq!(begin(&mut account), None, "one call at a time");
-    let verdicts = account.settle(call.number, &reply(Code::Granted, 4, 9), now);
+    let verdicts = account.settle(call.number, &reply(Code::Granted, 6, 9), now);
     let granted = |used| WaiterResult::Granted { used };
     assert_eq!(
         verdicts,
         [
-            ("a", 1, granted(6)),
-            ("b", 2, granted(8)),
-            ("c", 1, granted(9))
+            ("a", 2, granted(5)),
+            ("b", 2, granted(7)),
+            ("c", 2, granted(9))
         ]
     );
     assert!(account.is_idle());
 }
 
 #[test]
-fn a_cost_that_does_not_fit_is_refused_and_the_next_one_tried() {
+fn credit_of_a_lost_reply_that_is_no_whole_charge_is_returned() {
     let (mut account, now) = (Plain::new(terms(10)), Instant::now());
-    for (waiter, cost) in [("a", 2), ("b", 4), ("c", 1)] {
-        account.ask(waiter, cost, terms(10), now);
+    for waiter in ["a", "b"] {
+        account.ask(waiter, 2, terms(10), now);
     }
     let call = begin(&mut account).unwrap();
-    let verdicts = account.settle(call.number, &reply(Code::Exhausted, 4, 10), now);
+    let verdicts = account.settle(call.number, &reply(Code::Exhausted, 3, 10), now);
     assert_eq!(
         verdicts,
         [
-            ("a", 2, WaiterResult::Granted { used: 8 }),
-            ("b", 4, WaiterResult::Exhausted { used: 9 }),
-            ("c", 1, WaiterResult::Granted { used: 9 })
+            ("a", 2, WaiterResult::Granted { used: 9 }),
+            ("b", 2, WaiterResult::Exhausted { used: 9 })
         ]
     );
     let settling = begin(&mut account).unwrap();
+    assert_eq!((settling.ack, settling.rack, settling.want), (3, 1, 0));
+}
+
+#[test]
+fn waiters_with_other_costs_wait_for_calls_of_their_own() {
+    let (mut account, now) = (Plain::new(terms(10)), Instant::now());
+    for (waiter, cost) in [("a", 1), ("b", 5), ("c", 1), ("d", 5), ("e", 0)] {
+        account.ask(waiter, cost, terms(10), now);
+    }
+    let first = begin(&mut account).unwrap();
+    assert_eq!((first.want, first.cost), (2, 1));
+    let served = account.settle(first.number, &reply(Code::Granted, 2, 2), now);
     assert_eq!(
-        (settling.ack, settling.rack, settling.want),
-        (4, 1, 0),
-        "the unclaimed unit is returned"
+        served
+            .iter()
+            .map(|(waiter, ..)| *waiter)
+            .collect::<String>(),
+        "ac"
+    );
+    let second = begin(&mut account).unwrap();
+    assert_eq!((second.want, second.cost), (10, 5));
+    account.settle(second.number, &reply(Code::Exhausted, 5, 7), now);
+    let third = begin(&mut account).unwrap();
+    assert_eq!((third.want, third.cost), (0, 0));
+    let counted = ("e", 0, WaiterResult::Counted { used: 7 });
+    assert_eq!(
+        account.settle(third.number, &reply(Code::Granted, 0, 7), now),
+        [counted]
     );
 }
 

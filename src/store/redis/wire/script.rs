@@ -145,6 +145,8 @@ pub struct AccountCall<'a> {
     pub rack: u64,
     /// Units wanted; 0 only merges.
     pub want: u64,
+    /// The units of each charge in `want`.
+    pub cost: u32,
     /// Units that all producers together may use.
     pub limit: u64,
     /// The version of the record that the waiting requests were checked against.
@@ -156,7 +158,7 @@ pub struct AccountCall<'a> {
 }
 
 /// The approximate size of an [`AccountCall`] without its record.
-const ACCOUNT_BYTES: usize = 96;
+const ACCOUNT_BYTES: usize = 104;
 
 impl ChargeArgument {
     /// An argument without accounts, with room for `accounts`; days are closed `settle_window` seconds after their end.
@@ -185,6 +187,7 @@ impl ChargeArgument {
             account.ack,
             account.rack,
             account.want,
+            account.cost.into(),
             account.limit,
             account.version,
         ] {

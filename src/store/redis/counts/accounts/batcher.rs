@@ -141,6 +141,7 @@ impl Accounts {
                 ack: call.ack,
                 rack: call.rack,
                 want: call.want,
+                cost: call.cost,
                 limit: call.terms.limit,
                 version,
                 record: record.as_deref().unwrap_or_default(),

@@ -251,6 +251,7 @@ impl Accounts {
             ack: row.ack,
             rack: row.rack,
             want: 0,
+            cost: 0,
             limit: 0,
             version: entry
                 .as_ref()
