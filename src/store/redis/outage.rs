@@ -320,30 +320,23 @@ impl OutageService {
         self.restore_demanded.notify_one();
     }
 
-    /// How often [`OutageService::keep`] must look.
-    fn tick(&self) -> Duration {
-        let is_busy =
-            self.restore_due.load(Ordering::Acquire) || self.accounts.has_counts_to_read();
-        let longest = match is_busy {
-            true => READ_EVERY,
-            false => LOOK_EVERY,
-        };
-        longest.min(self.settings.journal_interval)
+    /// Keeps the journal, the known counts and the number of live gateways current, and sends Redis the counts of other processes.
+    /// Never returns.
+    pub async fn keep(self: Arc<Self>) {
+        // A long restoration must not delay the journal.
+        tokio::join!(self.keep_current(), self.keep_restored());
     }
 
-    /// Keeps the journal, the known counts and the number of live gateways current. Never returns.
-    pub async fn keep(self: Arc<Self>) {
+    async fn keep_current(&self) {
         let mut note = Periodic::new(self.settings.journal_interval);
         let mut look = Periodic::new(LOOK_EVERY);
         let mut count_nodes = Periodic::due_now(COUNT_NODES_EVERY);
-        let counted = (self.accounts.clone(), self.ledger.clone());
-        let mut restoration = Restoration::new(self.guard.clone(), self.journal(), counted);
-        let mut answering = None::<Instant>;
         loop {
-            tokio::select! {
-                () = next_tick(self.tick()) => {}
-                () = self.restore_demanded.notified() => {}
-            }
+            let longest = match self.accounts.has_counts_to_read() {
+                true => READ_EVERY,
+                false => LOOK_EVERY,
+            };
+            next_tick(longest.min(self.settings.journal_interval)).await;
             let look_is_due = look.is_due();
             if note.is_due() {
                 self.note_changes().await;
@@ -354,7 +347,6 @@ impl OutageService {
             if !self.guard.is_closed() {
                 continue;
             }
-            let answers_for = answering.get_or_insert_with(Instant::now).elapsed();
             // Half the staleness, so that a count is read again well before it counts as unknown.
             if let Some(old) = Instant::now().checked_sub(self.settings.count_staleness / 2) {
                 self.accounts.list_to_read(old, READ_MAX);
@@ -365,6 +357,26 @@ impl OutageService {
                     self.nodes.lock().see(count, Instant::now());
                 }
             }
+        }
+    }
+
+    async fn keep_restored(&self) {
+        let counted = (self.accounts.clone(), self.ledger.clone());
+        let mut restoration = Restoration::new(self.guard.clone(), self.journal(), counted);
+        let mut answering = None::<Instant>;
+        loop {
+            let period = match self.restore_due.load(Ordering::Acquire) {
+                true => READ_EVERY,
+                false => LOOK_EVERY,
+            };
+            tokio::select! {
+                () = next_tick(period) => {}
+                () = self.restore_demanded.notified() => {}
+            }
+            if !self.guard.is_closed() {
+                continue;
+            }
+            let answers_for = answering.get_or_insert_with(Instant::now).elapsed();
             let reads_first = !self.is_read.load(Ordering::Acquire) && answers_for < READ_FIRST_MAX;
             if reads_first {
                 continue;
