@@ -51,15 +51,15 @@ fn redis_settings(config: &config::RedisStoreConfig) -> redis::Settings {
         let secret = secret.as_ref();
         secret.map(|secret| secret.reveal().to_owned())
     };
-    redis::Settings {
-        servers: match &config.place {
-            config::RedisPlace::Url(url) => redis::Servers::Url(url.reveal().to_owned()),
-            config::RedisPlace::Sentinels { sentinels, master } => redis::Servers::Sentinels {
-                sentinels: sentinels.clone(),
-                master: master.clone(),
-            },
-            config::RedisPlace::Cluster(nodes) => redis::Servers::Cluster(nodes.clone()),
+    let servers = match &config.place {
+        config::RedisPlace::Url(url) => redis::Servers::Url(url.reveal().to_owned()),
+        config::RedisPlace::Sentinels { sentinels, master } => redis::Servers::Sentinels {
+            sentinels: sentinels.clone(),
+            master: master.clone(),
         },
+        config::RedisPlace::Cluster(nodes) => redis::Servers::Cluster(nodes.clone()),
+    };
+    redis::Settings {
         database: config.database,
         username: config.username.clone(),
         password: revealed(&config.password),
@@ -73,7 +73,7 @@ fn redis_settings(config: &config::RedisStoreConfig) -> redis::Settings {
         replica: Some(config.replica.clone()),
         max_staleness: config.max_staleness,
         outage: Some(outage_of(&config.outage)),
-        keeping: Keeping::default(),
+        ..redis::Settings::of(servers)
     }
 }
 

@@ -152,6 +152,7 @@ pub async fn open(
         keys.clone(),
         clock.clone(),
         settings.timeout,
+        settings.accounts_max,
     );
     let ledger = Arc::new(ProcessLedger::new(
         link.clone(),

@@ -231,6 +231,33 @@ async fn a_redis_emptied_while_the_gateway_restarts_is_filled_from_the_journal()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emptied_redis_gets_the_counts_of_accounts_that_were_dropped_from_memory() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let journal = directory.path().join("journal.db");
+    let settings = Settings {
+        timeout: TIMEOUT,
+        outage: Some(OutageSettings::of_journal(journal)),
+        accounts_max: 1,
+        ..Settings::of_url(server.url())
+    };
+    let role = Role::Gateway(NodeName("crowded".into()));
+    let store = open(settings, role, ZONE, Clock::system()).await.unwrap();
+    let (first, second, day) = (issued(&server).await, issued(&server).await, today());
+    for key in [&first, &second] {
+        granted(store.charge(charge(key, day, 100, 4)).await);
+    }
+    // Idle accounts are dropped every ten seconds.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    let () = redis::cmd("FLUSHALL")
+        .query_async(&mut server.connect().await)
+        .await
+        .unwrap();
+    for key in [&first, &second] {
+        eventually_counted(&server, key, day, 4).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_charge_whose_reply_is_lost_is_served_and_charged_once() {
     let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
     let (key, day) = (issued(&server).await, today());

@@ -45,6 +45,15 @@ const ROWS_PER_TURN: u32 = 16;
 type Done = Result<(), StoreError>;
 type ReplyTo<T> = oneshot::Sender<Result<T, StoreError>>;
 
+/// The processes whose rows are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writers {
+    /// All but this one.
+    Others,
+    /// All, this one included.
+    All,
+}
+
 #[expect(
     clippy::large_enum_variant,
     reason = "the large one is the frequent one: boxing would cost each unit an allocation"
@@ -303,23 +312,33 @@ impl Journal {
         format!("{}.*", self.process)
     }
 
-    /// The next days of keys after `last`, `most` at most, that have rows of earlier and other processes, with those rows.
-    pub async fn days_of_others(
+    /// The pattern of the producers that are left out.
+    fn left_out(&self, writers: Writers) -> String {
+        match writers {
+            Writers::Others => self.own(),
+            Writers::All => String::new(),
+        }
+    }
+
+    /// The next days of keys after `last`, `most` at most, that have rows of these writers, with those rows.
+    pub async fn days_of(
         &self,
+        writers: Writers,
         last: Option<DateAndKey>,
         most: usize,
     ) -> Result<Vec<(DateAndKey, JournalRows)>, StoreError> {
-        let own = self.own();
+        let own = self.left_out(writers);
         self.work(move |connection| rows::days_of_others(connection, &own, last, most))
             .await
     }
 
-    /// These days of keys with their rows of earlier and other processes.
-    pub async fn rows_of_others(
+    /// These days of keys with their rows of these writers.
+    pub async fn rows_of(
         &self,
+        writers: Writers,
         days: Vec<DateAndKey>,
     ) -> Result<Vec<(DateAndKey, JournalRows)>, StoreError> {
-        let own = self.own();
+        let own = self.left_out(writers);
         self.work(move |connection| rows::rows_of_others(connection, &own, days.iter().copied()))
             .await
     }

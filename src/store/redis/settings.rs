@@ -34,6 +34,8 @@ pub struct Settings {
     pub outage: Option<OutageSettings>,
     /// When days of the ledger are closed, and when they are dropped.
     pub keeping: Keeping,
+    /// The most accounts of keys and days in memory, default 200,000; beyond, idle ones of the current day are dropped too.
+    pub accounts_max: usize,
 }
 
 /// How to decide a charge that Redis does not decide.
@@ -136,6 +138,7 @@ impl Settings {
             max_staleness: Duration::from_secs(86_400),
             outage: None,
             keeping: Keeping::default(),
+            accounts_max: 200_000,
         }
     }
 }

@@ -31,8 +31,6 @@ mod batcher;
 mod charging;
 pub mod offline;
 
-/// The most accounts; beyond, idle ones of the current day are dropped too.
-pub const ACCOUNTS_MAX: usize = 200_000;
 /// How long after its day an idle account is kept, for refunds of requests that crossed midnight.
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
 
@@ -161,6 +159,10 @@ pub struct Accounts {
     timeout: Duration,
     timers: Timers,
     slots: Shards<Slots>,
+    /// The most accounts; beyond, idle ones of the current day are dropped too.
+    slots_max: usize,
+    /// Whether accounts of the current day were ever dropped: only the journal has their counts.
+    has_dropped: AtomicBool,
     to_settle: Mutex<VecDeque<Arc<AccountSlot>>>,
     to_note: Mutex<VecDeque<Arc<AccountSlot>>>,
     /// All accounts, the one whose count was checked longest ago first.
@@ -183,6 +185,7 @@ impl Accounts {
         keys: Arc<KeyTable>,
         clock: Arc<StoreClock>,
         timeout: Duration,
+        slots_max: usize,
     ) -> Arc<Accounts> {
         Arc::new(Accounts {
             link: guard.link().clone(),
@@ -193,6 +196,8 @@ impl Accounts {
             timeout,
             timers: Timers::default(),
             slots: Shards::default(),
+            slots_max,
+            has_dropped: AtomicBool::new(false),
             to_settle: Mutex::default(),
             to_note: Mutex::default(),
             to_read: Mutex::default(),
@@ -294,11 +299,17 @@ impl Accounts {
             .await;
     }
 
+    /// Whether counts of the current day may be in the journal only, because their accounts were dropped.
+    pub fn has_dropped(&self) -> bool {
+        self.has_dropped.load(Ordering::Acquire)
+    }
+
     /// Drops idle accounts of past days, and of the current day if there are too many.
     pub async fn sweep(&self) {
         let now = self.clock.now().as_second();
         let total: usize = self.slots.parts().map(|slots| slots.lock().len()).sum();
-        let crowded = total > ACCOUNTS_MAX;
+        let crowded = total > self.slots_max;
+        self.has_dropped.fetch_or(crowded, Ordering::AcqRel);
         let keep = |slot: &Arc<AccountSlot>| {
             let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;
             let state = slot.state.lock();
@@ -311,7 +322,7 @@ impl Accounts {
         if crowded {
             tracing::warn!(
                 total,
-                limit = ACCOUNTS_MAX,
+                limit = self.slots_max,
                 "too many accounts of keys and days"
             );
         }

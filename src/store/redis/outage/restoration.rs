@@ -1,4 +1,5 @@
-//! Sends Redis the journaled rows of earlier and other processes.
+//! Sends Redis the journaled rows of earlier and other processes, and its own ones if accounts of this process were dropped: then
+//! only the journal has their counts.
 //!
 //! Rows that Redis does not take, because the master of their key is away, delay no others. They alone are sent again, after
 //! growing pauses.
@@ -15,7 +16,7 @@ use futures_util::future::join_all;
 use crate::store::StoreError;
 use crate::store::redis::counts::accounts::Accounts;
 use crate::store::redis::counts::ledger::ProcessLedger;
-use crate::store::redis::journal::{DateAndKey, Journal, JournalRows};
+use crate::store::redis::journal::{DateAndKey, Journal, JournalRows, Writers};
 use crate::store::redis::wire::guard::BreakerGuard;
 
 /// Days of keys read from the journal at a time, and rows of it that are merged into Redis concurrently.
@@ -155,13 +156,18 @@ impl Restoration {
         &self,
         last: Option<DateAndKey>,
     ) -> Result<Vec<(DateAndKey, JournalRows)>, StoreError> {
+        let (accounts, _) = &self.counted;
+        let writers = match accounts.has_dropped() {
+            true => Writers::All,
+            false => Writers::Others,
+        };
         match &self.due {
-            Due::All => self.journal.days_of_others(last, BATCH).await,
+            Due::All => self.journal.days_of(writers, last, BATCH).await,
             Due::Days(days) => {
                 let after = last.map_or(Bound::Unbounded, Bound::Excluded);
                 let rest = days.range((after, Bound::Unbounded));
                 let next = rest.take(BATCH).copied().collect();
-                self.journal.rows_of_others(next).await
+                self.journal.rows_of(writers, next).await
             }
             Due::Nothing => Ok(Vec::new()),
         }
