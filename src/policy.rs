@@ -45,6 +45,7 @@
 //! | [`rejection`] | every error answer of the gateway |
 //! | [`request_id`] | which request ids of clients are kept |
 //! | [`trace_context`] | which trace a request belongs to, and whether it is recorded |
+//! | [`words`] | enums whose values are words |
 
 pub mod address;
 pub mod admission;
@@ -86,3 +87,4 @@ pub mod target;
 pub mod threshold_event;
 pub mod token_bucket;
 pub mod trace_context;
+pub mod words;

@@ -43,11 +43,8 @@ pub(super) struct AuditArguments {
 }
 
 fn action_parser() -> impl TypedValueParser<Value = Action> {
-    PossibleValuesParser::new(Action::ALL.map(Action::as_str)).try_map(|text| {
-        let mut all = Action::ALL.into_iter();
-        all.find(|action| action.as_str() == text)
-            .ok_or("there is no such change")
-    })
+    PossibleValuesParser::new(Action::WORDS)
+        .try_map(|text| Action::of_str(&text).ok_or("there is no such change"))
 }
 
 impl AuditArguments {

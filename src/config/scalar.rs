@@ -258,54 +258,38 @@ impl Scalar for PathBuf {
     }
 }
 
-/// Declares scalars that are one of a few words.
-macro_rules! words {
-    ($($type:ty, $what:literal, $hint:literal, $boolean:literal: $($word:literal => $value:path),+;)*) => {$(
+/// Implements scalars for enums of words.
+macro_rules! choices {
+    ($($type:ty, $what:literal, $hint:literal, $boolean:literal;)*) => {$(
         impl Scalar for $type {
             const WHAT: &'static str = $what;
             const HINT: &'static str = $hint;
             const BOOLEAN: bool = $boolean;
-            const CHOICES: &'static [&'static str] = &[$($word),+];
+            const CHOICES: &'static [&'static str] = <$type>::WORDS;
 
             fn parse(text: &str) -> Option<$type> {
-                match text {
-                    $($word => Some($value),)+
-                    _ => None,
-                }
+                <$type>::of_str(text)
             }
 
             fn show(&self) -> String {
-                match self {
-                    $($value => $word.to_owned(),)+
-                }
+                self.to_string()
             }
         }
     )*};
 }
 
-words! {
-    Enforcement, "true or false", "write true, or false to count requests of the tier without refusing any", true:
-        "true" => Enforcement::Enforced, "false" => Enforcement::Shadow;
-    ProxyProtocol, "true or false", "write true, or false for connections without such a header", true:
-        "true" => ProxyProtocol::Spoken, "false" => ProxyProtocol::Absent;
-    Cleartext, "a choice for cleartext", "write loopback or allowed", false:
-        "loopback" => Cleartext::Loopback, "allowed" => Cleartext::Allowed;
-    ClientMode, "a mode of client certificates", "write required or optional", false:
-        "required" => ClientMode::Required, "optional" => ClientMode::Optional;
-    OutagePolicy, "an outage policy", "write bounded, deny or open", false:
-        "bounded" => OutagePolicy::Bounded, "deny" => OutagePolicy::Deny, "open" => OutagePolicy::Open;
-    Choice, "a way to choose a server", "write round_robin, least_loaded or by_key", false:
-        "round_robin" => Choice::RoundRobin, "least_loaded" => Choice::LeastLoaded, "by_key" => Choice::ByKey;
-    Protocol, "a version of HTTP", "write http1, http2 or auto", false:
-        "http1" => Protocol::Http1, "http2" => Protocol::Http2, "auto" => Protocol::Negotiated;
-    Level, "a log level", "write error, warn, info, debug or trace", false:
-        "error" => Level::Error, "warn" => Level::Warn, "info" => Level::Info, "debug" => Level::Debug, "trace" => Level::Trace;
-    Months, "a way to bill months", "write by_day or whole", false:
-        "by_day" => Months::ByDay, "whole" => Months::Whole;
-    UnusedKeys, "a way to bill unused keys", "write bill or skip", false:
-        "bill" => UnusedKeys::Bill, "skip" => UnusedKeys::Skip;
-    Format, "a log format", "write json or pretty", false:
-        "json" => Format::Json, "pretty" => Format::Pretty;
+choices! {
+    Enforcement, "true or false", "write true, or false to count requests of the tier without refusing any", true;
+    ProxyProtocol, "true or false", "write true, or false for connections without such a header", true;
+    Cleartext, "a choice for cleartext", "write loopback or allowed", false;
+    ClientMode, "a mode of client certificates", "write required or optional", false;
+    OutagePolicy, "an outage policy", "write bounded, deny or open", false;
+    Choice, "a way to choose a server", "write round_robin, least_loaded or by_key", false;
+    Protocol, "a version of HTTP", "write http1, http2 or auto", false;
+    Level, "a log level", "write error, warn, info, debug or trace", false;
+    Months, "a way to bill months", "write by_day or whole", false;
+    UnusedKeys, "a way to bill unused keys", "write bill or skip", false;
+    Format, "a log format", "write json or pretty", false;
 }
 
 impl Scalar for DurabilitySetting {

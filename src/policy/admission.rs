@@ -92,7 +92,7 @@ pub fn begin<'a, K, G>(
         return lookup.refuse(AdmissionStep::WellFormed, Refusal::of(rejection));
     }
     lookup.note(AdmissionStep::WellFormed, Verdict::Passes);
-    if OwnPath::of(path) != Some(OwnPath::Document) {
+    if OwnPath::of_str(path) != Some(OwnPath::Document) {
         return Next::Key(lookup);
     }
     lookup.note(AdmissionStep::Endpoint, Verdict::Passes);
@@ -318,7 +318,7 @@ impl<'a, K: Borrow<KeyRecord>> Ask<'a, K, ()> {
     fn find(&mut self) -> Result<RouteId, Refused> {
         let (path, method, endpoints) =
             (self.lookup.path, self.lookup.method, self.lookup.endpoints);
-        if let Some(own) = OwnPath::of(path) {
+        if let Some(own) = OwnPath::of_str(path) {
             self.lookup.note(AdmissionStep::Endpoint, Verdict::Passes);
             let taken = self.judge(AdmissionStep::Method, own_path::takes(method));
             return match taken {

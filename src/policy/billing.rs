@@ -17,6 +17,7 @@ use jiff::civil::Date;
 use super::audit::Entry;
 use super::calendar::Day;
 use super::key_record::{Action, KeyRecord, KeyState, TierName};
+use super::words::words;
 
 /// How months are billed (`billing`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -27,43 +28,26 @@ pub struct Rules {
     pub unused_keys: UnusedKeys,
 }
 
-/// The part of a month that is billed (`billing.months`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Months {
-    /// The counted days, each for its part of the month.
-    #[default]
-    ByDay,
-    /// The whole month if any day is counted, shared among the tiers in proportion to their days.
-    Whole,
-}
-
-/// Whether to bill keys for which no unit stays charged in the month (`billing.unused_keys`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum UnusedKeys {
-    /// Billed like other keys: the price is that of the subscription.
-    #[default]
-    Bill,
-    /// None of their days are counted.
-    Skip,
-}
-
-impl Months {
-    /// The value in the configuration and on invoices.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Months::ByDay => "by_day",
-            Months::Whole => "whole",
-        }
+words! {
+    /// The part of a month that is billed (`billing.months`); the word is also on invoices.
+    #[derive(Default)]
+    pub enum Months {
+        /// The counted days, each for its part of the month.
+        #[default]
+        ByDay = "by_day",
+        /// The whole month if any day is counted, shared among the tiers in proportion to their days.
+        Whole = "whole",
     }
-}
 
-impl UnusedKeys {
-    /// The value in the configuration and on invoices.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            UnusedKeys::Bill => "bill",
-            UnusedKeys::Skip => "skip",
-        }
+    /// Whether to bill keys for which no unit stays charged in the month (`billing.unused_keys`); the word is also on
+    /// invoices.
+    #[derive(Default)]
+    pub enum UnusedKeys {
+        /// Billed like other keys: the price is that of the subscription.
+        #[default]
+        Bill = "bill",
+        /// None of their days are counted.
+        Skip = "skip",
     }
 }
 

@@ -7,15 +7,18 @@
 use std::cmp::Ordering;
 use std::num::NonZeroU32;
 
-/// How servers are chosen (`upstreams.*.choice`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Choice {
-    /// In turn, each as often as its weight.
-    RoundRobin,
-    /// The server with the fewest requests in flight for its weight; equal ones in turn.
-    LeastLoaded,
-    /// The same server for the same API key, while that server is available.
-    ByKey,
+use super::words::words;
+
+words! {
+    /// How servers are chosen (`upstreams.*.choice`).
+    pub enum Choice {
+        /// In turn, each as often as its weight.
+        RoundRobin = "round_robin",
+        /// The server with the fewest requests in flight for its weight; equal ones in turn.
+        LeastLoaded = "least_loaded",
+        /// The same server for the same API key, while that server is available.
+        ByKey = "by_key",
+    }
 }
 
 /// A server to choose from.

@@ -11,6 +11,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 
 use super::caching;
 use super::http1::fields::FieldList;
+use super::words::words;
 
 /// Media types that compress well, besides `text/*` and those with a suffix below.
 const APPLICATION_TYPES: [&str; 11] = [
@@ -37,27 +38,18 @@ const SEALS: [HeaderName; 5] = [
     HeaderName::from_static("signature"),
 ];
 
-/// A content coding that the gateway can apply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Coding {
-    /// `gzip` (RFC 1952).
-    Gzip,
-    /// `zstd` (RFC 8878).
-    Zstd,
+words! {
+    /// A content coding that the gateway can apply, with its name in headers and in the configuration; the cheapest and most
+    /// effective first.
+    pub enum Coding {
+        /// `zstd` (RFC 8878).
+        Zstd = "zstd",
+        /// `gzip` (RFC 1952).
+        Gzip = "gzip",
+    }
 }
 
 impl Coding {
-    /// All codings, the cheapest and most effective first.
-    pub const ALL: [Coding; 2] = [Coding::Zstd, Coding::Gzip];
-
-    /// Its name in headers and in the configuration.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Coding::Gzip => "gzip",
-            Coding::Zstd => "zstd",
-        }
-    }
-
     /// Whether `name` means this coding; `x-gzip` is `gzip` (RFC 9110 section 8.4.1.3).
     fn is_named(self, name: &[u8]) -> bool {
         name.eq_ignore_ascii_case(self.as_str().as_bytes())

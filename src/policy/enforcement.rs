@@ -4,38 +4,28 @@
 //! refuse, because a request without a valid key or endpoint has no tier.
 
 use super::rejection::Rejection;
+use super::words::words;
 
-/// How a request is treated that a limit of its tier would refuse.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Enforcement {
-    /// The request is refused.
-    Enforced,
-    /// The request is served, charged and reported.
-    Shadow,
-}
+words! {
+    /// How a request is treated that a limit of its tier would refuse (`enforce` of a tier).
+    pub enum Enforcement {
+        /// The request is refused.
+        Enforced = "true",
+        /// The request is served, charged and reported.
+        Shadow = "false",
+    }
 
-/// A violation of a limit of steps 6 to 8 that a tier in shadow only records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ShadowViolation {
-    /// Step 6: the tier does not include the endpoint.
-    Tier,
-    /// Step 7: the key sends requests faster than its tier allows.
-    Burst,
-    /// Step 7: too many requests of the key are in flight.
-    Concurrent,
-    /// Step 8: the daily quota is used up.
-    Daily,
-}
-
-impl ShadowViolation {
-    /// The value in the access log and in the metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            ShadowViolation::Tier => "tier",
-            ShadowViolation::Burst => "burst",
-            ShadowViolation::Concurrent => "concurrent",
-            ShadowViolation::Daily => "daily",
-        }
+    /// A violation of a limit of steps 6 to 8 that a tier in shadow only records: its word is in the access log and in the metrics.
+    #[derive(PartialOrd, Ord)]
+    pub enum ShadowViolation {
+        /// Step 6: the tier does not include the endpoint.
+        Tier = "tier",
+        /// Step 7: the key sends requests faster than its tier allows.
+        Burst = "burst",
+        /// Step 7: too many requests of the key are in flight.
+        Concurrent = "concurrent",
+        /// Step 8: the daily quota is used up.
+        Daily = "daily",
     }
 }
 

@@ -8,6 +8,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::words::words;
+
 /// The first bytes of a client over HTTP/2 (RFC 9113 section 3.4).
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// A GOAWAY on stream 0 with `ENHANCE_YOUR_CALM` and the last stream 2^31-1: no stream is declared unprocessed.
@@ -156,37 +158,23 @@ impl Frames {
     }
 }
 
-/// A kind of frames of which a connection sent too many; also a metric label.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flood {
-    /// SETTINGS.
-    Settings,
-    /// PING.
-    Ping,
-    /// PRIORITY and PRIORITY_UPDATE.
-    Priority,
-    /// WINDOW_UPDATE.
-    WindowUpdate,
-    /// RST_STREAM.
-    Reset,
-    /// DATA and CONTINUATION without content.
-    Empty,
-    /// GOAWAY and unknown kinds.
-    Other,
-}
-
-impl Flood {
-    /// The value of the metric label.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Flood::Settings => "h2_settings",
-            Flood::Ping => "h2_ping",
-            Flood::Priority => "h2_priority",
-            Flood::WindowUpdate => "h2_window_update",
-            Flood::Reset => "h2_resets",
-            Flood::Empty => "h2_empty_frames",
-            Flood::Other => "h2_other_frames",
-        }
+words! {
+    /// A kind of frames of which a connection sent too many; also a metric label.
+    pub enum Flood {
+        /// SETTINGS.
+        Settings = "h2_settings",
+        /// PING.
+        Ping = "h2_ping",
+        /// PRIORITY and PRIORITY_UPDATE.
+        Priority = "h2_priority",
+        /// WINDOW_UPDATE.
+        WindowUpdate = "h2_window_update",
+        /// RST_STREAM.
+        Reset = "h2_resets",
+        /// DATA and CONTINUATION without content.
+        Empty = "h2_empty_frames",
+        /// GOAWAY and unknown kinds.
+        Other = "h2_other_frames",
     }
 }
 

@@ -14,6 +14,7 @@ use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
 use super::api_key::{ApiKey, KeyDigest, KeyId, KeyPrefix};
+use super::words::words;
 
 /// The name of a subscription tier: 1 to 32 characters of `a-z0-9-_`, beginning with a letter.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,26 +74,17 @@ impl<'de> Deserialize<'de> for TierName {
     }
 }
 
-/// Whether a key may be used at all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KeyState {
-    /// In use.
-    Active,
-    /// Refused until resumed.
-    Suspended,
-    /// Refused permanently.
-    Revoked,
-}
-
-impl KeyState {
-    /// The value in YAML, JSON, tables and logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            KeyState::Active => "active",
-            KeyState::Suspended => "suspended",
-            KeyState::Revoked => "revoked",
-        }
+words! {
+    /// Whether a key may be used at all; the word is in YAML, JSON, tables and logs.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum KeyState {
+        /// In use.
+        Active = "active",
+        /// Refused until resumed.
+        Suspended = "suspended",
+        /// Refused permanently.
+        Revoked = "revoked",
     }
 }
 
@@ -105,77 +97,39 @@ pub struct PreviousDigest {
     pub until: Timestamp,
 }
 
-/// The kind of a change of a key, as named in the audit trail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Action {
-    /// Issued here.
-    Issue,
-    /// Imported with the secret that it had elsewhere.
-    Import,
-    /// Given a new secret.
-    Rotate,
-    /// Restored the secret before a rotation whose new key was never shown.
-    UndoRotate,
-    /// Suspended.
-    Suspend,
-    /// Ended a suspension.
-    Resume,
-    /// Revoked.
-    Revoke,
-    /// Moved to another tier.
-    SetTier,
-    /// Given another expiry of its subscription.
-    SetExpiry,
-    /// Given another label, or none.
-    SetLabel,
-    /// Given to another customer.
-    SetCustomer,
-    /// Granted extra units on a day.
-    Grant,
-    /// Not of a key: a gateway was removed from the register.
-    ForgetGateway,
-    /// An unknown change, made before changes were recorded.
-    Unrecorded,
-}
-
-impl Action {
-    /// All actions, in the order of a key's life.
-    pub const ALL: [Action; 14] = [
-        Action::Issue,
-        Action::Import,
-        Action::Rotate,
-        Action::UndoRotate,
-        Action::Suspend,
-        Action::Resume,
-        Action::Revoke,
-        Action::SetTier,
-        Action::SetExpiry,
-        Action::SetLabel,
-        Action::SetCustomer,
-        Action::Grant,
-        Action::ForgetGateway,
-        Action::Unrecorded,
-    ];
-
-    /// The value in arguments, JSON and tables.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Action::Issue => "issue",
-            Action::Import => "import",
-            Action::Rotate => "rotate",
-            Action::UndoRotate => "undo-rotate",
-            Action::Suspend => "suspend",
-            Action::Resume => "resume",
-            Action::Revoke => "revoke",
-            Action::SetTier => "set-tier",
-            Action::SetExpiry => "set-expiry",
-            Action::SetLabel => "set-label",
-            Action::SetCustomer => "set-customer",
-            Action::Grant => "grant",
-            Action::ForgetGateway => "forget-gateway",
-            Action::Unrecorded => "unrecorded",
-        }
+words! {
+    /// The kind of a change of a key, as named in the audit trail, in arguments, JSON and tables; in the order of a key's life.
+    #[derive(PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Action {
+        /// Issued here.
+        Issue = "issue",
+        /// Imported with the secret that it had elsewhere.
+        Import = "import",
+        /// Given a new secret.
+        Rotate = "rotate",
+        /// Restored the secret before a rotation whose new key was never shown.
+        UndoRotate = "undo-rotate",
+        /// Suspended.
+        Suspend = "suspend",
+        /// Ended a suspension.
+        Resume = "resume",
+        /// Revoked.
+        Revoke = "revoke",
+        /// Moved to another tier.
+        SetTier = "set-tier",
+        /// Given another expiry of its subscription.
+        SetExpiry = "set-expiry",
+        /// Given another label, or none.
+        SetLabel = "set-label",
+        /// Given to another customer.
+        SetCustomer = "set-customer",
+        /// Granted extra units on a day.
+        Grant = "grant",
+        /// Not of a key: a gateway was removed from the register.
+        ForgetGateway = "forget-gateway",
+        /// An unknown change, made before changes were recorded.
+        Unrecorded = "unrecorded",
     }
 }
 

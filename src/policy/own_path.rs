@@ -5,31 +5,15 @@
 use http::Method;
 
 use super::rejection::Rejection;
+use super::words::words;
 
-/// A path that the gateway answers itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OwnPath {
-    /// `/openapi.json`: public, answered after step 1.
-    Document,
-    /// `/api/v1/usage`: answered after step 3.
-    Usage,
-}
-
-impl OwnPath {
-    /// Both paths.
-    pub const ALL: [OwnPath; 2] = [OwnPath::Document, OwnPath::Usage];
-
-    /// The own path equal to `path`, byte for byte.
-    pub fn of(path: &str) -> Option<OwnPath> {
-        OwnPath::ALL.into_iter().find(|own| own.as_str() == path)
-    }
-
-    /// The path; also its name in logs and metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            OwnPath::Document => "/openapi.json",
-            OwnPath::Usage => "/api/v1/usage",
-        }
+words! {
+    /// A path that the gateway answers itself; also its name in logs and metrics.
+    pub enum OwnPath {
+        /// `/openapi.json`: public, answered after step 1.
+        Document = "/openapi.json",
+        /// `/api/v1/usage`: answered after step 3.
+        Usage = "/api/v1/usage",
     }
 }
 
@@ -50,7 +34,7 @@ mod tests {
     #[test]
     fn an_own_path_is_found_byte_for_byte() {
         for own in OwnPath::ALL {
-            assert_eq!(OwnPath::of(own.as_str()), Some(own));
+            assert_eq!(OwnPath::of_str(own.as_str()), Some(own));
         }
         for other in [
             "/openapi.json/",
@@ -59,7 +43,7 @@ mod tests {
             "/",
             "",
         ] {
-            assert_eq!(OwnPath::of(other), None, "{other}");
+            assert_eq!(OwnPath::of_str(other), None, "{other}");
         }
     }
 

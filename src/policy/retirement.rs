@@ -7,6 +7,8 @@ use http::{HeaderName, HeaderValue, Uri};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
 
+use super::words::words;
+
 /// When an endpoint is or was deprecated: a structured date, `@1796083200` (RFC 9745 section 2).
 pub const DEPRECATION: HeaderName = HeaderName::from_static("deprecation");
 /// When it may be removed: an HTTP date (RFC 8594 section 3).
@@ -14,32 +16,16 @@ pub const SUNSET: HeaderName = HeaderName::from_static("sunset");
 /// The longest link: far above any real one, and far below what clients accept as a header.
 pub const LINK_BYTES_MAX: usize = 1_024;
 
-/// The relation of a link of a retiring endpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Relation {
-    /// About the deprecation (RFC 9745 section 4.1).
-    Deprecation,
-    /// About the sunset (RFC 8594 section 6).
-    Sunset,
-    /// The replacement (RFC 5829 section 3.3).
-    SuccessorVersion,
-}
-
-impl Relation {
-    /// All relations, in the order of the header's values.
-    pub const ALL: [Relation; 3] = [
-        Relation::Deprecation,
-        Relation::Sunset,
-        Relation::SuccessorVersion,
-    ];
-
-    /// The registered name.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Relation::Deprecation => "deprecation",
-            Relation::Sunset => "sunset",
-            Relation::SuccessorVersion => "successor-version",
-        }
+words! {
+    /// The relation of a link of a retiring endpoint, with its registered name, in the order of the header's values.
+    #[derive(PartialOrd, Ord)]
+    pub enum Relation {
+        /// About the deprecation (RFC 9745 section 4.1).
+        Deprecation = "deprecation",
+        /// About the sunset (RFC 8594 section 6).
+        Sunset = "sunset",
+        /// The replacement (RFC 5829 section 3.3).
+        SuccessorVersion = "successor-version",
     }
 }
 

@@ -22,6 +22,7 @@ use crate::policy::own_path::OwnPath;
 use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::Rejection;
 use crate::policy::request_id;
+use crate::policy::words::words;
 use crate::store::KeyEntry;
 
 mod charged;
@@ -182,30 +183,19 @@ pub enum Ending {
     ClientClosed,
 }
 
-/// Why units are refunded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RefundReason {
-    /// The request ended in a 500.
-    Failed,
-    /// The answer was cut.
-    Cut,
-    /// The client disconnected after the upstream had been silent for long.
-    Slow,
-    /// The request's body was refused while it was forwarded.
-    Body,
-    /// The client disconnected before anything was sent to an upstream.
-    Unsent,
-}
-
-impl RefundReason {
-    fn as_str(self) -> &'static str {
-        match self {
-            RefundReason::Failed => "failed",
-            RefundReason::Cut => "cut",
-            RefundReason::Slow => "slow",
-            RefundReason::Body => "body",
-            RefundReason::Unsent => "unsent",
-        }
+words! {
+    /// Why units are refunded.
+    pub enum RefundReason {
+        /// The request ended in a 500.
+        Failed = "failed",
+        /// The answer was cut.
+        Cut = "cut",
+        /// The client disconnected after the upstream had been silent for long.
+        Slow = "slow",
+        /// The request's body was refused while it was forwarded.
+        Body = "body",
+        /// The client disconnected before anything was sent to an upstream.
+        Unsent = "unsent",
     }
 }
 

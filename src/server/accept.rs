@@ -17,7 +17,7 @@ use super::tls::{Acceptor, failure};
 use crate::config::{Limits, Listen, ProxyProtocol};
 use crate::policy::{address, forwarded};
 use crate::proxy::connection::Connection;
-use crate::proxy::connection::limiter::{ConnectionLimiter, ConnectionLimits, LimitReached};
+use crate::proxy::connection::limiter::{ConnectionLimiter, ConnectionLimits};
 use crate::proxy::connection::on_wake::OnWake;
 use crate::proxy::connection::opening::{self, Opened, Silent};
 use crate::proxy::connection::redirect;
@@ -118,14 +118,6 @@ fn last_requests(snapshot: &Snapshot) -> Duration {
     limits.request_read + totals.max().unwrap_or_default() + limits.response_write
 }
 
-/// The name of a limit in metrics.
-fn name_of(full: LimitReached) -> &'static str {
-    match full {
-        LimitReached::All => "connections",
-        LimitReached::Address => "connections_per_address",
-    }
-}
-
 struct AcceptContext {
     behind: Behind,
     gate: Arc<Gate>,
@@ -153,7 +145,7 @@ impl AcceptContext {
         let address = if proxy { None } else { counted(peer.ip()) };
         let mut slot = match self.limiter.slot(address, places) {
             Ok(slot) => slot,
-            Err(full) => return self.note_limit(name_of(full)),
+            Err(full) => return self.note_limit(full.as_str()),
         };
         // Answers are already gathered before they are written, so Nagle's algorithm would only delay them.
         let _ = socket.set_nodelay(true);
@@ -165,7 +157,7 @@ impl AcceptContext {
             {
                 Some(Some(client)) => {
                     if let Err(full) = slot.assign(counted(client.ip()), places) {
-                        return self.note_limit(name_of(full));
+                        return self.note_limit(full.as_str());
                     }
                     client
                 }

@@ -24,6 +24,7 @@ use crate::admin::{ConfigView, RefusedFile};
 use crate::clock::next_tick;
 use crate::config::{Certificate, Config, Running};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
+use crate::policy::words::words;
 use crate::proxy::{Gate, Snapshot};
 use crate::store::Store;
 use crate::telemetry::access_log::Sink;
@@ -48,42 +49,23 @@ pub struct Reloader {
     retired: Vec<Arc<Sink>>,
 }
 
-/// Why the configuration is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cause {
-    /// SIGHUP.
-    Signal,
-    /// A file changed.
-    Change,
-    /// The last attempt failed a while ago.
-    Retry,
-}
-
-impl Cause {
-    fn as_str(self) -> &'static str {
-        match self {
-            Cause::Signal => "signal",
-            Cause::Change => "change",
-            Cause::Retry => "retry",
-        }
+words! {
+    /// Why the configuration is read.
+    enum Cause {
+        /// SIGHUP.
+        Signal = "signal",
+        /// A file changed.
+        Change = "change",
+        /// The last attempt failed a while ago.
+        Retry = "retry",
     }
-}
 
-/// The part that stays unchanged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Refusing {
-    /// Everything.
-    Configuration,
-    /// Certificates whose files cannot be used, or authorities of clients.
-    Certificates,
-}
-
-impl Refusing {
-    fn as_str(self) -> &'static str {
-        match self {
-            Refusing::Configuration => "configuration",
-            Refusing::Certificates => "certificate",
-        }
+    /// The part that stays unchanged.
+    enum Refusing {
+        /// Everything.
+        Configuration = "configuration",
+        /// Certificates whose files cannot be used, or authorities of clients.
+        Certificates = "certificate",
     }
 }
 

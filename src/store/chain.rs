@@ -25,35 +25,24 @@ use tokio::sync::mpsc;
 
 use super::error::StoreError;
 use super::ledger::Totals;
+use crate::policy::words::words;
 
 /// The previous digest in the first entry.
 pub const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 /// The first field of an entry's canonical form.
 const FORM: &str = "touchline-ledger-1";
 
-/// The state that an entry gives a day.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DayState {
-    /// The day was closed.
-    Closed,
-    /// Rows arrived late: it is open until it is closed again.
-    Reopened,
-    /// The retention dropped the day.
-    Dropped,
-}
-
-impl DayState {
-    /// Every state.
-    pub const ALL: [DayState; 3] = [DayState::Closed, DayState::Reopened, DayState::Dropped];
-
-    /// The name in the store and in exports.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            DayState::Closed => "closed",
-            DayState::Reopened => "reopened",
-            DayState::Dropped => "dropped",
-        }
+words! {
+    /// The state that an entry gives a day, as named in the store and in exports.
+    #[derive(Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum DayState {
+        /// The day was closed.
+        Closed = "closed",
+        /// Rows arrived late: it is open until it is closed again.
+        Reopened = "reopened",
+        /// The retention dropped the day.
+        Dropped = "dropped",
     }
 }
 

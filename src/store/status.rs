@@ -1,10 +1,11 @@
 //! The state of a store, for operators: facts that can be written as JSON, and warnings about broken guarantees.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+
+use crate::policy::words::words;
 
 /// The report of `touchline store status`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -118,25 +119,17 @@ pub struct JournalFacts {
     pub error: Option<String>,
 }
 
-/// Whether a gateway asks Redis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BreakerState {
-    /// It does.
-    Closed,
-    /// It does not.
-    Open,
-    /// It does not, and is finding out whether it could.
-    HalfOpen,
-}
-
-impl fmt::Display for BreakerState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            BreakerState::Closed => "closed",
-            BreakerState::Open => "open",
-            BreakerState::HalfOpen => "half-open",
-        })
+words! {
+    /// Whether a gateway asks Redis.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum BreakerState {
+        /// It does.
+        Closed = "closed",
+        /// It does not.
+        Open = "open",
+        /// It does not, and is finding out whether it could.
+        HalfOpen = "half-open",
     }
 }
 

@@ -9,13 +9,16 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
-/// The format of lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    /// One JSON object per line.
-    Json,
-    /// Text for people.
-    Pretty,
+use crate::policy::words::words;
+
+words! {
+    /// The format of lines.
+    pub enum Format {
+        /// One JSON object per line.
+        Json = "json",
+        /// Text for people.
+        Pretty = "pretty",
+    }
 }
 
 /// The writer of one format.

@@ -14,6 +14,7 @@ use crate::cli::output::{
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::Wanted;
 use crate::policy::key_record::{Action, KeyRecord, TierName};
+use crate::policy::words::words;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ListArguments {
@@ -34,27 +35,18 @@ pub(in crate::cli) struct ListArguments {
     output: RowsFormat,
 }
 
-/// The state of a key in a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ShownState {
-    /// Active, and its subscription has not ended.
-    Active,
-    /// Refused until resumed.
-    Suspended,
-    /// Refused permanently.
-    Revoked,
-    /// Active, but its subscription has ended.
-    Expired,
-}
-
-impl ShownState {
-    fn as_str(self) -> &'static str {
-        match self {
-            ShownState::Active => "active",
-            ShownState::Suspended => "suspended",
-            ShownState::Revoked => "revoked",
-            ShownState::Expired => "expired",
-        }
+words! {
+    /// The state of a key in a table.
+    #[derive(ValueEnum)]
+    enum ShownState {
+        /// Active, and its subscription has not ended.
+        Active = "active",
+        /// Refused until resumed.
+        Suspended = "suspended",
+        /// Refused permanently.
+        Revoked = "revoked",
+        /// Active, but its subscription has ended.
+        Expired = "expired",
     }
 }
 

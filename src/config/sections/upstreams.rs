@@ -347,8 +347,8 @@ fn compression(_: &mut Check<'_>, _: &Path, rows: CompressionRows) -> Option<Com
 }
 
 fn coding(text: &str) -> Result<Coding, Wrong> {
-    let known = Coding::ALL.into_iter().find(|one| one.as_str() == text);
-    known.ok_or_else(|| Wrong::not("a coding that the gateway supports", CODINGS_HINT))
+    Coding::of_str(text)
+        .ok_or_else(|| Wrong::not("a coding that the gateway supports", CODINGS_HINT))
 }
 
 #[cfg(test)]

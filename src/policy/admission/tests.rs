@@ -8,38 +8,27 @@ use crate::policy::calendar::Calendar;
 use crate::policy::key_record::tests::key_of;
 use crate::policy::maintenance::Maintenance;
 use crate::policy::rejection::Malformed;
+use crate::policy::words::words;
 
 const MARKETS: &str = "/d/markets";
 
-/// What can be wrong with a request, in the order in which it answers: an empty burst replaces the answers of steps 4 to 6.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
-    Malformed,
-    NoKey,
-    UnusableKey,
-    Burst,
-    Path,
-    Method,
-    Tier,
-    Concurrent,
-    Maintenance,
-    Quota,
+words! {
+    /// What can be wrong with a request, in the order in which it answers: an empty burst replaces the answers of steps 4 to 6.
+    enum Fault {
+        Malformed,
+        NoKey,
+        UnusableKey,
+        Burst,
+        Path,
+        Method,
+        Tier,
+        Concurrent,
+        Maintenance,
+        Quota,
+    }
 }
 
 impl Fault {
-    const ALL: [Fault; 10] = [
-        Fault::Malformed,
-        Fault::NoKey,
-        Fault::UnusableKey,
-        Fault::Burst,
-        Fault::Path,
-        Fault::Method,
-        Fault::Tier,
-        Fault::Concurrent,
-        Fault::Maintenance,
-        Fault::Quota,
-    ];
-
     /// The answer, and the step that gives it.
     fn answer(self) -> (&'static str, AdmissionStep) {
         match self {

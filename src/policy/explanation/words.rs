@@ -36,7 +36,7 @@ impl<'q, 'a> Reasons<'q, 'a> {
             question,
             limits,
             path,
-            own: OwnPath::of(path),
+            own: OwnPath::of_str(path),
             endpoint: placed
                 .next()
                 .map(|(index, one)| (&**one, format!("endpoints[{index}]"))),

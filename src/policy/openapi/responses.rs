@@ -17,6 +17,7 @@ use crate::policy::key_record::TierName;
 use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::{Malformed, Rejection, challenge};
 use crate::policy::token_bucket::Rate;
+use crate::policy::words::words;
 
 /// The request id of every example.
 const EXAMPLE_ID: &str = "c953ddfe4a8cffa30d88e63383e3e3fc";
@@ -28,41 +29,42 @@ const EXAMPLE_DAY: Day = Day {
     end: 1_795_305_600,
 };
 
-/// The kinds of error answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sort {
-    /// 400.
-    BadRequest,
-    /// 401, both codes.
-    Unauthorized,
-    /// 403.
-    TierInsufficient,
-    /// 404.
-    NotFound,
-    /// 405.
-    MethodNotAllowed,
-    /// 405 of the description, whose callers are not authenticated.
-    DocumentMethodNotAllowed,
-    /// 405 of the usage.
-    UsageMethodNotAllowed,
-    /// 413.
-    PayloadTooLarge,
-    /// 414.
-    UriTooLong,
-    /// 429, policy `daily`, `burst` or `concurrent`.
-    DailyQuotaExceeded,
-    /// 429, policy `usage`.
-    UsageReadTooOften,
-    /// 431.
-    HeadersTooLarge,
-    /// 500.
-    Internal,
-    /// 400 of a path without a service behind it.
-    OwnBadRequest,
-    /// 414 of a path without a service behind it.
-    OwnUriTooLong,
-    /// 431 of a path without a service behind it.
-    OwnHeadersTooLarge,
+words! {
+    /// The kinds of error answers.
+    pub enum Sort {
+        /// 400.
+        BadRequest,
+        /// 401, both codes.
+        Unauthorized,
+        /// 403.
+        TierInsufficient,
+        /// 404.
+        NotFound,
+        /// 405.
+        MethodNotAllowed,
+        /// 405 of the description, whose callers are not authenticated.
+        DocumentMethodNotAllowed,
+        /// 405 of the usage.
+        UsageMethodNotAllowed,
+        /// 413.
+        PayloadTooLarge,
+        /// 414.
+        UriTooLong,
+        /// 429, policy `daily`, `burst` or `concurrent`.
+        DailyQuotaExceeded,
+        /// 429, policy `usage`.
+        UsageReadTooOften,
+        /// 431.
+        HeadersTooLarge,
+        /// 500.
+        Internal,
+        /// 400 of a path without a service behind it.
+        OwnBadRequest,
+        /// 414 of a path without a service behind it.
+        OwnUriTooLong,
+        /// 431 of a path without a service behind it.
+        OwnHeadersTooLarge,
+    }
 }
 
 /// Errors of every endpoint and method.
@@ -94,24 +96,6 @@ pub const DOCUMENT_ERRORS: &[Sort] = &[
     Sort::OwnUriTooLong,
     Sort::OwnHeadersTooLarge,
 ];
-const ALL: [Sort; 16] = [
-    Sort::BadRequest,
-    Sort::Unauthorized,
-    Sort::TierInsufficient,
-    Sort::NotFound,
-    Sort::MethodNotAllowed,
-    Sort::DocumentMethodNotAllowed,
-    Sort::UsageMethodNotAllowed,
-    Sort::PayloadTooLarge,
-    Sort::UriTooLong,
-    Sort::DailyQuotaExceeded,
-    Sort::UsageReadTooOften,
-    Sort::HeadersTooLarge,
-    Sort::Internal,
-    Sort::OwnBadRequest,
-    Sort::OwnUriTooLong,
-    Sort::OwnHeadersTooLarge,
-];
 
 /// The sender of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,10 +112,6 @@ enum ClientKind {
 }
 
 impl Sort {
-    fn name(self) -> String {
-        format!("{self:?}")
-    }
-
     fn status(self) -> StatusCode {
         match self {
             Sort::BadRequest | Sort::OwnBadRequest => StatusCode::BAD_REQUEST,
@@ -244,7 +224,7 @@ pub fn answers(sorts: &[Sort], method: &str) -> Map<String, Value> {
         .iter()
         .map(|sort| {
             let status = sort.status().as_str().to_owned();
-            (status, reference(&sort.name(), method))
+            (status, reference(&sort.to_string(), method))
         })
         .collect()
 }
@@ -262,9 +242,9 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
         concurrent: api.concurrent,
         ..Example::of(&api.tiers)
     };
-    let mut all: Vec<(String, Value)> = ALL
+    let mut all: Vec<(String, Value)> = Sort::ALL
         .into_iter()
-        .map(|sort| (sort.name(), error(sort, &example, api)))
+        .map(|sort| (sort.to_string(), error(sort, &example, api)))
         .collect();
     let quota_status = header_references(ClientKind::Authenticated, announced(api));
     let anything = json!({ "*/*": {} });

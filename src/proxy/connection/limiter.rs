@@ -9,6 +9,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use prometheus::IntGauge;
 
+use crate::policy::words::words;
+
 /// The limits of the number of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
@@ -18,13 +20,14 @@ pub struct ConnectionLimits {
     pub each_address: usize,
 }
 
-/// The limit that refuses a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LimitReached {
-    /// The limit of all connections is reached.
-    All,
-    /// The limit of the client's address is reached.
-    Address,
+words! {
+    /// The limit that refuses a connection, by its name in metrics.
+    pub enum LimitReached {
+        /// The limit of all connections is reached.
+        All = "connections",
+        /// The limit of the client's address is reached.
+        Address = "connections_per_address",
+    }
 }
 
 /// Counts the connections and limits their number.

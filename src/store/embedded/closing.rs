@@ -402,9 +402,7 @@ pub(super) fn read(
 
 fn entry(row: &Row<'_>) -> rusqlite::Result<ChainEntry> {
     let (date, state): (String, String) = (row.get(1)?, row.get(2)?);
-    let known = DayState::ALL
-        .into_iter()
-        .find(|known| known.as_str() == state);
+    let known = DayState::of_str(&state);
     Ok(ChainEntry {
         number: unsigned(row.get(0)?),
         date: date.parse().map_err(unreadable)?,
