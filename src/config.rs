@@ -31,9 +31,7 @@ mod sections;
 use outline::{Outline, Position};
 use outside::Surroundings;
 
-pub use choices::{
-    Cleartext, ClientMode, DurabilitySetting, Level, OutagePolicy, Protocol, ProxyProtocol,
-};
+pub use choices::{Cleartext, ClientMode, Level, Protocol, ProxyProtocol};
 pub use effective::{About, Difference, Effective};
 pub use outside::Purpose;
 pub use places::{SourcePosition, SourcePositions};
@@ -44,7 +42,6 @@ pub use sections::events::{Events, Webhook};
 pub use sections::https::{Certificate, ClientCertificates, Https};
 pub use sections::limits::Limits;
 pub use sections::listen::{Admin, Http, Listen, RedirectListener};
-pub use sections::redis::{Outage, RedisPlace, RedisStoreConfig, RedisTls};
 pub use sections::store::{EmbeddedStoreConfig, StoreConfig};
 pub use sections::tracing::{Otlp, Tracing};
 pub use sections::traffic::Tier;
@@ -52,7 +49,7 @@ pub use sections::upstream_tls::{ClientIdentity, PrivateKey, UpstreamTls};
 pub use sections::upstreams::{
     HealthCheck, SecretHeader, Timeouts, UpstreamConfig, UpstreamServer,
 };
-pub use sections::{Config, Forward, Keys, Ledger, Logging, Runtime};
+pub use sections::{Config, Forward, Keys, Logging, Runtime};
 
 /// The largest configuration file: room for some 10,000 endpoints.
 const FILE_BYTES_MAX: usize = 1024 * 1024;

@@ -38,6 +38,7 @@
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
 //! | [`threshold_event`] | the shares of its limit that a key has reached, and the events that report them |
 //! | [`nearest`] | which keys are nearest to their limits |
+//! | [`store_settings`] | the settings of the stores, and when a day of the ledger is closed |
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
 //! | [`openapi`] | the description of the API, made from its configuration |
 //! | [`retirement`] | how clients are informed of an endpoint's retirement |
@@ -83,6 +84,7 @@ pub mod request_id;
 pub mod retirement;
 pub mod server_health;
 pub mod server_name;
+pub mod store_settings;
 pub mod target;
 pub mod threshold_event;
 pub mod token_bucket;

@@ -40,9 +40,10 @@ pub mod redis;
 mod sqlite;
 pub mod status;
 
+pub use crate::policy::store_settings::Keeping;
 pub use error::{ChangeError, StoreError};
 pub use key_table::{KeyEntry, KeyTable};
-pub use ledger::{Adjustment, DayUsage, Keeping, Proof, RefusalReason, Totals};
+pub use ledger::{Adjustment, DayUsage, Proof, RefusalReason, Totals};
 use status::{Replicas, StoreStatus};
 
 /// The limit of a charge that only counts.

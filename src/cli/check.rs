@@ -9,8 +9,9 @@ use clap::Args;
 use super::against_running;
 use super::output::{RecordFormat, escape_lines, prose};
 use super::session::note;
-use crate::config::{Certificate, Config, DurabilitySetting, Purpose, StoreConfig};
+use crate::config::{Certificate, Config, Purpose, StoreConfig};
 use crate::policy::enforcement::Enforcement;
+use crate::policy::store_settings::Durability;
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArguments {
@@ -107,8 +108,8 @@ fn store(store: &StoreConfig) -> String {
     match store {
         StoreConfig::Embedded(embedded) => {
             let durability = match embedded.durability {
-                DurabilitySetting::Commit => "a power failure loses no count".to_owned(),
-                DurabilitySetting::Interval(interval) => {
+                Durability::Commit => "a power failure loses no count".to_owned(),
+                Durability::Interval(interval) => {
                     format!("a power failure loses the counts of {interval:?} at most")
                 }
             };

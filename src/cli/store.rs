@@ -180,7 +180,7 @@ fn show_status(config: Config, output: RecordFormat, out: &mut dyn Write) -> any
 fn journal_of(store: &StoreConfig) -> Option<JournalFacts> {
     match store {
         StoreConfig::Embedded(_) => None,
-        StoreConfig::Redis(redis) => journal_facts(&redis.outage.journal),
+        StoreConfig::Redis(redis) => journal_facts(&redis.outage.as_ref()?.journal),
     }
 }
 

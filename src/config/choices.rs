@@ -1,7 +1,5 @@
 //! Values of the file that are chosen among words.
 
-use std::time::Duration;
-
 use crate::policy::words::words;
 
 words! {
@@ -35,16 +33,6 @@ words! {
         Optional = "optional",
     }
 
-    /// How charges are decided while Redis is unreachable.
-    pub enum OutagePolicy {
-        /// Each gateway serves its share of what remained.
-        Bounded = "bounded",
-        /// Nothing is served.
-        Deny = "deny",
-        /// Everything is served.
-        Open = "open",
-    }
-
     /// The version of HTTP that is used with an upstream.
     pub enum Protocol {
         /// HTTP/1.1.
@@ -62,13 +50,4 @@ words! {
         /// No connection does.
         Absent = "false",
     }
-}
-
-/// When commits are safe on disk. A crash of the process alone never loses one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
-pub enum DurabilitySetting {
-    /// Before each answer.
-    Commit,
-    /// At most this long after each answer.
-    Interval(Duration),
 }

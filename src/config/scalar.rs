@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::choices::{
-    Cleartext, ClientMode, DurabilitySetting, Level, OutagePolicy, Protocol, ProxyProtocol,
-};
+use super::choices::{Cleartext, ClientMode, Level, Protocol, ProxyProtocol};
 use super::secret::Secret;
 use crate::policy::billing::{Months, UnusedKeys};
 use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
+use crate::policy::store_settings::{Durability, OutagePolicy};
 use crate::telemetry::access_log::Destination;
 use crate::telemetry::diagnostics::Format;
 
@@ -292,28 +291,28 @@ choices! {
     Format, "a log format", "write json or pretty", false;
 }
 
-impl Scalar for DurabilitySetting {
+impl Scalar for Durability {
     const WHAT: &'static str = "a durability";
     const HINT: &'static str = "write commit, or a duration such as 1s";
     const CHOICES: &'static [&'static str] = &["commit"];
     const PATTERN: &'static str = Duration::PATTERN;
 
-    fn parse(text: &str) -> Option<DurabilitySetting> {
+    fn parse(text: &str) -> Option<Durability> {
         match text {
-            "commit" => Some(DurabilitySetting::Commit),
-            _ => Duration::parse(text).map(DurabilitySetting::Interval),
+            "commit" => Some(Durability::Commit),
+            _ => Duration::parse(text).map(Durability::Interval),
         }
     }
 
     fn show(&self) -> String {
         match self {
-            DurabilitySetting::Commit => "commit".to_owned(),
-            DurabilitySetting::Interval(interval) => interval.show(),
+            Durability::Commit => "commit".to_owned(),
+            Durability::Interval(interval) => interval.show(),
         }
     }
 
-    fn is_within(&self, bounds: &RangeInclusive<DurabilitySetting>) -> bool {
-        *self == DurabilitySetting::Commit || bounds.contains(self)
+    fn is_within(&self, bounds: &RangeInclusive<Durability>) -> bool {
+        *self == Durability::Commit || bounds.contains(self)
     }
 }
 

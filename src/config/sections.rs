@@ -24,6 +24,7 @@ use crate::policy::endpoint::EndpointTable;
 use crate::policy::enforcement::Enforcement;
 use crate::policy::header_pattern::HeaderPattern;
 use crate::policy::key_record::TierName;
+use crate::policy::store_settings::Keeping;
 use crate::telemetry::access_log::Destination;
 use crate::telemetry::diagnostics::Format;
 
@@ -199,7 +200,7 @@ pub struct Config {
     /// The division of time into quota days (`quota.timezone`).
     pub calendar: Calendar,
     /// How long the ledger waits for late settlements, and how long it is kept.
-    pub ledger: Ledger,
+    pub keeping: Keeping,
     /// The format of issued keys, and the realm of a 401.
     pub keys: Keys,
     /// The tiers in the order of the file; at least one, no name twice.
@@ -249,15 +250,6 @@ impl Config {
     }
 }
 
-/// The ledger's days.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ledger {
-    /// How long after its end a day is closed.
-    pub settle_window: Duration,
-    /// How long after its end a day is kept; always longer than `settle_window`.
-    pub retention: Duration,
-}
-
 /// The whole file; `None` only if it is no configuration at all. The problems are noted in the check.
 pub(super) fn config(
     check: &mut Check<'_>,
@@ -282,9 +274,10 @@ pub(super) fn config(
         listen: root.listen,
         store: root.store,
         calendar: root.quota.timezone?,
-        ledger: Ledger {
+        keeping: Keeping {
             settle_window: root.quota.settle_window,
             retention: root.quota.retention,
+            ..Keeping::default()
         },
         keys: root.keys,
         tiers: root.tiers?,

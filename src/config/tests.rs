@@ -10,6 +10,7 @@ use super::*;
 use crate::policy::billing::Rules;
 use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
+use crate::policy::store_settings::Servers;
 use crate::policy::token_bucket::Rate;
 
 mod mistakes;
@@ -130,7 +131,7 @@ fn the_shipped_file_holds_the_tiers_and_endpoints_of_the_contract() {
     );
     let day = Duration::from_secs(86_400);
     assert_eq!(
-        (config.ledger.settle_window, config.ledger.retention),
+        (config.keeping.settle_window, config.keeping.retention),
         (7 * day, 396 * day)
     );
     assert_eq!(config.billing, Rules::default());
@@ -432,11 +433,9 @@ fn variables_and_files_give_values_that_are_never_shown() {
     let StoreConfig::Redis(redis) = &config.store else {
         panic!("{:?}", config.store)
     };
-    let RedisPlace::Url(url) = &redis.place else {
-        panic!("{:?}", redis.place)
-    };
-    assert_eq!(url.reveal(), "redis://:hunter2@h:1");
-    assert_eq!(redis.password.as_ref().unwrap().reveal(), "pass word");
+    let url = Servers::Url("redis://:hunter2@h:1".into());
+    assert!(redis.servers == url, "{:?}", redis.servers);
+    assert_eq!(redis.password.as_deref(), Some("pass word"));
     assert_eq!(config.runtime.threads, 5);
     assert_eq!(config.calendar.name(), "Europe/London");
     let shown = format!("{config:?}");

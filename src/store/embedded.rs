@@ -87,27 +87,13 @@ use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
 use crate::policy::key_record::KeyRecord;
+pub use crate::policy::store_settings::Durability;
 use crate::policy::threshold_event::{Event, ThresholdEvent};
 
 /// The pause before each batch of an import: enough for a few attempts of a process that waits for the database's lock.
 const IMPORT_PAUSE: Duration = Duration::from_millis(2);
 /// How often the gateways' progress is read while a caller waits for it.
 const PROGRESS_POLL: Duration = Duration::from_millis(5);
-
-/// When a commit is forced to disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durability {
-    /// Before its replies are sent: one fsync per group.
-    Commit,
-    /// At most this long afterwards; at least 10 ms. Default: 1 s.
-    Interval(Duration),
-}
-
-impl Default for Durability {
-    fn default() -> Durability {
-        Durability::Interval(Duration::from_secs(1))
-    }
-}
 
 /// The location and behaviour of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]

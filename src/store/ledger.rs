@@ -1,68 +1,23 @@
 //! A key's day in the ledger: the endpoint and tier of each unit, and the refused requests.
 //!
 //! Invariant, for every store, key and day: the units charged minus those refunded, summed over endpoints (or over
-//! tiers), plus [`DayUsage::unattributed`] are [`DayUsage::used`]. A day is closed [`Keeping::settle_window`] after its
+//! tiers), plus [`DayUsage::unattributed`] are [`DayUsage::used`]. A day is closed [`settle_window`](crate::policy::store_settings::Keeping::settle_window) after its
 //! end: units settled later become an [`Adjustment`] with the date of their settlement, and the day is not changed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::Serialize;
 
 use crate::policy::api_key::KeyId;
-use crate::policy::clock_trust;
 use crate::policy::key_record::{KeyRecord, TierName};
 
 /// The ledger's endpoint for requests that matched none. Not a path, so that no endpoint has this name.
 pub static NO_ENDPOINT: LazyLock<Arc<str>> = LazyLock::new(|| "none".into());
 /// The tier of units charged by an older version of this program, which did not record it. Not a valid tier name.
 pub const UNKNOWN_TIER: &str = "?";
-
-/// How long the ledger waits for late settlements, and how long it is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Keeping {
-    /// How long after its end a day is closed. Default: 7 days.
-    pub settle_window: Duration,
-    /// How long after its end a day is kept; longer than the settle window. Default: 396 days (13 months).
-    pub retention: Duration,
-    /// How long wall clock and boot-time clock must have agreed before a day is dropped. Default: an hour.
-    pub agreement: Duration,
-}
-
-impl Default for Keeping {
-    fn default() -> Keeping {
-        const DAY: Duration = Duration::from_secs(86_400);
-        Keeping {
-            settle_window: 7 * DAY,
-            retention: 396 * DAY,
-            agreement: clock_trust::AGREEMENT,
-        }
-    }
-}
-
-impl Keeping {
-    /// Whether a day that ended at `day_end` is closed at `now` (Unix seconds).
-    pub fn is_closed(&self, day_end: i64, now: i64) -> bool {
-        now >= day_end.saturating_add(whole_seconds(self.settle_window))
-    }
-
-    /// The settle window in seconds.
-    pub fn settle_window_seconds(&self) -> i64 {
-        whole_seconds(self.settle_window)
-    }
-
-    /// The retention in seconds.
-    pub fn retention_seconds(&self) -> i64 {
-        whole_seconds(self.retention)
-    }
-}
-
-fn whole_seconds(duration: Duration) -> i64 {
-    i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
-}
 
 /// Why a request of a known key was refused without a charge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -435,13 +390,5 @@ mod tests {
         assert_eq!(totals.numbers(), [0, 0, 0, 3, 6, 4, 5, 1, 2]);
         assert_eq!(totals.refused(), 21);
         assert_eq!(Totals::of_numbers(totals.numbers()), totals);
-    }
-
-    #[test]
-    fn a_day_is_closed_when_the_settle_window_is_over() {
-        let keeping = Keeping::default();
-        let week = 7 * 86_400;
-        assert!(!keeping.is_closed(1_000, 1_000 + week - 1));
-        assert!(keeping.is_closed(1_000, 1_000 + week));
     }
 }

@@ -6,11 +6,7 @@ use std::path::Path;
 use super::floors::{source_files, source_root};
 
 /// Names that may be defined more than once, and why.
-const SHARED: [(&str, &str); 5] = [
-    (
-        "OutagePolicy",
-        "as written in gateway.yaml, and as the Redis store has it: a store does not import the configuration",
-    ),
+const SHARED: [(&str, &str); 2] = [
     (
         "Permit",
         "an alias of the policy's permit, with the edge's types",
@@ -18,14 +14,6 @@ const SHARED: [(&str, &str); 5] = [
     (
         "Refusal",
         "an alias of the policy's refusal, with the edge's types",
-    ),
-    (
-        "Settings",
-        "those of a store: each of the two stores has its own",
-    ),
-    (
-        "Tls",
-        "the TLS of a connection to an upstream, and of one to Redis",
     ),
 ];
 

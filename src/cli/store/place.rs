@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::cli::session::UsageError;
-use crate::config::{Config, Purpose, RedisPlace, StoreConfig};
+use crate::config::{Config, Purpose, StoreConfig};
 use crate::store::redis::settings::without_password;
 
 /// The configuration of the store that an argument names; `configuration` is the file that defines the days of a store named without
@@ -54,14 +54,7 @@ pub(super) fn shown(store: &StoreConfig) -> String {
     match store {
         StoreConfig::Embedded(file) => file.path.display().to_string(),
         StoreConfig::Redis(redis) => {
-            let place = match &redis.place {
-                RedisPlace::Url(url) => without_password(url.reveal()),
-                RedisPlace::Sentinels { sentinels, master } => {
-                    format!("{master} of sentinels {}", sentinels.join(", "))
-                }
-                RedisPlace::Cluster(nodes) => format!("cluster of {}", nodes.join(", ")),
-            };
-            format!("{place}, names under {}:", redis.key_prefix)
+            format!("{:?}, names under {}:", redis.servers, redis.key_prefix)
         }
     }
 }

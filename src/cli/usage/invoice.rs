@@ -130,9 +130,8 @@ impl<'c> BillingTerms<'c> {
         let dates = dates.take_while(|date| month.holds(*date));
         let days: Result<Vec<Day>, _> = dates.map(|date| config.calendar.day_of(date)).collect();
         let mut days = days?;
-        let window = i64::try_from(config.ledger.settle_window.as_secs())?;
         let now = now.as_second();
-        let is_closed = |day: &Day| now >= day.end.saturating_add(window);
+        let is_closed = |day: &Day| config.keeping.is_closed(day.end, now);
         let closed = days.iter().all(is_closed);
         days.retain(|day| day.start <= now);
         Ok(BillingTerms {

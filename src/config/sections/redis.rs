@@ -7,7 +7,6 @@ use std::time::Duration;
 use super::pairs::certificate_and_key;
 use super::values::{HOUR, MINUTE, MS, SECOND, is_host_and_port, not_empty, seconds};
 use crate::config::check::{Check, Wrong};
-use crate::config::choices::OutagePolicy;
 use crate::config::outline::Path;
 use crate::config::outside::readable;
 use crate::config::rows::{
@@ -15,6 +14,9 @@ use crate::config::rows::{
     within,
 };
 use crate::config::secret::Secret;
+use crate::policy::store_settings::{
+    OutagePolicy, OutageSettings, RedisSettings, RedisTls, Servers,
+};
 
 /// The default port of a URL.
 const PORT: u16 = 6379;
@@ -79,131 +81,64 @@ rows! {
     }
 }
 
-/// The Redis store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RedisStoreConfig {
-    /// The address of Redis.
-    pub place: RedisPlace,
-    /// The database; takes precedence over the one in the URL. Never set for a cluster.
-    pub database: Option<u32>,
-    /// The ACL user; takes precedence over the one in the URL.
-    pub username: Option<String>,
-    /// The password of `password_file`, which takes precedence over the one in the URL.
-    pub password: Option<Secret>,
-    /// The password of the sentinels.
-    pub sentinel_password: Option<Secret>,
-    /// TLS to every server, if configured.
-    pub tls: Option<RedisTls>,
-    /// The prefix of every name in Redis.
-    pub key_prefix: String,
-    /// The timeout of one call.
-    pub timeout: Duration,
-    /// The file of the gateway's replica of the key table.
-    pub replica: PathBuf,
-    /// How long keys are accepted from a replica that could not be updated.
-    pub max_staleness: Duration,
-    /// How charges are decided while Redis is unreachable, and where they are recorded.
-    pub outage: Outage,
-}
-
-/// How a gateway decides charges while Redis is unreachable, and its journal for that.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outage {
-    /// How charges are decided.
-    pub policy: OutagePolicy,
-    /// The file in which this node records its counts.
-    pub journal: PathBuf,
-    /// How often counts are recorded while Redis answers.
-    pub journal_interval: Duration,
-    /// The least number of gateways that share the remainder of a quota.
-    pub min_nodes: NonZeroU64,
-    /// The part of a limit that is served for a key with an unknown count, in hundredths.
-    pub cold_percent: u64,
-    /// A count that was older than this when the outage began is treated as unknown.
-    pub count_staleness: Duration,
-}
-
-/// The address of Redis; addresses are `host:port`, resolved for every connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RedisPlace {
-    /// `redis[s]://[user[:password]@]host[:port][/database]`.
-    Url(Secret),
-    /// The master that sentinels report.
-    Sentinels {
-        /// At least one, none twice.
-        sentinels: Vec<String>,
-        /// The sentinels' name for the master.
-        master: String,
-    },
-    /// Nodes of a cluster, at least one, none twice.
-    Cluster(Vec<String>),
-}
-
-/// TLS to Redis. The files were readable when the configuration was checked.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RedisTls {
-    /// PEM file of the authorities that sign servers; `None` for the operating system's.
-    pub ca_file: Option<PathBuf>,
-    /// PEM files of the gateway's certificate and its private key, if Redis asks for one.
-    pub identity: Option<(PathBuf, PathBuf)>,
-}
-
-pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option<RedisStoreConfig> {
+pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option<RedisSettings> {
     relations(check, at, &rows);
     let url = rows.url.or(rows.url_file);
     let is_known = url.is_some()
         || !["url", "url_file"]
             .iter()
             .any(|name| check.is_given(&at.key(name)));
-    let place = match url {
-        Some(url) => RedisPlace::Url(url),
-        None if check.is_given(&at.key("sentinels")) => RedisPlace::Sentinels {
+    let servers = match url {
+        Some(url) => Servers::Url(url.reveal().to_owned()),
+        None if check.is_given(&at.key("sentinels")) => Servers::Sentinels {
             sentinels: rows.sentinels,
             master: rows.master.unwrap_or_default(),
         },
-        None if check.is_given(&at.key("cluster")) => RedisPlace::Cluster(rows.cluster),
-        None => RedisPlace::Url(Secret::hide(URL.to_owned())),
+        None if check.is_given(&at.key("cluster")) => Servers::Cluster(rows.cluster),
+        None => Servers::Url(URL.to_owned()),
     };
-    if let RedisPlace::Url(url) = &place
+    if let Servers::Url(url) = &servers
         && is_known
         && rows.tls.is_some()
-        && !url.reveal().starts_with("rediss://")
+        && !url.starts_with("rediss://")
     {
         let hint = "begin the URL with rediss://";
         check.wrong_key(&at.key("tls"), "the URL does not ask for TLS", hint);
     }
-    look_up(check, at, &place);
-    Some(RedisStoreConfig {
-        place,
+    look_up(check, at, &servers);
+    let revealed = |secret: Option<Secret>| secret.map(|secret| secret.reveal().to_owned());
+    Some(RedisSettings {
         database: rows.database,
         username: rows.username,
-        password: rows.password_file,
-        sentinel_password: rows.sentinel_password_file,
+        password: revealed(rows.password_file),
+        sentinel_password: revealed(rows.sentinel_password_file),
         tls: rows.tls,
         key_prefix: rows.key_prefix,
         timeout: rows.timeout,
-        replica: rows.replica,
+        replica: Some(rows.replica),
         max_staleness: rows.max_staleness,
-        outage: Outage {
+        outage: Some(OutageSettings {
             policy: rows.outage,
             journal: rows.journal,
             journal_interval: rows.journal_interval,
             min_nodes: rows.min_nodes,
             cold_percent: rows.cold_cap,
             count_staleness: rows.count_staleness,
-        },
+        }),
+        // What the section `quota` sets replaces the defaults.
+        ..RedisSettings::of(servers)
     })
 }
 
 /// Resolves the names of the servers.
-fn look_up(check: &mut Check<'_>, at: &Path, place: &RedisPlace) {
-    let (name, servers) = match place {
-        RedisPlace::Sentinels { sentinels, .. } => ("sentinels", sentinels),
-        RedisPlace::Cluster(nodes) => ("cluster", nodes),
-        RedisPlace::Url(url) => {
+fn look_up(check: &mut Check<'_>, at: &Path, servers: &Servers) {
+    let (name, servers) = match servers {
+        Servers::Sentinels { sentinels, .. } => ("sentinels", sentinels),
+        Servers::Cluster(nodes) => ("cluster", nodes),
+        Servers::Url(url) => {
             let mut given = ["url", "url_file"].map(|name| at.key(name)).into_iter();
             let given = given.find(|at| check.is_given(at));
-            let url = reqwest::Url::parse(url.reveal()).ok();
+            let url = reqwest::Url::parse(url).ok();
             let host = url.as_ref().and_then(|url| url.host_str());
             if let (Some(at), Some(url), Some(host)) = (given, &url, host) {
                 let server = format!("{host}:{}", url.port().unwrap_or(PORT));

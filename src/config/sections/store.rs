@@ -2,19 +2,19 @@
 
 use std::path::PathBuf;
 
-use super::redis::{RedisStoreConfig, redis};
+use super::redis::redis;
 use super::values::{MINUTE, MS, SECOND};
 use crate::config::check::Check;
-use crate::config::choices::DurabilitySetting;
 use crate::config::outline::Path;
 use crate::config::rows::{leaf, optional, plain, rows, section, within};
+use crate::policy::store_settings::{Durability, RedisSettings};
 
 rows! {
     pub(super) struct StoreRows {
         /// SQLite on this machine.
         embedded: Option<EmbeddedStoreConfig> = optional();
         /// Redis 7 or newer, or Valkey: one server, Sentinel or Cluster.
-        redis: Option<RedisStoreConfig> = section(redis);
+        redis: Option<RedisSettings> = section(redis);
     }
 
     /// The embedded store.
@@ -24,9 +24,9 @@ rows! {
         path: PathBuf = leaf().or("var/touchline.db".into());
         /// What a power failure may lose: nothing with `commit`; with a duration, at most the counts of that duration. A crash of the
         /// gateway alone loses nothing.
-        durability: DurabilitySetting = within(
-            DurabilitySetting::Interval(SECOND),
-            DurabilitySetting::Interval(MS * 10)..=DurabilitySetting::Interval(MINUTE),
+        durability: Durability = within(
+            Durability::Interval(SECOND),
+            Durability::Interval(MS * 10)..=Durability::Interval(MINUTE),
         );
     }
 }
@@ -37,7 +37,7 @@ pub enum StoreConfig {
     /// SQLite on this machine.
     Embedded(EmbeddedStoreConfig),
     /// Redis or Valkey, shared by any number of gateways.
-    Redis(Box<RedisStoreConfig>),
+    Redis(Box<RedisSettings>),
 }
 
 pub(super) fn store(check: &mut Check<'_>, at: &Path, rows: StoreRows) -> StoreConfig {
