@@ -72,11 +72,7 @@ fn summary(file: &Path, config: &Config) -> String {
         })
         .collect();
     let endpoints = config.endpoints.iter().count();
-    let upstreams: Vec<&str> = config
-        .upstreams
-        .iter()
-        .map(|upstream| &*upstream.name)
-        .collect();
+    let upstreams: Vec<&str> = config.upstreams.iter().map(|(name, _)| &**name).collect();
     format!(
         "{}: ok\n  listeners  {}\n  store      {}\n  quota day  {}\n  tiers      {}\n  endpoints  {endpoints}, served by {}\n  hash       {}\n",
         file.display(),

@@ -75,7 +75,7 @@ rows! {
         /// Events of keys near their limits, and the webhook that receives them.
         events: Events = serving(plain());
         /// The services behind the gateway, by name.
-        upstreams: Option<Vec<UpstreamConfig>> = serving(named(upstreams::HINT, upstreams::upstream));
+        upstreams: Option<Vec<(Arc<str>, UpstreamConfig)>> = serving(named(upstreams::HINT, upstreams::upstream));
         /// Which headers are passed on.
         forward: Forward = serving(plain());
         /// Threads of the process.
@@ -212,7 +212,7 @@ pub struct Config {
     /// The endpoints; every tier and upstream that they name exists.
     pub endpoints: EndpointTable,
     /// The upstreams in the order of the file; at least one, no name twice.
-    pub upstreams: Vec<UpstreamConfig>,
+    pub upstreams: Vec<(Arc<str>, UpstreamConfig)>,
     /// Which headers are passed on.
     pub forward: Forward,
     /// Threads of the process.
@@ -246,7 +246,8 @@ impl Config {
     pub fn upstream(&self, name: &str) -> Option<&UpstreamConfig> {
         self.upstreams
             .iter()
-            .find(|upstream| &*upstream.name == name)
+            .find(|(upstream, _)| **upstream == *name)
+            .map(|(_, upstream)| upstream)
     }
 }
 

@@ -446,7 +446,7 @@ fn variables_and_files_give_values_that_are_never_shown() {
 fn a_host_name_of_an_upstream_is_resolved_to_ipv4_where_it_can() {
     let text = NEEDED.replace("127.0.0.1:9000", "good.example:9000");
     assert_eq!(
-        parse(&text).unwrap().upstreams[0].servers,
+        parse(&text).unwrap().upstreams[0].1.servers,
         [UpstreamServer {
             name: "good.example:9000".into(),
             weight: NonZeroU32::MIN,
@@ -459,7 +459,7 @@ fn a_host_name_of_an_upstream_is_resolved_to_ipv4_where_it_can() {
 fn a_name_that_does_not_resolve_is_a_warning_and_one_that_is_given_twice_a_problem() {
     let servers = |servers: &str| parse(&NEEDED.replace("127.0.0.1:9000", servers));
     let config = servers("127.0.0.1:9000, bad.example:1").unwrap();
-    let [server, unresolved] = config.upstreams[0].servers.as_slice() else {
+    let [server, unresolved] = config.upstreams[0].1.servers.as_slice() else {
         panic!("{:?}", config.upstreams)
     };
     assert_eq!((server.addresses.len(), unresolved.addresses.len()), (1, 0));

@@ -316,7 +316,7 @@ impl Forwarding {
         }
         let key = identity(self.key.record.id.as_bytes());
         let assignment = self.upstream.assign(key, &self.tried, &self.asked)?;
-        let total = self.upstream.timeouts.total;
+        let total = self.upstream.config.timeouts.total;
         let left = total.saturating_sub(now.saturating_duration_since(self.since));
         let peer = Box::new(self.upstream.peer(assignment.server(), left));
         self.assignment = Some(assignment);
@@ -343,7 +343,7 @@ impl Forwarding {
 
     /// Whether another attempt is allowed: there is one left, and enough time.
     pub fn may_retry(&self) -> bool {
-        self.attempts <= self.upstream.retries
+        self.attempts <= self.upstream.config.retries
             && !self.is_over_time_at(Instant::now(), Duration::ZERO)
     }
 
@@ -400,7 +400,7 @@ impl Forwarding {
     /// client.
     pub fn is_over_time_at(&self, now: Instant, waited: Duration) -> bool {
         let taken = now.saturating_duration_since(self.since);
-        taken.saturating_sub(waited) > self.upstream.timeouts.total
+        taken.saturating_sub(waited) > self.upstream.config.timeouts.total
     }
 
     /// Whether the units were refunded.

@@ -20,7 +20,7 @@ use super::series::SeriesTable;
 use super::threshold_events::ThresholdEvents;
 use super::upstreams::Upstream;
 use super::well_formed::HeadLimits;
-use crate::config::{self, Config, Limits};
+use crate::config::{Config, Limits};
 use crate::policy::address;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, CalendarError, Day};
@@ -88,20 +88,20 @@ impl Snapshot {
         let upstreams: HashMap<Arc<str>, Arc<Upstream>, RandomState> = config
             .upstreams
             .iter()
-            .map(|upstream| {
-                if let Some(kept) = previous.and_then(|previous| previous.unchanged(upstream)) {
-                    return (upstream.name.clone(), kept);
-                }
-                let before = previous.and_then(|previous| previous.upstream(&upstream.name));
-                let upstream = Upstream::new(upstream, before.map(Arc::as_ref));
-                (upstream.name.clone(), Arc::new(upstream))
+            .map(|configured| {
+                let (name, config) = configured;
+                let upstream = match previous.and_then(|previous| previous.upstream(name)) {
+                    Some(before) if before.config == *config => before.clone(),
+                    before => Arc::new(Upstream::new(configured, before.map(Arc::as_ref))),
+                };
+                (name.clone(), upstream)
             })
             .collect();
         // A client's own header must not pass for the gateway's, in any spelling.
         let secrets = config
             .upstreams
             .iter()
-            .filter_map(|upstream| upstream.header.as_ref());
+            .filter_map(|(_, upstream)| upstream.header.as_ref());
         let secrets: Vec<HeaderPattern> = secrets
             .map(|header| HeaderPattern::Name(header.name.clone()))
             .collect();
@@ -119,12 +119,6 @@ impl Snapshot {
             denied,
             upstreams,
         }
-    }
-
-    /// The upstream with exactly this configuration.
-    fn unchanged(&self, wanted: &config::UpstreamConfig) -> Option<Arc<Upstream>> {
-        let same = self.config.upstream(&wanted.name) == Some(wanted);
-        self.upstreams.get(&wanted.name).filter(|_| same).cloned()
     }
 
     /// All upstreams.

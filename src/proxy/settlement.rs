@@ -84,7 +84,7 @@ fn hung_up(fault: ClientFault, forwarding: &Forwarding) -> Option<RefundReason> 
     let slow = || {
         let waited = forwarding.since.elapsed();
         let unanswered = forwarding.header_after.is_none() && fault != ClientFault::Slow;
-        unanswered && waited > forwarding.upstream.timeouts.slow
+        unanswered && waited > forwarding.upstream.config.timeouts.slow
     };
     match forwarding.was_sent() {
         false => Some(RefundReason::Unsent),
@@ -98,7 +98,7 @@ fn waited_for_client(failure: &Failure, forwarding: &Forwarding, now: Instant) -
     if failure.fault == Fault::Server(ServerFault::OverTime) {
         let by_client = forwarding.client_waits.in_all();
         let by_upstream = forwarding.since.elapsed().saturating_sub(by_client);
-        by_upstream <= forwarding.upstream.timeouts.total
+        by_upstream <= forwarding.upstream.config.timeouts.total
     } else {
         forwarding.client_waits.was_waiting(now)
     }

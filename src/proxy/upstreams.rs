@@ -17,10 +17,10 @@ use http::{HeaderName, HeaderValue, Version};
 use pingora::upstreams::peer::HttpPeer;
 
 use super::series::UpstreamSeries;
-use crate::config::{self, HealthCheck, Timeouts};
-use crate::policy::choice::{self, Candidate, Choice, Occasion};
+use crate::config::{self, UpstreamConfig};
+use crate::policy::choice::{self, Candidate, Occasion};
 use crate::policy::compression::Compression;
-use crate::policy::server_health::{Ejection, HealthChange, HealthCheckResult};
+use crate::policy::server_health::{HealthChange, HealthCheckResult};
 use crate::telemetry::metrics::Metrics;
 
 mod server;
@@ -34,22 +34,13 @@ use wire::Wire;
 pub struct Upstream {
     /// Its name in the configuration, in logs and metrics.
     pub name: Arc<str>,
-    /// Its timeouts.
-    pub timeouts: Timeouts,
-    /// How often a request may be sent again if no server can have acted on it.
-    pub retries: u32,
+    /// Its configuration; the addresses of its servers are those when the file was read.
+    pub config: UpstreamConfig,
     /// The header that authenticates the gateway; marked as sensitive.
     pub header: Option<(HeaderName, HeaderValue)>,
     /// The compression of its answers, if any.
     pub compression: Option<Compression>,
-    /// The health checks of its servers, if any.
-    pub health: Option<HealthCheck>,
-    /// How often its names are resolved.
-    pub resolve: Duration,
-    choice: Choice,
-    ejection: Ejection,
     wire: Wire,
-    configured: Vec<config::UpstreamServer>,
     places: ArcSwap<Vec<WeightedServer>>,
     turn: AtomicU64,
     series: OnceLock<UpstreamSeries>,
@@ -66,7 +57,10 @@ pub struct WeightedServer {
 impl Upstream {
     /// The upstream of this configuration. The state of its servers is inherited from `previous`, including the addresses of a
     /// name that did not resolve when the configuration was read.
-    pub fn new(config: &config::UpstreamConfig, previous: Option<&Upstream>) -> Upstream {
+    pub fn new(
+        (name, config): &(Arc<str>, UpstreamConfig),
+        previous: Option<&Upstream>,
+    ) -> Upstream {
         let before = previous.map(|previous| previous.places.load_full());
         let before = before.as_deref().map_or(&[][..], Vec::as_slice);
         let places = config.servers.iter().flat_map(|server| {
@@ -84,17 +78,11 @@ impl Upstream {
             places.iter().for_each(|place| place.server.unchecked());
         }
         Upstream {
-            name: config.name.clone(),
-            timeouts: config.timeouts,
-            retries: u32::from(config.retries),
+            name: name.clone(),
             header: config.header.as_ref().and_then(sensitive),
             compression: config.compression.clone(),
-            health: config.health.clone(),
-            resolve: config.resolve,
-            choice: config.choice,
-            ejection: config.ejection,
             wire: Wire::new(config),
-            configured: config.servers.clone(),
+            config: config.clone(),
             places: ArcSwap::from_pointee(places),
             turn: AtomicU64::new(0),
             series: OnceLock::new(),
@@ -142,7 +130,7 @@ impl Upstream {
             ([], []) => self.turn.fetch_add(1, Ordering::Relaxed),
             _ => self.turn.load(Ordering::Relaxed),
         };
-        let chosen = choice::choose(self.choice, Occasion { turn, key }, &candidates)?;
+        let chosen = choice::choose(self.config.choice, Occasion { turn, key }, &candidates)?;
         let place = places.get(chosen)?;
         Some(Assignment::to(&place.server))
     }
@@ -156,7 +144,7 @@ impl Upstream {
 
     /// pingora's description of a server for an exchange with this much time left. Never resolves names.
     pub fn peer(&self, server: &Server, left: Duration) -> HttpPeer {
-        self.wire.peer(server, &self.timeouts, left)
+        self.wire.peer(server, &self.config.timeouts, left)
     }
 
     /// Whether requests may be sent in this version of HTTP.
@@ -178,7 +166,7 @@ impl Upstream {
 
     /// Notes that a server failed a request.
     pub fn note_failed(&self, server: &Server, metrics: &Metrics) {
-        if let Some(change) = server.failed(self.ejection) {
+        if let Some(change) = server.failed(self.config.ejection) {
             self.log(server, change);
             let ejections = &metrics.upstream_ejections;
             ejections.with_label_values(&[&*self.name]).inc();
@@ -200,7 +188,9 @@ impl Upstream {
 
     /// Notes a check of a server.
     pub fn note_checked(&self, server: &Server, checked: HealthCheckResult, metrics: &Metrics) {
-        let Some(health) = &self.health else { return };
+        let Some(health) = &self.config.health else {
+            return;
+        };
         let word = match checked {
             HealthCheckResult::Passed => "passed",
             HealthCheckResult::Failed => "failed",
@@ -250,7 +240,11 @@ impl Upstream {
 
     /// The names among its servers, each `host:port`, whose addresses may change.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let names = self.configured.iter().map(|server| server.name.as_str());
+        let names = self
+            .config
+            .servers
+            .iter()
+            .map(|server| server.name.as_str());
         names.filter(|name| name.parse::<SocketAddr>().is_err())
     }
 
@@ -275,7 +269,7 @@ impl Upstream {
             return false;
         }
         let mut places: Vec<WeightedServer> = Vec::new();
-        for server in &self.configured {
+        for server in &self.config.servers {
             if server.name == name {
                 let resolved = addresses.iter();
                 places.extend(resolved.map(|address| place(&before, server, *address)));

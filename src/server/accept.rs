@@ -114,7 +114,7 @@ struct Times {
 /// The longest time that the requests of a connection may take.
 fn last_requests(snapshot: &Snapshot) -> Duration {
     let (limits, upstreams) = (&snapshot.config.limits, &snapshot.config.upstreams);
-    let totals = upstreams.iter().map(|upstream| upstream.timeouts.total);
+    let totals = upstreams.iter().map(|(_, one)| one.timeouts.total);
     limits.request_read + totals.max().unwrap_or_default() + limits.response_write
 }
 

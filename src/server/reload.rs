@@ -308,7 +308,7 @@ fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
     let upstreams = config
         .upstreams
         .iter()
-        .filter_map(|upstream| upstream.tls.as_ref());
+        .filter_map(|(_, upstream)| upstream.tls.as_ref());
     let upstreams = upstreams.flat_map(|tls| &tls.files);
     let others = own.chain(clients).chain(upstreams).cloned();
     std::iter::once(file.to_owned()).chain(others).collect()

@@ -233,7 +233,7 @@ fn show_counters(metrics: &Metrics, upstream: &str) {
 /// The chores of an upstream, with the pause after each.
 fn chores_of(upstream: &Arc<Upstream>) -> Vec<(Chore, Duration)> {
     let mut chores = Vec::new();
-    if let Some(health) = &upstream.health {
+    if let Some(health) = &upstream.config.health {
         for place in upstream.places().iter() {
             let chore = Chore::Check(upstream.name.clone(), place.server.address);
             chores.push((chore, health.interval));
@@ -242,8 +242,8 @@ fn chores_of(upstream: &Arc<Upstream>) -> Vec<(Chore, Duration)> {
     for name in upstream.names() {
         let chore = Chore::Resolve(upstream.name.clone(), name.to_owned());
         let pause = match is_unresolved(upstream, name) {
-            true => UNRESOLVED_PAUSE.min(upstream.resolve),
-            false => upstream.resolve,
+            true => UNRESOLVED_PAUSE.min(upstream.config.resolve),
+            false => upstream.config.resolve,
         };
         chores.push((chore, pause));
     }
@@ -258,7 +258,7 @@ async fn check(gate: &Gate, connector: &Connector, upstream: &Upstream, address:
     let places = upstream.places();
     let mut servers = places.iter().map(|place| &place.server);
     let server = servers.find(|server| server.address == address);
-    let (Some(server), Some(health)) = (server, &upstream.health) else {
+    let (Some(server), Some(health)) = (server, &upstream.config.health) else {
         return;
     };
     let asked = ask(connector, upstream, server, health);

@@ -138,7 +138,7 @@ pub(super) struct KnownNames<'a> {
     /// The known tiers.
     pub(super) tiers: Option<&'a [(TierName, Tier)]>,
     /// The known upstreams.
-    pub(super) upstreams: Option<&'a [UpstreamConfig]>,
+    pub(super) upstreams: Option<&'a [(Arc<str>, UpstreamConfig)]>,
     /// The calendar for their dates.
     pub(super) calendar: Option<&'a Calendar>,
 }
@@ -212,7 +212,7 @@ fn endpoint(
     let tiers = included.collect();
     let upstreams = known
         .upstreams
-        .map(|upstreams| upstreams.iter().map(|one| &*one.name).collect());
+        .map(|upstreams| upstreams.iter().map(|(name, _)| &**name).collect());
     let upstream = rows.upstream.and_then(|name| {
         let known = known_name("upstream", &name, upstreams.as_ref());
         check.accept(&at.key("upstream"), known.map(|()| name))

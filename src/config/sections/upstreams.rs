@@ -37,7 +37,9 @@ const ONE: NonZeroU32 = NonZeroU32::MIN;
 const IN_A_ROW_MAX: NonZeroU32 = ONE.saturating_add(99);
 
 rows! {
-    pub(super) struct UpstreamRows {
+    /// A service behind the gateway. Its servers are at least one, none twice; only with TLS, the protocol is negotiated.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct UpstreamConfig {
         /// The servers, each host:port, or address and weight. Each address of a name is a server (IPv4 addresses only, if it has any).
         servers: Vec<UpstreamServer> = required(
             SERVERS_HINT,
@@ -66,7 +68,7 @@ rows! {
         timeouts: Timeouts = plain();
         /// How often a request is retried if no server was reached. GET, HEAD and OPTIONS are also retried, on another server if there
         /// is one, after a broken-off answer or a 502, 503 or 504 of which nothing was passed on. Retries are never charged.
-        retries: u8 = number(1, 0..=3);
+        retries: u32 = number(1, 0..=3);
     }
 
     struct CompressionRows {
@@ -134,35 +136,6 @@ rows! {
     }
 }
 
-/// A service behind the gateway.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UpstreamConfig {
-    /// The name that endpoints use.
-    pub name: Arc<str>,
-    /// The servers; at least one, no name or address twice.
-    pub servers: Vec<UpstreamServer>,
-    /// How a server is chosen.
-    pub choice: Choice,
-    /// How often names are resolved again.
-    pub resolve: Duration,
-    /// Health checks, if configured.
-    pub health: Option<HealthCheck>,
-    /// When failing requests take a server out.
-    pub ejection: Ejection,
-    /// TLS to the servers; `None` for cleartext.
-    pub tls: Option<UpstreamTls>,
-    /// The version of HTTP; [`Protocol::Negotiated`] only with TLS.
-    pub protocol: Protocol,
-    /// The secret header of every request to the servers.
-    pub header: Option<SecretHeader>,
-    /// Which answers are compressed; `None` for none.
-    pub compression: Option<Compression>,
-    /// The timeouts of a request.
-    pub timeouts: Timeouts,
-    /// How often a request is retried, 0 to 3.
-    pub retries: u8,
-}
-
 /// One server of an upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpstreamServer {
@@ -197,33 +170,20 @@ pub(super) fn upstream(
     check: &mut Check<'_>,
     at: &Path,
     name: &str,
-    rows: UpstreamRows,
-) -> Option<UpstreamConfig> {
+    upstream: UpstreamConfig,
+) -> Option<(Arc<str>, UpstreamConfig)> {
     let fits =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte);
     if !(1..=64).contains(&name.len()) || !name.bytes().all(fits) {
         let hint = "1 to 64 characters of a-z, 0-9, - and _";
         check.wrong_key(at, "this is not the name of an upstream", hint);
     }
-    if rows.protocol == Protocol::Negotiated && !check.is_given(&at.key("tls")) {
+    if upstream.protocol == Protocol::Negotiated && !check.is_given(&at.key("tls")) {
         let message = "without TLS a version cannot be negotiated";
         let hint = "write http1 or http2, or add tls";
         check.wrong(&at.key("protocol"), message, hint);
     }
-    Some(UpstreamConfig {
-        name: name.into(),
-        servers: rows.servers,
-        choice: rows.choice,
-        resolve: rows.resolve,
-        health: rows.health,
-        ejection: rows.ejection,
-        tls: rows.tls,
-        protocol: rows.protocol,
-        header: rows.header,
-        compression: rows.compression,
-        timeouts: rows.timeouts,
-        retries: rows.retries,
-    })
+    Some((name.into(), upstream))
 }
 
 /// A server as written: a text, or a section of its own, read as the path of its address, the address and the weight. The list is

@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::Config;
 
-fn configured(upstream: &str) -> config::UpstreamConfig {
+fn configured(upstream: &str) -> (Arc<str>, UpstreamConfig) {
     let text = format!(
         "
 tiers: {{pro: {{daily: 5}}}}
@@ -12,7 +12,7 @@ upstreams: {{u: {upstream}}}
 "
     );
     let config = Config::parse("g.yaml", &text, &|_| None).unwrap();
-    config.upstream("u").unwrap().clone()
+    config.upstreams[0].clone()
 }
 
 /// The ports of the servers that get `times` requests, each ended before the next.
@@ -131,8 +131,8 @@ fn a_configuration_without_checks_forgets_what_they_found() {
 #[test]
 fn a_name_that_is_resolved_anew_keeps_the_servers_that_stay() {
     let mut config = configured("{servers: [127.0.0.1:9, 127.0.0.1:1]}");
-    config.servers[1].name = "data.internal:1".into();
-    config.servers[1].addresses = of(&[1, 2]);
+    config.1.servers[1].name = "data.internal:1".into();
+    config.1.servers[1].addresses = of(&[1, 2]);
     let upstream = Upstream::new(&config, None);
     assert_eq!(upstream.names().collect::<Vec<_>>(), ["data.internal:1"]);
     let ports = |upstream: &Upstream| {
@@ -160,8 +160,8 @@ fn a_name_that_is_resolved_anew_keeps_the_servers_that_stay() {
 #[test]
 fn a_name_without_an_address_is_a_server_that_is_out_until_it_has_one() {
     let mut config = configured("{servers: [127.0.0.1:9, 127.0.0.1:1]}");
-    config.servers[1].name = "data.internal:1".into();
-    config.servers[1].addresses = Vec::new();
+    config.1.servers[1].name = "data.internal:1".into();
+    config.1.servers[1].addresses = Vec::new();
     let upstream = Upstream::new(&config, None);
     assert_eq!(upstream.unresolved(), ["data.internal:1"]);
     assert_eq!(asked(&upstream, 2), [9, 9]);
@@ -175,7 +175,7 @@ fn a_name_without_an_address_is_a_server_that_is_out_until_it_has_one() {
         &after.places()[1].server,
         &upstream.places()[1].server
     ));
-    config.servers.remove(0);
+    config.1.servers.remove(0);
     let none = Upstream::new(&config, None);
     assert!(none.assign(7, &[], &[]).is_none());
 }
