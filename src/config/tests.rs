@@ -60,6 +60,24 @@ fn with(more: &str) -> Result<Config, ConfigErrors> {
     parse(&format!("{NEEDED}{more}"))
 }
 
+/// The listeners of `listen: {…}` in a file, or every problem as `LINE:COLUMN path: message (hint)`.
+pub(super) fn listen(inside: &str) -> Result<Listen, String> {
+    match parse(&format!("listen: {{{inside}}}\n{NEEDED}")) {
+        Ok(config) => Ok(config.listen),
+        Err(errors) => {
+            let reported = errors.problems.iter().map(|problem| {
+                let (line, column) = (problem.line, problem.column);
+                let hint = problem.hint.as_deref().unwrap_or_default();
+                format!(
+                    "{line}:{column} {}: {} ({hint})",
+                    problem.path, problem.message
+                )
+            });
+            Err(reported.collect::<Vec<String>>().join(", "))
+        }
+    }
+}
+
 /// `LINE:COLUMN path: message` of every problem, lines counted from the first of `more`.
 fn problems_of(result: Result<Config, ConfigErrors>, lines_before: usize) -> Vec<String> {
     match result {

@@ -170,32 +170,12 @@ fn certificates(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::config::tests::listen;
 
-    const NEEDED: &str = "
-tiers: {pro: {daily: 5}}
-endpoints: [{path: /a, tiers: [pro], upstream: u}]
-upstreams: {u: {servers: [127.0.0.1:9000]}}
-";
-
-    /// The listener of `listen: {https: {…}}`, or every problem as `LINE:COLUMN path: message (hint)`.
-    fn https(inside: &str) -> Result<Https, Vec<String>> {
-        let text = format!("listen: {{https: {{{inside}}}}}{NEEDED}");
-        match Config::parse("g.yaml", &text, &|_| None) {
-            Ok(config) => Ok(config.listen.https.unwrap()),
-            Err(errors) => Err(errors
-                .problems
-                .iter()
-                .map(|problem| {
-                    let (line, column) = (problem.line, problem.column);
-                    let hint = problem.hint.as_deref().unwrap_or_default();
-                    format!(
-                        "{line}:{column} {}: {} ({hint})",
-                        problem.path, problem.message
-                    )
-                })
-                .collect()),
-        }
+    /// The listener of `listen: {https: {…}}`, or every problem.
+    fn https(inside: &str) -> Result<Https, String> {
+        let listen = listen(&format!("https: {{{inside}}}"))?;
+        Ok(listen.https.unwrap())
     }
 
     #[test]
@@ -284,7 +264,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
                  (write required or optional)",
             ),
         ];
-        let reported = cases.map(|(inside, _)| (inside, https(inside).unwrap_err().join(", ")));
+        let reported = cases.map(|(inside, _)| (inside, https(inside).unwrap_err()));
         assert_eq!(
             reported,
             cases.map(|(inside, problem)| (inside, problem.to_owned()))

@@ -201,32 +201,7 @@ fn token(token: Secret) -> Result<Secret, Wrong> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Listen};
-
-    const NEEDED: &str = "
-tiers: {pro: {daily: 5}}
-endpoints: [{path: /a, tiers: [pro], upstream: u}]
-upstreams: {u: {servers: [127.0.0.1:9000]}}
-";
-
-    /// What `listen: {…}` comes to, or every problem as `LINE:COLUMN path: message (hint)`.
-    fn listen(inside: &str) -> Result<Listen, String> {
-        let text = format!("listen: {{{inside}}}{NEEDED}");
-        match Config::parse("g.yaml", &text, &|_| None) {
-            Ok(config) => Ok(config.listen),
-            Err(errors) => {
-                let reported = errors.problems.iter().map(|problem| {
-                    let (line, column) = (problem.line, problem.column);
-                    let hint = problem.hint.as_deref().unwrap_or_default();
-                    format!(
-                        "{line}:{column} {}: {} ({hint})",
-                        problem.path, problem.message
-                    )
-                });
-                Err(reported.collect::<Vec<String>>().join(", "))
-            }
-        }
-    }
+    use crate::config::tests::listen;
 
     #[test]
     fn no_proxy_is_trusted_and_nothing_redirected_unless_configured() {
