@@ -21,12 +21,8 @@ const CONNECTION_OPTIONS_MAX: usize = 8;
 /// The limits of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadLimits {
-    /// Bytes of the target.
-    pub target_bytes_max: usize,
-    /// Bytes of all header names and values, plus four for each header.
-    pub header_bytes_max: usize,
-    /// Header lines.
-    pub header_count_max: usize,
+    /// Those of the head.
+    pub head: HeadBounds,
     /// Bytes of a body.
     pub body_bytes_max: usize,
 }
@@ -35,11 +31,18 @@ impl HeadLimits {
     /// The configured limits.
     pub fn of(limits: &Limits) -> HeadLimits {
         HeadLimits {
-            target_bytes_max: limits.target_bytes,
-            header_bytes_max: limits.header_bytes,
-            header_count_max: limits.header_count,
+            head: bounds_of(limits),
             body_bytes_max: usize::try_from(limits.body_bytes).unwrap_or(usize::MAX),
         }
+    }
+}
+
+/// The configured limits of a head.
+pub fn bounds_of(limits: &Limits) -> HeadBounds {
+    HeadBounds {
+        target_bytes_max: limits.target_bytes,
+        header_bytes_max: limits.header_bytes,
+        header_count_max: limits.header_count,
     }
 }
 
@@ -50,12 +53,7 @@ pub fn judge<'a>(
     limits: &HeadLimits,
 ) -> Result<Target<'a>, Rejection> {
     let head = format!("{method} {target} HTTP/1.1\r\nHost: touchline\r\n\r\n");
-    let bounds = HeadBounds {
-        target_bytes_max: limits.target_bytes_max,
-        header_bytes_max: limits.header_bytes_max,
-        header_count_max: limits.header_count_max,
-    };
-    check(&RequestReader::whole_head(&head, &bounds)?, limits)?;
+    check(&RequestReader::whole_head(&head, &limits.head)?, limits)?;
     Target::parse(target.as_bytes()).map_err(|error| malformed(Malformed::Target(error)))
 }
 
@@ -64,7 +62,7 @@ pub fn check<'a>(head: &'a RequestHead, limits: &HeadLimits) -> Result<Target<'a
     if *head.method() == Method::CONNECT {
         return Err(http1::connect_refused());
     }
-    if head.raw_target().len() > limits.target_bytes_max {
+    if head.raw_target().len() > limits.head.target_bytes_max {
         return Err(Rejection::UriTooLong);
     }
     if head.is_oversized() || is_too_large(head.fields(), header_bytes(head.fields()), limits) {
@@ -85,7 +83,7 @@ fn header_bytes(fields: &FieldList) -> usize {
 }
 
 fn is_too_large(fields: &FieldList, header_bytes: usize, limits: &HeadLimits) -> bool {
-    fields.count() > limits.header_count_max || header_bytes > limits.header_bytes_max
+    fields.count() > limits.head.header_count_max || header_bytes > limits.head.header_bytes_max
 }
 
 /// Drops the fields of an HTTP/2 head that will be refused for its size, except its request id: a field takes one byte on the wire,
@@ -182,9 +180,11 @@ mod tests {
     use super::*;
 
     const LIMITS: HeadLimits = HeadLimits {
-        target_bytes_max: 64,
-        header_bytes_max: 256,
-        header_count_max: 4,
+        head: HeadBounds {
+            target_bytes_max: 64,
+            header_bytes_max: 256,
+            header_count_max: 4,
+        },
         body_bytes_max: 10,
     };
 

@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::limits::{bounds_of, patience_of};
+use super::limits::patience_of;
 use super::on_wake::OnWake;
 use super::transport::Transport;
 use super::wire::Http1Wire;
@@ -24,6 +24,7 @@ use crate::proxy::client::http1::{After, Http1Side};
 use crate::proxy::client::{Client, Side};
 use crate::proxy::gate::Gate;
 use crate::proxy::serve::serve;
+use crate::proxy::well_formed::bounds_of;
 
 /// How long the gateway still reads once it is to end a connection: after a stall of the process, the runtime reports that time has
 /// passed before it reports the bytes that have arrived.

@@ -2,16 +2,7 @@
 
 use super::writes::Patience;
 use crate::config::Limits;
-use crate::policy::http1::HeadBounds;
 use crate::policy::http2::ControlRates;
-
-pub(super) fn bounds_of(limits: &Limits) -> HeadBounds {
-    HeadBounds {
-        target_bytes_max: limits.target_bytes,
-        header_bytes_max: limits.header_bytes,
-        header_count_max: limits.header_count,
-    }
-}
 
 pub(super) fn patience_of(limits: &Limits) -> Patience {
     let window = limits.response_write;

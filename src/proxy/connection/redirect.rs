@@ -10,7 +10,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::limits::bounds_of;
 use super::refusal;
 use super::wire::{LINGER, LINGER_BYTES, READ_BYTES};
 use crate::config::Limits;
@@ -21,6 +20,7 @@ use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::{api_key, request_id};
 use crate::proxy::gate::Gate;
 use crate::proxy::respond;
+use crate::proxy::well_formed::bounds_of;
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
 
