@@ -65,53 +65,38 @@ impl Totals {
     pub const NUMBERS: usize = 9;
 
     /// The totals in the order in which they are stored.
-    pub fn numbers(&self) -> [u64; Totals::NUMBERS] {
-        [
-            self.requests,
-            self.charged,
-            self.refunded,
-            self.refused_tier,
-            self.refused_quota,
-            self.refused_burst,
-            self.refused_concurrent,
-            self.refused_not_found,
-            self.refused_method,
-        ]
+    pub fn numbers(mut self) -> [u64; Totals::NUMBERS] {
+        self.fields().map(|number| *number)
     }
 
     /// The totals from their stored order.
     pub fn of_numbers(numbers: [u64; Totals::NUMBERS]) -> Totals {
-        let [
-            requests,
-            charged,
-            refunded,
-            refused_tier,
-            refused_quota,
-            refused_burst,
-            refused_concurrent,
-            refused_not_found,
-            refused_method,
-        ] = numbers;
-        Totals {
-            requests,
-            charged,
-            refunded,
-            refused_tier,
-            refused_quota,
-            refused_burst,
-            refused_concurrent,
-            refused_not_found,
-            refused_method,
+        let mut totals = Totals::default();
+        for (field, number) in totals.fields().into_iter().zip(numbers) {
+            *field = number;
         }
+        totals
+    }
+
+    fn fields(&mut self) -> [&mut u64; Totals::NUMBERS] {
+        [
+            &mut self.requests,
+            &mut self.charged,
+            &mut self.refunded,
+            &mut self.refused_tier,
+            &mut self.refused_quota,
+            &mut self.refused_burst,
+            &mut self.refused_concurrent,
+            &mut self.refused_not_found,
+            &mut self.refused_method,
+        ]
     }
 
     /// Adds other totals.
     pub fn add(&mut self, others: &Totals) {
-        let mut numbers = self.numbers();
-        for (number, other) in numbers.iter_mut().zip(others.numbers()) {
+        for (number, other) in self.fields().into_iter().zip(others.numbers()) {
             *number = number.saturating_add(other);
         }
-        *self = Totals::of_numbers(numbers);
     }
 
     /// Counts refused requests.
