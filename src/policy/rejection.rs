@@ -206,119 +206,94 @@ impl ProblemBody<'_> {
     }
 }
 
+/// The part of an answer that is the same for all rejections of a kind.
+struct AnswerKind {
+    status: StatusCode,
+    code: &'static str,
+    policy: Option<&'static str>,
+    limit_hit: Option<&'static str>,
+}
+
 impl Rejection {
+    fn kind(&self) -> AnswerKind {
+        let of = |status, code| AnswerKind {
+            status,
+            code,
+            policy: None,
+            limit_hit: None,
+        };
+        let limit = |status, code, limit| AnswerKind {
+            limit_hit: Some(limit),
+            ..of(status, code)
+        };
+        let rate = |policy| AnswerKind {
+            policy: Some(policy),
+            ..limit(StatusCode::TOO_MANY_REQUESTS, "RATE_LIMIT_EXCEEDED", policy)
+        };
+        match self {
+            Rejection::BadRequest(_) => of(StatusCode::BAD_REQUEST, "BAD_REQUEST"),
+            Rejection::PayloadTooLarge => limit(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "PAYLOAD_TOO_LARGE",
+                "body_bytes",
+            ),
+            Rejection::UriTooLong => {
+                limit(StatusCode::URI_TOO_LONG, "URI_TOO_LONG", "target_bytes")
+            }
+            Rejection::HeadersTooLarge => {
+                let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+                limit(status, "HEADERS_TOO_LARGE", "headers")
+            }
+            Rejection::MissingApiKey => of(StatusCode::UNAUTHORIZED, "MISSING_API_KEY"),
+            Rejection::InvalidApiKey => of(StatusCode::UNAUTHORIZED, "INVALID_API_KEY"),
+            Rejection::NotFound => of(StatusCode::NOT_FOUND, "NOT_FOUND"),
+            Rejection::MethodNotAllowed { .. } => {
+                of(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED")
+            }
+            Rejection::TierInsufficient { .. } => of(StatusCode::FORBIDDEN, "TIER_INSUFFICIENT"),
+            Rejection::DailyQuotaExceeded { .. } => AnswerKind {
+                limit_hit: None,
+                ..rate(DAILY_POLICY)
+            },
+            Rejection::UsageReadTooOften { .. } => rate(USAGE_POLICY),
+            Rejection::BurstExceeded { .. } => rate(BURST_POLICY),
+            Rejection::TooManyConcurrent { .. } => rate(CONCURRENT_POLICY),
+            Rejection::Maintenance(_) | Rejection::Internal => {
+                of(StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL_ERROR")
+            }
+        }
+    }
+
     /// The status of the answer.
     pub fn status(&self) -> StatusCode {
-        match self {
-            Rejection::BadRequest(_) => StatusCode::BAD_REQUEST,
-            Rejection::PayloadTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Rejection::UriTooLong => StatusCode::URI_TOO_LONG,
-            Rejection::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-            Rejection::MissingApiKey | Rejection::InvalidApiKey => StatusCode::UNAUTHORIZED,
-            Rejection::NotFound => StatusCode::NOT_FOUND,
-            Rejection::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Rejection::TierInsufficient { .. } => StatusCode::FORBIDDEN,
-            Rejection::DailyQuotaExceeded { .. }
-            | Rejection::UsageReadTooOften { .. }
-            | Rejection::BurstExceeded { .. }
-            | Rejection::TooManyConcurrent { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Rejection::Maintenance(_) | Rejection::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-        }
+        self.kind().status
     }
 
     /// The stable code for programs; also the outcome in logs and metrics.
     pub fn code(&self) -> &'static str {
-        match self {
-            Rejection::BadRequest(_) => "BAD_REQUEST",
-            Rejection::PayloadTooLarge => "PAYLOAD_TOO_LARGE",
-            Rejection::UriTooLong => "URI_TOO_LONG",
-            Rejection::HeadersTooLarge => "HEADERS_TOO_LARGE",
-            Rejection::MissingApiKey => "MISSING_API_KEY",
-            Rejection::InvalidApiKey => "INVALID_API_KEY",
-            Rejection::NotFound => "NOT_FOUND",
-            Rejection::MethodNotAllowed { .. } => "METHOD_NOT_ALLOWED",
-            Rejection::TierInsufficient { .. } => "TIER_INSUFFICIENT",
-            Rejection::DailyQuotaExceeded { .. }
-            | Rejection::UsageReadTooOften { .. }
-            | Rejection::BurstExceeded { .. }
-            | Rejection::TooManyConcurrent { .. } => "RATE_LIMIT_EXCEEDED",
-            Rejection::Maintenance(_) | Rejection::Internal => "INTERNAL_ERROR",
-        }
+        self.kind().code
     }
 
     /// The policy of a 429, as in `violated-policies` and the access log.
     pub fn policy(&self) -> Option<&'static str> {
-        match self {
-            Rejection::DailyQuotaExceeded { .. } => Some(DAILY_POLICY),
-            Rejection::UsageReadTooOften { .. } => Some(USAGE_POLICY),
-            Rejection::BurstExceeded { .. } => Some(BURST_POLICY),
-            Rejection::TooManyConcurrent { .. } => Some(CONCURRENT_POLICY),
-            Rejection::BadRequest(_)
-            | Rejection::PayloadTooLarge
-            | Rejection::UriTooLong
-            | Rejection::HeadersTooLarge
-            | Rejection::MissingApiKey
-            | Rejection::InvalidApiKey
-            | Rejection::NotFound
-            | Rejection::MethodNotAllowed { .. }
-            | Rejection::TierInsufficient { .. }
-            | Rejection::Maintenance(_)
-            | Rejection::Internal => None,
-        }
-    }
-
-    /// The same rejection with the caller's present quota status, if it states one.
-    pub fn at(self, now_at: QuotaStatus) -> Rejection {
-        match self {
-            Rejection::DailyQuotaExceeded { .. } => Rejection::DailyQuotaExceeded {
-                quota_status: now_at,
-            },
-            Rejection::UsageReadTooOften { wait, .. } => Rejection::UsageReadTooOften {
-                quota_status: now_at,
-                wait,
-            },
-            Rejection::BurstExceeded { rate, wait, .. } => Rejection::BurstExceeded {
-                quota_status: now_at,
-                rate,
-                wait,
-            },
-            Rejection::TooManyConcurrent { allowed, .. } => Rejection::TooManyConcurrent {
-                quota_status: now_at,
-                allowed,
-            },
-            Rejection::BadRequest(_)
-            | Rejection::PayloadTooLarge
-            | Rejection::UriTooLong
-            | Rejection::HeadersTooLarge
-            | Rejection::MissingApiKey
-            | Rejection::InvalidApiKey
-            | Rejection::NotFound
-            | Rejection::MethodNotAllowed { .. }
-            | Rejection::TierInsufficient { .. }
-            | Rejection::Maintenance(_)
-            | Rejection::Internal => self,
-        }
+        self.kind().policy
     }
 
     /// The gateway's limit that the request exceeded, as a metric label; quotas and rates have separate outcomes.
     pub fn limit_hit(&self) -> Option<&'static str> {
-        match self {
-            Rejection::PayloadTooLarge => Some("body_bytes"),
-            Rejection::UriTooLong => Some("target_bytes"),
-            Rejection::HeadersTooLarge => Some("headers"),
-            Rejection::UsageReadTooOften { .. }
-            | Rejection::BurstExceeded { .. }
-            | Rejection::TooManyConcurrent { .. } => self.policy(),
-            Rejection::BadRequest(_)
-            | Rejection::MissingApiKey
-            | Rejection::InvalidApiKey
-            | Rejection::NotFound
-            | Rejection::MethodNotAllowed { .. }
-            | Rejection::TierInsufficient { .. }
-            | Rejection::DailyQuotaExceeded { .. }
-            | Rejection::Maintenance(_)
-            | Rejection::Internal => None,
+        self.kind().limit_hit
+    }
+
+    /// The same rejection with the caller's present quota status, if it states one.
+    pub fn at(mut self, now_at: QuotaStatus) -> Rejection {
+        if let Rejection::DailyQuotaExceeded { quota_status }
+        | Rejection::UsageReadTooOften { quota_status, .. }
+        | Rejection::BurstExceeded { quota_status, .. }
+        | Rejection::TooManyConcurrent { quota_status, .. } = &mut self
+        {
+            *quota_status = now_at;
         }
+        self
     }
 
     /// The sentence for the client.
