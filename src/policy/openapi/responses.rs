@@ -112,70 +112,35 @@ enum ClientKind {
 }
 
 impl Sort {
-    fn status(self) -> StatusCode {
+    /// Its status, who sends it, and who may get it.
+    fn kind(self) -> (StatusCode, Sender, ClientKind) {
+        let (gateway, both) = (Sender::Gateway, Sender::GatewayOrService);
+        let (any, known) = (ClientKind::Anybody, ClientKind::Authenticated);
         match self {
-            Sort::BadRequest | Sort::OwnBadRequest => StatusCode::BAD_REQUEST,
-            Sort::Unauthorized => StatusCode::UNAUTHORIZED,
-            Sort::TierInsufficient => StatusCode::FORBIDDEN,
-            Sort::NotFound => StatusCode::NOT_FOUND,
-            Sort::MethodNotAllowed
-            | Sort::DocumentMethodNotAllowed
-            | Sort::UsageMethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Sort::PayloadTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Sort::UriTooLong | Sort::OwnUriTooLong => StatusCode::URI_TOO_LONG,
-            Sort::DailyQuotaExceeded | Sort::UsageReadTooOften => StatusCode::TOO_MANY_REQUESTS,
-            Sort::HeadersTooLarge | Sort::OwnHeadersTooLarge => {
-                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE
+            Sort::BadRequest => (StatusCode::BAD_REQUEST, both, any),
+            Sort::Unauthorized => (StatusCode::UNAUTHORIZED, gateway, any),
+            Sort::TierInsufficient => (StatusCode::FORBIDDEN, gateway, known),
+            Sort::NotFound => (StatusCode::NOT_FOUND, both, known),
+            Sort::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, both, known),
+            Sort::DocumentMethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, gateway, any),
+            Sort::UsageMethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, gateway, known),
+            Sort::PayloadTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, both, any),
+            Sort::UriTooLong => (StatusCode::URI_TOO_LONG, both, any),
+            Sort::DailyQuotaExceeded | Sort::UsageReadTooOften => {
+                (StatusCode::TOO_MANY_REQUESTS, gateway, known)
             }
-            Sort::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-        }
-    }
-
-    fn sender(self) -> Sender {
-        match self {
-            Sort::BadRequest
-            | Sort::NotFound
-            | Sort::MethodNotAllowed
-            | Sort::PayloadTooLarge
-            | Sort::UriTooLong
-            | Sort::HeadersTooLarge => Sender::GatewayOrService,
-            Sort::Unauthorized
-            | Sort::TierInsufficient
-            | Sort::DocumentMethodNotAllowed
-            | Sort::UsageMethodNotAllowed
-            | Sort::DailyQuotaExceeded
-            | Sort::UsageReadTooOften
-            | Sort::Internal
-            | Sort::OwnBadRequest
-            | Sort::OwnUriTooLong
-            | Sort::OwnHeadersTooLarge => Sender::Gateway,
-        }
-    }
-
-    fn caller(self) -> ClientKind {
-        match self {
-            Sort::TierInsufficient
-            | Sort::NotFound
-            | Sort::MethodNotAllowed
-            | Sort::UsageMethodNotAllowed
-            | Sort::DailyQuotaExceeded
-            | Sort::UsageReadTooOften
-            | Sort::Internal => ClientKind::Authenticated,
-            Sort::BadRequest
-            | Sort::Unauthorized
-            | Sort::DocumentMethodNotAllowed
-            | Sort::PayloadTooLarge
-            | Sort::UriTooLong
-            | Sort::HeadersTooLarge
-            | Sort::OwnBadRequest
-            | Sort::OwnUriTooLong
-            | Sort::OwnHeadersTooLarge => ClientKind::Anybody,
+            Sort::HeadersTooLarge => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, both, any),
+            Sort::Internal => (StatusCode::INTERNAL_SERVER_ERROR, gateway, known),
+            Sort::OwnBadRequest => (StatusCode::BAD_REQUEST, gateway, any),
+            Sort::OwnUriTooLong => (StatusCode::URI_TOO_LONG, gateway, any),
+            Sort::OwnHeadersTooLarge => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, gateway, any),
         }
     }
 
     /// Whether an authenticated caller of an endpoint can receive it.
     fn is_of_endpoints(self) -> bool {
-        self.caller() == ClientKind::Authenticated && ENDPOINT_ERRORS.contains(&self)
+        let (.., caller) = self.kind();
+        caller == ClientKind::Authenticated && ENDPOINT_ERRORS.contains(&self)
     }
 
     fn rejections(self, example: &Example) -> Vec<Rejection> {
@@ -223,8 +188,11 @@ pub fn answers(sorts: &[Sort], method: &str) -> Map<String, Value> {
     sorts
         .iter()
         .map(|sort| {
-            let status = sort.status().as_str().to_owned();
-            (status, reference(&sort.to_string(), method))
+            let (status, ..) = sort.kind();
+            (
+                status.as_str().to_owned(),
+                reference(&sort.to_string(), method),
+            )
         })
         .collect()
 }
@@ -300,6 +268,7 @@ fn announced(api: &Api<'_>) -> &'static [&'static str] {
 fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
     let now = Timestamp::from_second(EXAMPLE_SECOND).unwrap_or_default();
     let challenge = challenge(api.realm);
+    let (status, sender, caller) = sort.kind();
     let mut own_header = None;
     let mut codes = Vec::new();
     let mut examples = Map::new();
@@ -330,11 +299,11 @@ fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
     let gateways = json!({
         "allOf": [
             { "$ref": format!("#/components/schemas/{extension}") },
-            { "properties": { "status": { "const": sort.status().as_u16() }, "code": { "enum": codes } } },
+            { "properties": { "status": { "const": status.as_u16() }, "code": { "enum": codes } } },
         ],
     });
     let mut content = Map::new();
-    let (schema, more) = match sort.sender() {
+    let (schema, more) = match sender {
         Sender::Gateway => (gateways, "Not charged."),
         Sender::GatewayOrService => {
             content.insert("*/*".into(), json!({}));
@@ -349,7 +318,7 @@ fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
     );
     json!({
         "description": format!("`{}`: {} {more}", codes.join("`, `"), details.join(" ")),
-        "headers": header_references(sort.caller(), &own_headers),
+        "headers": header_references(caller, &own_headers),
         "content": content,
     })
 }
