@@ -30,92 +30,142 @@ pub const CHARGE: &str = "charge";
 /// The label value of a request without endpoint, tier or upstream.
 pub const NONE: &str = "none";
 
-/// The families and the registry they are in.
-#[derive(Debug)]
-pub struct Metrics {
-    registry: Registry,
-    /// `touchline_requests_total{endpoint,tier,outcome}`: answered requests.
-    pub requests: IntCounterVec,
-    /// `touchline_request_duration_seconds{endpoint}`: from the request's header to the end of its answer.
-    pub request_duration: HistogramVec,
-    /// `touchline_upstream_duration_seconds{upstream}`: from forwarding to the upstream's header.
-    pub upstream_duration: HistogramVec,
-    /// `touchline_upstream_server_answered{upstream,server}`: 1 if the last request or check was answered, 0 if it failed; no series for
-    /// a server that nothing was sent to.
-    pub upstream_server_answered: IntGaugeVec,
-    /// `touchline_upstream_server_up{upstream,server}`: 1 while neither checks nor requests have taken the server out.
-    pub upstream_server_up: IntGaugeVec,
-    /// `touchline_upstream_in_flight_requests{upstream,server}`: requests in flight.
-    pub upstream_in_flight: IntGaugeVec,
-    /// `touchline_upstream_connections_total{upstream,kind}`: connections used for requests, `new` and `reused`.
-    pub upstream_connections: IntCounterVec,
-    /// `touchline_upstream_retries_total{upstream,reason}`: retried requests, by reason.
-    pub upstream_retries: IntCounterVec,
-    /// `touchline_upstream_ejections_total{upstream}`: servers taken out by failing requests.
-    pub upstream_ejections: IntCounterVec,
-    /// `touchline_upstream_checks_total{upstream,outcome}`: health checks, `passed` and `failed`.
-    pub upstream_checks: IntCounterVec,
-    /// `touchline_upstream_resolve_failures_total{upstream}`: names that could not be resolved again.
-    pub upstream_resolve_failures: IntCounterVec,
-    /// `touchline_store_duration_seconds{operation}`: how long a request waited for the store.
-    pub store_duration: HistogramVec,
-    /// Its series of charges, which is in every gateway.
-    charge_duration: Histogram,
-    /// `touchline_store_errors_total{operation}`: calls of the store that failed.
-    pub store_errors: IntCounterVec,
-    /// `touchline_quota_units_total{tier,change}`: units `charged` and `refunded`.
-    pub quota_units: IntCounterVec,
-    /// `touchline_refunds_total{reason}`: refunded requests.
-    pub refunds: IntCounterVec,
-    /// `touchline_shadow_refusals_total{tier,refusal}`: requests that a tier that is not enforced would have refused.
-    pub shadow_refusals: IntCounterVec,
-    /// `touchline_quota_crossings_total{tier,share}`: keys that reached a share of their limit, each once a day.
-    pub threshold_events: IntCounterVec,
-    /// `touchline_webhook_attempts_total{outcome}`: attempts to deliver an event, `delivered` and `failed`, and events `given_up`.
-    pub webhook_attempts: IntCounterVec,
-    /// `touchline_webhook_pending`: events pending for the webhook, on the gateway that delivers them.
-    pub webhook_pending: IntGauge,
-    /// `touchline_trace_spans_total{outcome}`: spans `exported`, and `dropped` because the queue was full or the collector failed.
-    pub trace_spans: IntCounterVec,
-    /// `touchline_limit_hits_total{limit}`: requests refused by a limit of the gateway.
-    pub limit_hits: IntCounterVec,
-    /// `touchline_connections`: client connections.
-    pub connections: IntGauge,
-    /// `touchline_in_flight_requests`: requests being answered.
-    pub in_flight: IntGauge,
-    /// `touchline_store_up`: 1 while a charge made now is expected to be decided.
-    pub store_up: IntGauge,
-    /// `touchline_store_degraded`: 1 while charges are decided without the store.
-    pub store_degraded: IntGauge,
-    /// `touchline_journal_pending_units`: units served without the store and not yet settled with it.
-    pub journal_pending: IntGauge,
-    /// `touchline_journal_failed`: 1 while the journal cannot be written.
-    pub journal_failed: IntGauge,
-    /// `touchline_clock_leap_seconds`: the size of the clock's last leap; 0 while the clock is reliable.
-    pub clock_leap: Gauge,
-    /// `touchline_keys`: keys in the replica of the key table.
-    keys: IntGauge,
-    /// `touchline_keys_loaded`: 1 once the key table was loaded.
-    keys_loaded: IntGauge,
-    /// `touchline_keys_age_seconds`: since the key table was known to be current; no series before it was.
-    keys_age: GaugeVec,
-    /// `touchline_gateways_silent`: silent gateways, which stopped reporting without signing off, as last read by this one.
-    pub gateways_silent: IntGauge,
-    /// `touchline_certificate_end_seconds{certificate}`: the Unix time at which a certificate shown to clients, or another of
-    /// its chain, ends; the label is its file.
-    certificate_end: IntGaugeVec,
-    /// `touchline_tls_handshakes_failed_total{reason}`: failed handshakes of clients, except timeouts.
-    pub handshakes_failed: IntCounterVec,
-    /// `touchline_access_log_dropped_lines_total`: lines lost because the log could not be written, or not fast enough.
-    pub access_log_dropped: IntCounter,
-    /// `touchline_config_reloads_total{outcome}`: configurations `applied` and `refused` since the start.
-    pub config_reloads: IntCounterVec,
-    /// `touchline_config_refused`: 1 while the configuration file is refused.
-    pub config_refused: IntGauge,
-    /// `touchline_config_applied_timestamp_seconds`: when the running configuration was applied.
-    pub config_applied: Gauge,
-    /// `touchline_config_info{hash}`: always 1; the running configuration.
-    config_info: IntGaugeVec,
+/// Declares the families: a row is `FIELD: TYPE = VALUE`, whose value may use the fields above it.
+macro_rules! families {
+    ($(#[$doc:meta])* $vis:vis struct $name:ident {
+        $($(#[$about:meta])* $public:vis $field:ident: $type:ty = $made:expr;)*
+    }) => {
+        $(#[$doc])*
+        $vis struct $name { $($(#[$about])* $public $field: $type,)* }
+
+        impl $name {
+            fn families() -> Result<$name, prometheus::Error> {
+                $(let $field: $type = $made;)*
+                Ok($name { $($field),* })
+            }
+        }
+    };
+}
+
+families! {
+    /// The families and the registry they are in.
+    #[derive(Debug)]
+    pub struct Metrics {
+        registry: Registry = Registry::new();
+        /// `touchline_requests_total{endpoint,tier,outcome}`: answered requests.
+        pub requests: IntCounterVec = counters(&registry, "touchline_requests_total", &["endpoint", "tier", "outcome"],
+            "Answered requests by endpoint, tier and outcome")?;
+        /// `touchline_request_duration_seconds{endpoint}`: from the request's header to the end of its answer.
+        pub request_duration: HistogramVec = histograms(&registry, "touchline_request_duration_seconds",
+            "endpoint", &REQUEST_BUCKETS, "Seconds from the request's header to the end of its answer")?;
+        /// `touchline_upstream_duration_seconds{upstream}`: from forwarding to the upstream's header.
+        pub upstream_duration: HistogramVec = histograms(&registry, "touchline_upstream_duration_seconds",
+            "upstream", &REQUEST_BUCKETS, "Seconds from forwarding a request to the upstream's header")?;
+        /// `touchline_upstream_server_answered{upstream,server}`: 1 if the last request or check was answered, 0 if it failed; no series for
+        /// a server that nothing was sent to.
+        pub upstream_server_answered: IntGaugeVec = gauges(&registry, "touchline_upstream_server_answered", &["upstream", "server"],
+            "1 if the last request or check was answered, 0 if it failed")?;
+        /// `touchline_upstream_server_up{upstream,server}`: 1 while neither checks nor requests have taken the server out.
+        pub upstream_server_up: IntGaugeVec = gauges(&registry, "touchline_upstream_server_up", &["upstream", "server"],
+            "1 while the server of an upstream gets requests")?;
+        /// `touchline_upstream_in_flight_requests{upstream,server}`: requests in flight.
+        pub upstream_in_flight: IntGaugeVec = gauges(&registry, "touchline_upstream_in_flight_requests", &["upstream", "server"],
+            "Requests in flight at a server of an upstream")?;
+        /// `touchline_upstream_connections_total{upstream,kind}`: connections used for requests, `new` and `reused`.
+        pub upstream_connections: IntCounterVec = counters(&registry, "touchline_upstream_connections_total", &["upstream", "kind"],
+            "Connections used for requests, new and reused")?;
+        /// `touchline_upstream_retries_total{upstream,reason}`: retried requests, by reason.
+        pub upstream_retries: IntCounterVec = counters(&registry, "touchline_upstream_retries_total", &["upstream", "reason"],
+            "Retried requests by reason")?;
+        /// `touchline_upstream_ejections_total{upstream}`: servers taken out by failing requests.
+        pub upstream_ejections: IntCounterVec = counters(&registry, "touchline_upstream_ejections_total", &["upstream"],
+            "Servers taken out for a while by failing requests")?;
+        /// `touchline_upstream_checks_total{upstream,outcome}`: health checks, `passed` and `failed`.
+        pub upstream_checks: IntCounterVec = counters(&registry, "touchline_upstream_checks_total", &["upstream", "outcome"],
+            "Health checks of servers")?;
+        /// `touchline_upstream_resolve_failures_total{upstream}`: names that could not be resolved again.
+        pub upstream_resolve_failures: IntCounterVec = counters(&registry, "touchline_upstream_resolve_failures_total", &["upstream"],
+            "Names of servers that could not be resolved again")?;
+        /// `touchline_store_duration_seconds{operation}`: how long a request waited for the store.
+        pub store_duration: HistogramVec = histograms(&registry, "touchline_store_duration_seconds",
+            "operation", &STORE_BUCKETS, "Seconds that a request waited for the store")?;
+        /// Its series of charges, which is in every gateway.
+        charge_duration: Histogram = store_duration.with_label_values(&[CHARGE]);
+        /// `touchline_store_errors_total{operation}`: calls of the store that failed.
+        pub store_errors: IntCounterVec = counters(&registry, "touchline_store_errors_total", &["operation"],
+            "Calls of the store that failed")?;
+        /// `touchline_quota_units_total{tier,change}`: units `charged` and `refunded`.
+        pub quota_units: IntCounterVec = counters(&registry, "touchline_quota_units_total", &["tier", "change"],
+            "Units charged and refunded")?;
+        /// `touchline_refunds_total{reason}`: refunded requests.
+        pub refunds: IntCounterVec = counters(&registry, "touchline_refunds_total", &["reason"], "Refunded requests by reason")?;
+        /// `touchline_shadow_refusals_total{tier,refusal}`: requests that a tier that is not enforced would have refused.
+        pub shadow_refusals: IntCounterVec = counters(&registry, "touchline_shadow_refusals_total", &["tier", "refusal"],
+            "Served requests that their tier would have refused if it were enforced")?;
+        /// `touchline_quota_crossings_total{tier,share}`: keys that reached a share of their limit, each once a day.
+        pub threshold_events: IntCounterVec = counters(&registry, "touchline_quota_crossings_total", &["tier", "share"],
+            "Keys that reached a share of their limit, each once a day")?;
+        /// `touchline_webhook_attempts_total{outcome}`: attempts to deliver an event, `delivered` and `failed`, and events `given_up`.
+        pub webhook_attempts: IntCounterVec = counters(&registry, "touchline_webhook_attempts_total", &["outcome"],
+            "Attempts to deliver an event, and events given up")?;
+        /// `touchline_webhook_pending`: events pending for the webhook, on the gateway that delivers them.
+        pub webhook_pending: IntGauge = gauge(&registry, "touchline_webhook_pending",
+            "Events pending for the webhook, on the gateway that delivers them")?;
+        /// `touchline_trace_spans_total{outcome}`: spans `exported`, and `dropped` because the queue was full or the collector failed.
+        pub trace_spans: IntCounterVec = counters(&registry, "touchline_trace_spans_total", &["outcome"],
+            "Spans exported, and dropped because the queue was full or the collector failed")?;
+        /// `touchline_limit_hits_total{limit}`: requests refused by a limit of the gateway.
+        pub limit_hits: IntCounterVec = counters(&registry, "touchline_limit_hits_total", &["limit"],
+            "Requests refused by a limit of the gateway")?;
+        /// `touchline_connections`: client connections.
+        pub connections: IntGauge = gauge(&registry, "touchline_connections", "Client connections")?;
+        /// `touchline_in_flight_requests`: requests being answered.
+        pub in_flight: IntGauge = gauge(&registry, "touchline_in_flight_requests", "Requests being answered")?;
+        /// `touchline_store_up`: 1 while a charge made now is expected to be decided.
+        pub store_up: IntGauge = gauge(&registry, "touchline_store_up", "1 while a charge made now is expected to be decided")?;
+        /// `touchline_store_degraded`: 1 while charges are decided without the store.
+        pub store_degraded: IntGauge = gauge(&registry, "touchline_store_degraded",
+            "1 while charges are decided without the store")?;
+        /// `touchline_journal_pending_units`: units served without the store and not yet settled with it.
+        pub journal_pending: IntGauge = gauge(&registry, "touchline_journal_pending_units",
+            "Units served without the store and not yet settled with it")?;
+        /// `touchline_journal_failed`: 1 while the journal cannot be written.
+        pub journal_failed: IntGauge = gauge(&registry, "touchline_journal_failed", "1 while the journal cannot be written")?;
+        /// `touchline_clock_leap_seconds`: the size of the clock's last leap; 0 while the clock is reliable.
+        pub clock_leap: Gauge = seconds(&registry, "touchline_clock_leap_seconds",
+            "Size of the clock's last leap; 0 while the clock is reliable")?;
+        /// `touchline_keys`: keys in the replica of the key table.
+        keys: IntGauge = gauge(&registry, "touchline_keys", "Keys in the replica of the key table")?;
+        /// `touchline_keys_loaded`: 1 once the key table was loaded.
+        keys_loaded: IntGauge = gauge(&registry, "touchline_keys_loaded", "1 once the key table was loaded")?;
+        /// `touchline_keys_age_seconds`: since the key table was known to be current; no series before it was.
+        keys_age: GaugeVec = registered(&registry, GaugeVec::new(
+            Opts::new("touchline_keys_age_seconds", "Seconds since the key table was known to be current"), &[]))?;
+        /// `touchline_gateways_silent`: silent gateways, which stopped reporting without signing off, as last read by this one.
+        pub gateways_silent: IntGauge = gauge(&registry, "touchline_gateways_silent",
+            "Silent gateways, which stopped reporting without signing off")?;
+        /// `touchline_certificate_end_seconds{certificate}`: the Unix time at which a certificate shown to clients, or another of
+        /// its chain, ends; the label is its file.
+        certificate_end: IntGaugeVec = gauges(&registry, "touchline_certificate_end_seconds", &["certificate"],
+            "Unix time at which a certificate shown to clients ends")?;
+        /// `touchline_tls_handshakes_failed_total{reason}`: failed handshakes of clients, except timeouts.
+        pub handshakes_failed: IntCounterVec = counters(&registry, "touchline_tls_handshakes_failed_total", &["reason"],
+            "TLS handshakes of clients that failed")?;
+        /// `touchline_access_log_dropped_lines_total`: lines lost because the log could not be written, or not fast enough.
+        pub access_log_dropped: IntCounter = registered(&registry, IntCounter::new("touchline_access_log_dropped_lines_total",
+            "Access log lines lost because they could not be written, or not fast enough"))?;
+        /// `touchline_config_reloads_total{outcome}`: configurations `applied` and `refused` since the start.
+        pub config_reloads: IntCounterVec = counters(&registry, "touchline_config_reloads_total", &["outcome"],
+            "Configurations applied and refused since the start")?;
+        /// `touchline_config_refused`: 1 while the configuration file is refused.
+        pub config_refused: IntGauge = gauge(&registry, "touchline_config_refused", "1 while the configuration file is refused")?;
+        /// `touchline_config_applied_timestamp_seconds`: when the running configuration was applied.
+        pub config_applied: Gauge = seconds(&registry, "touchline_config_applied_timestamp_seconds",
+            "When the running configuration was applied, in Unix seconds")?;
+        /// `touchline_config_info{hash}`: always 1; the running configuration.
+        config_info: IntGaugeVec = gauges(&registry, "touchline_config_info", &["hash"],
+            "Always 1; the hash of the running configuration is a label")?;
+    }
 }
 
 /// Adds a family to the registry.
@@ -128,233 +178,75 @@ fn registered<F: Collector + Clone + 'static>(
     Ok(family)
 }
 
+fn counters(
+    registry: &Registry,
+    name: &str,
+    labels: &[&str],
+    help: &str,
+) -> Result<IntCounterVec, prometheus::Error> {
+    registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
+}
+
+fn gauges(
+    registry: &Registry,
+    name: &str,
+    labels: &[&str],
+    help: &str,
+) -> Result<IntGaugeVec, prometheus::Error> {
+    registered(registry, IntGaugeVec::new(Opts::new(name, help), labels))
+}
+
+fn gauge(registry: &Registry, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
+    registered(registry, IntGauge::new(name, help))
+}
+
+fn seconds(registry: &Registry, name: &str, help: &str) -> Result<Gauge, prometheus::Error> {
+    registered(registry, Gauge::new(name, help))
+}
+
+fn histograms(
+    registry: &Registry,
+    name: &str,
+    label: &str,
+    buckets: &[f64],
+    help: &str,
+) -> Result<HistogramVec, prometheus::Error> {
+    let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+    registered(registry, HistogramVec::new(options, &[label]))
+}
+
 impl Metrics {
     /// All families in a registry of their own.
     ///
     /// # Errors
     /// Only if two families have the same name, which a test excludes.
     pub fn new() -> Result<Metrics, prometheus::Error> {
-        let registry = Registry::new();
-        let counter = |name: &str, help: &str, labels: &[&str]| {
-            registered(&registry, IntCounterVec::new(Opts::new(name, help), labels))
-        };
-        let histogram = |name: &str, help: &str, label: &str, buckets: &[f64]| {
-            let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-            registered(&registry, HistogramVec::new(options, &[label]))
-        };
-        let gauge = |name: &str, help: &str| registered(&registry, IntGauge::new(name, help));
-        let gauges = |name: &str, help: &str, labels: &[&str]| {
-            registered(&registry, IntGaugeVec::new(Opts::new(name, help), labels))
-        };
-        let of_servers = |name: &str, help: &str| gauges(name, help, &["upstream", "server"]);
-        let seconds = |name: &str, help: &str| registered(&registry, Gauge::new(name, help));
+        let metrics = Metrics::families()?;
         #[cfg(target_os = "linux")]
-        registry.register(Box::new(
+        metrics.registry.register(Box::new(
             prometheus::process_collector::ProcessCollector::for_self(),
         ))?;
         let build = IntGauge::with_opts(
             Opts::new("touchline_build_info", "Always 1; the version is a label")
                 .const_label("version", env!("CARGO_PKG_VERSION")),
         );
-        registered(&registry, build)?.set(1);
-        let handshakes_failed = counter(
-            "touchline_tls_handshakes_failed_total",
-            "TLS handshakes of clients that failed",
-            &["reason"],
-        )?;
-        let config_reloads = counter(
-            "touchline_config_reloads_total",
-            "Configurations applied and refused since the start",
-            &["outcome"],
-        )?;
-        let webhook_attempts = counter(
-            "touchline_webhook_attempts_total",
-            "Attempts to deliver an event, and events given up",
-            &["outcome"],
-        )?;
-        let trace_spans = counter(
-            "touchline_trace_spans_total",
-            "Spans exported, and dropped because the queue was full or the collector failed",
-            &["outcome"],
-        )?;
+        registered(&metrics.registry, build)?.set(1);
         // Created at the start, so that Prometheus sees the first event as an increase.
         let outcomes: [(&IntCounterVec, &[&str]); 4] = [
-            (&handshakes_failed, &HANDSHAKE_FAILURES),
-            (&config_reloads, &["applied", "refused"]),
-            (&webhook_attempts, &["delivered", "failed", "given_up"]),
-            (&trace_spans, &["exported", "dropped"]),
+            (&metrics.handshakes_failed, &HANDSHAKE_FAILURES),
+            (&metrics.config_reloads, &["applied", "refused"]),
+            (
+                &metrics.webhook_attempts,
+                &["delivered", "failed", "given_up"],
+            ),
+            (&metrics.trace_spans, &["exported", "dropped"]),
         ];
         for (family, values) in outcomes {
             for value in values {
                 family.with_label_values(&[value]);
             }
         }
-        let store_duration = histogram(
-            "touchline_store_duration_seconds",
-            "Seconds that a request waited for the store",
-            "operation",
-            &STORE_BUCKETS,
-        )?;
-        Ok(Metrics {
-            trace_spans,
-            requests: counter(
-                "touchline_requests_total",
-                "Answered requests by endpoint, tier and outcome",
-                &["endpoint", "tier", "outcome"],
-            )?,
-            request_duration: histogram(
-                "touchline_request_duration_seconds",
-                "Seconds from the request's header to the end of its answer",
-                "endpoint",
-                &REQUEST_BUCKETS,
-            )?,
-            upstream_duration: histogram(
-                "touchline_upstream_duration_seconds",
-                "Seconds from forwarding a request to the upstream's header",
-                "upstream",
-                &REQUEST_BUCKETS,
-            )?,
-            upstream_server_answered: of_servers(
-                "touchline_upstream_server_answered",
-                "1 if the last request or check was answered, 0 if it failed",
-            )?,
-            upstream_server_up: of_servers(
-                "touchline_upstream_server_up",
-                "1 while the server of an upstream gets requests",
-            )?,
-            upstream_in_flight: of_servers(
-                "touchline_upstream_in_flight_requests",
-                "Requests in flight at a server of an upstream",
-            )?,
-            upstream_connections: counter(
-                "touchline_upstream_connections_total",
-                "Connections used for requests, new and reused",
-                &["upstream", "kind"],
-            )?,
-            upstream_retries: counter(
-                "touchline_upstream_retries_total",
-                "Retried requests by reason",
-                &["upstream", "reason"],
-            )?,
-            upstream_ejections: counter(
-                "touchline_upstream_ejections_total",
-                "Servers taken out for a while by failing requests",
-                &["upstream"],
-            )?,
-            upstream_checks: counter(
-                "touchline_upstream_checks_total",
-                "Health checks of servers",
-                &["upstream", "outcome"],
-            )?,
-            upstream_resolve_failures: counter(
-                "touchline_upstream_resolve_failures_total",
-                "Names of servers that could not be resolved again",
-                &["upstream"],
-            )?,
-            charge_duration: store_duration.with_label_values(&[CHARGE]),
-            store_duration,
-            store_errors: counter(
-                "touchline_store_errors_total",
-                "Calls of the store that failed",
-                &["operation"],
-            )?,
-            quota_units: counter(
-                "touchline_quota_units_total",
-                "Units charged and refunded",
-                &["tier", "change"],
-            )?,
-            refunds: counter(
-                "touchline_refunds_total",
-                "Refunded requests by reason",
-                &["reason"],
-            )?,
-            shadow_refusals: counter(
-                "touchline_shadow_refusals_total",
-                "Served requests that their tier would have refused if it were enforced",
-                &["tier", "refusal"],
-            )?,
-            threshold_events: counter(
-                "touchline_quota_crossings_total",
-                "Keys that reached a share of their limit, each once a day",
-                &["tier", "share"],
-            )?,
-            webhook_attempts,
-            webhook_pending: gauge(
-                "touchline_webhook_pending",
-                "Events pending for the webhook, on the gateway that delivers them",
-            )?,
-            limit_hits: counter(
-                "touchline_limit_hits_total",
-                "Requests refused by a limit of the gateway",
-                &["limit"],
-            )?,
-            connections: gauge("touchline_connections", "Client connections")?,
-            in_flight: gauge("touchline_in_flight_requests", "Requests being answered")?,
-            store_up: gauge(
-                "touchline_store_up",
-                "1 while a charge made now is expected to be decided",
-            )?,
-            store_degraded: gauge(
-                "touchline_store_degraded",
-                "1 while charges are decided without the store",
-            )?,
-            journal_pending: gauge(
-                "touchline_journal_pending_units",
-                "Units served without the store and not yet settled with it",
-            )?,
-            journal_failed: gauge(
-                "touchline_journal_failed",
-                "1 while the journal cannot be written",
-            )?,
-            keys: gauge("touchline_keys", "Keys in the replica of the key table")?,
-            keys_loaded: gauge("touchline_keys_loaded", "1 once the key table was loaded")?,
-            keys_age: registered(
-                &registry,
-                GaugeVec::new(
-                    Opts::new(
-                        "touchline_keys_age_seconds",
-                        "Seconds since the key table was known to be current",
-                    ),
-                    &[],
-                ),
-            )?,
-            gateways_silent: gauge(
-                "touchline_gateways_silent",
-                "Silent gateways, which stopped reporting without signing off",
-            )?,
-            clock_leap: seconds(
-                "touchline_clock_leap_seconds",
-                "Size of the clock's last leap; 0 while the clock is reliable",
-            )?,
-            certificate_end: gauges(
-                "touchline_certificate_end_seconds",
-                "Unix time at which a certificate shown to clients ends",
-                &["certificate"],
-            )?,
-            handshakes_failed,
-            access_log_dropped: registered(
-                &registry,
-                IntCounter::new(
-                    "touchline_access_log_dropped_lines_total",
-                    "Access log lines lost because they could not be written, or not fast enough",
-                ),
-            )?,
-            config_reloads,
-            config_refused: gauge(
-                "touchline_config_refused",
-                "1 while the configuration file is refused",
-            )?,
-            config_applied: seconds(
-                "touchline_config_applied_timestamp_seconds",
-                "When the running configuration was applied, in Unix seconds",
-            )?,
-            config_info: gauges(
-                "touchline_config_info",
-                "Always 1; the hash of the running configuration is a label",
-                &["hash"],
-            )?,
-            registry,
-        })
+        Ok(metrics)
     }
 
     /// The text exposition of all families.
