@@ -7,52 +7,36 @@
 use std::borrow::Cow;
 
 use super::octets::{self, OctetSet};
+use super::words::words;
 
-/// Why a request target is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TargetError {
-    /// Not origin-form: it does not begin with `/`.
-    NotOriginForm,
-    /// Absolute-form without a host, with a user, or with an invalid port.
-    InvalidAuthority,
-    /// A character outside RFC 3986: a control, a space, a byte of 0x80 or above, one of `"<>\^{|}` or the backquote, or `#`.
-    ForbiddenCharacter,
-    /// `;`, which some servers take as the end of a segment.
-    PathParameter,
-    /// `//`.
-    EmptySegment,
-    /// `.` or `..` as a segment.
-    DotSegment,
-    /// `%` without two hexadecimal digits.
-    InvalidEscape,
-    /// An escape that hides a separator, a control or a character that needs no escape.
-    AmbiguousEscape,
-    /// Escaped bytes that are not UTF-8.
-    NotUtf8,
+words! {
+    /// Why a request target is refused, in a sentence for the client.
+    pub enum TargetError {
+        /// Not origin-form: it does not begin with `/`.
+        NotOriginForm = "The request target must begin with a slash.",
+        /// Absolute-form without a host, with a user, or with an invalid port.
+        InvalidAuthority = "The request target must have a host, and nothing before it.",
+        /// A character outside RFC 3986: a control, a space, a byte of 0x80 or above, one of `"<>\^{|}` or the backquote, or `#`.
+        ForbiddenCharacter = "The request target has a character that must be percent-encoded.",
+        /// `;`, which some servers take as the end of a segment.
+        PathParameter = "The path must not contain a semicolon.",
+        /// `//`.
+        EmptySegment = "The path must not contain an empty segment.",
+        /// `.` or `..` as a segment.
+        DotSegment = "The path must not contain dot segments.",
+        /// `%` without two hexadecimal digits.
+        InvalidEscape = "The request target has a percent sign without two hexadecimal digits.",
+        /// An escape that hides a separator, a control or a character that needs no escape.
+        AmbiguousEscape = "The path has a percent-encoded character that is a separator, a control character or needs no encoding.",
+        /// Escaped bytes that are not UTF-8.
+        NotUtf8 = "The path has percent-encoded bytes that are not UTF-8.",
+    }
 }
 
 impl TargetError {
     /// A sentence for the client.
     pub fn detail(self) -> &'static str {
-        match self {
-            TargetError::NotOriginForm => "The request target must begin with a slash.",
-            TargetError::InvalidAuthority => {
-                "The request target must have a host, and nothing before it."
-            }
-            TargetError::ForbiddenCharacter => {
-                "The request target has a character that must be percent-encoded."
-            }
-            TargetError::PathParameter => "The path must not contain a semicolon.",
-            TargetError::EmptySegment => "The path must not contain an empty segment.",
-            TargetError::DotSegment => "The path must not contain dot segments.",
-            TargetError::InvalidEscape => {
-                "The request target has a percent sign without two hexadecimal digits."
-            }
-            TargetError::AmbiguousEscape => {
-                "The path has a percent-encoded character that is a separator, a control character or needs no encoding."
-            }
-            TargetError::NotUtf8 => "The path has percent-encoded bytes that are not UTF-8.",
-        }
+        self.as_str()
     }
 }
 
