@@ -127,6 +127,7 @@ fn sample(exchange: &Exchange, outcome: &RecordedOutcome<'_>, status: u16) -> Op
 }
 
 /// The facts of a request for the access log and the metrics.
+#[derive(Default)]
 struct RecordedOutcome<'a> {
     word: &'static str,
     policy: Option<&'static str>,
@@ -143,14 +144,7 @@ impl<'a> RecordedOutcome<'a> {
     fn of(stage: &'a Stage) -> RecordedOutcome<'a> {
         let nothing = RecordedOutcome {
             word: "INTERNAL_ERROR",
-            policy: None,
-            endpoint: None,
-            key_id: None,
-            tier: None,
-            shadow_violation: None,
-            units: 0,
-            refunded: false,
-            upstream: None,
+            ..RecordedOutcome::default()
         };
         match stage {
             Stage::Arrived => nothing,
