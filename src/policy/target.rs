@@ -65,6 +65,7 @@ impl<'a> Target<'a> {
         Target::check(raw).map(|(target, text)| ReceivedTarget {
             path_bytes: target.path.len(),
             text: text.to_owned(),
+            error: None,
         })
     }
 
@@ -85,15 +86,6 @@ impl<'a> Target<'a> {
         Ok((target, text))
     }
 
-    /// A target that was checked before: over HTTP/1, the reader of heads keeps none that was not.
-    pub(super) fn accepted(received: &'a ReceivedTarget) -> Target<'a> {
-        Target {
-            path: received.path(),
-            query: received.text.get(received.path_bytes + 1..),
-            checked: Checked,
-        }
-    }
-
     fn split(text: &'a str) -> Target<'a> {
         let (path, query) = match text.split_once('?') {
             Some((path, query)) => (path, Some(query)),
@@ -107,20 +99,38 @@ impl<'a> Target<'a> {
     }
 }
 
-/// A target in the head of a request, checked or not.
+/// A target in the head of a request, and the result of its check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReceivedTarget {
     text: String,
     /// The bytes before the first `?`.
     path_bytes: usize,
+    /// Why it is refused, if it is.
+    error: Option<TargetError>,
 }
 
 impl ReceivedTarget {
-    /// A target with this text. Cost: one allocation, and a search for the `?`.
+    /// A target with this text. Cost: its check, one allocation, and a search for the `?`.
     pub fn new(text: &str) -> ReceivedTarget {
         ReceivedTarget {
             path_bytes: Target::split(text).path.len(),
             text: text.to_owned(),
+            error: Target::parse(text.as_bytes()).err(),
+        }
+    }
+
+    /// The target as checked when it was received.
+    ///
+    /// # Errors
+    /// The same as [`Target::parse`].
+    pub fn target(&self) -> Result<Target<'_>, TargetError> {
+        match self.error {
+            Some(error) => Err(error),
+            None => Ok(Target {
+                path: self.path(),
+                query: self.text.get(self.path_bytes + 1..),
+                checked: Checked,
+            }),
         }
     }
 

@@ -281,7 +281,7 @@ pub struct RequestHead {
 }
 
 impl RequestHead {
-    /// A head that the HTTP/2 library has read: its target, its host and its announced length are not checked.
+    /// A head that the HTTP/2 library has read: its host and its announced length are not checked.
     pub fn of_http2(parts: request::Parts) -> RequestHead {
         let uri = &parts.uri;
         let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
@@ -317,15 +317,12 @@ impl RequestHead {
         self.target.as_str().as_bytes()
     }
 
-    /// The target. Over HTTP/1 the reader has checked it.
+    /// The target. It was checked when the head was read.
     ///
     /// # Errors
     /// If it can be read in more than one way, which is possible over HTTP/2 only.
     pub fn target(&self) -> Result<Target<'_>, TargetError> {
-        match self.version {
-            Version::Http10 | Version::Http11 => Ok(Target::accepted(&self.target)),
-            Version::Http2 => Target::parse(self.raw_target()),
-        }
+        self.target.target()
     }
 
     /// The path, checked or not.
