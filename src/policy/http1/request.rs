@@ -291,7 +291,7 @@ impl RequestHead {
         let length = parts.headers.get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
         RequestHead {
             target: ReceivedTarget::new(target),
-            host: host.map(Bytes::copy_from_slice).or(authority.clone()),
+            host: host.map(Bytes::copy_from_slice),
             authority,
             framing: match length.and_then(super::length) {
                 Some(bytes) => Framing::Length(bytes),
@@ -332,7 +332,7 @@ impl RequestHead {
 
     /// The requested host: the authority of a target in absolute-form, `Host`, or `:authority`. Only HTTP/1.0 may have none.
     pub fn host(&self) -> Option<&[u8]> {
-        self.host.as_deref()
+        self.host.as_deref().or(self.authority())
     }
 
     /// The `:authority` of HTTP/2.
