@@ -30,7 +30,7 @@ pub struct Client<'c> {
     /// The connection of the request.
     pub connection: Arc<Connection>,
     /// The head.
-    pub head: RequestHead,
+    pub head: Box<RequestHead>,
     side: Side<'c>,
     status: Option<StatusCode>,
     bytes_sent: usize,
@@ -85,7 +85,7 @@ pub struct Head {
 
 impl<'c> Client<'c> {
     /// A request whose head has been read.
-    pub fn new(connection: Arc<Connection>, head: RequestHead, side: Side<'c>) -> Client<'c> {
+    pub fn new(connection: Arc<Connection>, head: Box<RequestHead>, side: Side<'c>) -> Client<'c> {
         Client {
             connection,
             head,

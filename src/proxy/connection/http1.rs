@@ -118,7 +118,7 @@ impl Http1Connection {
             match self.next(deadline, limit, &mut end).await {
                 NextInput::Request(head) => {
                     self.note_request();
-                    match self.serve(*head).await {
+                    match self.serve(head).await {
                         After::Request => {}
                         After::Close => break,
                         After::Nothing => return,
@@ -199,7 +199,7 @@ impl Http1Connection {
     }
 
     /// Serves a request.
-    async fn serve(&mut self, head: RequestHead) -> After {
+    async fn serve(&mut self, head: Box<RequestHead>) -> After {
         let connection = self.wire.connection.clone();
         let side = Http1Side::new(&mut self.wire, &head, self.deadlines.body);
         let mut client = Client::new(connection, head, Side::Http1(side));

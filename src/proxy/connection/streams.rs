@@ -141,7 +141,7 @@ async fn serve_stream(
     _under_way: OpenStream,
 ) {
     let (parts, body) = request.into_parts();
-    let mut head = RequestHead::of_http2(parts);
+    let mut head = Box::new(RequestHead::of_http2(parts));
     let (head_bytes, window_bytes) = {
         let snapshot = terms.gate.snapshot();
         let head_bytes = well_formed::lighten(&mut head, &snapshot.head_limits);
