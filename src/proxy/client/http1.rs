@@ -223,9 +223,11 @@ impl<'c> Http1Side<'c> {
         };
         let wrong = |error: WrongLength| Failure::server(ServerFault::Malformed, error);
         let wrapping = answer.part(part.len()).map_err(wrong)?;
-        self.write(wrapping.before()).await?;
-        self.write(part).await?;
-        self.write(wrapping.after).await?;
+        for bytes in [wrapping.before(), part, wrapping.after] {
+            if !bytes.is_empty() {
+                self.write(bytes).await?;
+            }
+        }
         if ends {
             let mut end = Vec::new();
             answer.end([], &mut end).map_err(wrong)?;
