@@ -32,6 +32,8 @@ pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// The requested host.
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+/// A client's fields that the gateway replaces or handles itself.
+static REPLACED: [HeaderName; 4] = [HOST, EXPECT, TRACEPARENT, X_REQUEST_ID];
 
 /// The facts about a request that its upstream receives.
 #[derive(Debug)]
@@ -100,7 +102,7 @@ impl Outgoing<'_> {
         let secret = self.secret.map(|(name, _)| name);
         for field in self.head.fields().end_to_end() {
             let is = |name: &HeaderName| field.is(name);
-            let ours = [HOST, EXPECT, TRACEPARENT, X_REQUEST_ID].iter().any(is);
+            let ours = REPLACED.iter().any(is);
             let stale = !goes_on && is(&TRACESTATE);
             if !(ours || stale || secret.is_some_and(is) || self.denied.contains(field.name())) {
                 write(field);
