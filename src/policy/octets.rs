@@ -67,10 +67,10 @@ fn any_of<const COUNT: usize>(octets: &[u8; COUNT], is: impl Fn(u8) -> bool) -> 
 }
 
 /// Appends octets to a text as lower-case hexadecimal digits, two each. Allocates only if the text lacks capacity.
-pub fn push_hex<const OCTETS: usize>(text: &mut String, octets: [u8; OCTETS]) {
+pub fn push_hex<const OCTETS: usize>(text: &mut Vec<u8>, octets: [u8; OCTETS]) {
     let digit = |nibble: u8| if nibble < 10 { b'0' } else { b'a' - 10 } + nibble;
     let digits = octets.map(|octet| [digit(octet >> 4), digit(octet & 0x0f)]);
-    text.push_str(str::from_utf8(digits.as_flattened()).unwrap_or_default());
+    text.extend_from_slice(digits.as_flattened());
 }
 
 #[cfg(test)]
@@ -103,9 +103,9 @@ mod tests {
     #[test]
     fn every_octet_is_written_in_two_lower_case_digits() {
         for octet in 0..=255_u8 {
-            let mut text = String::from("x");
+            let mut text = b"x".to_vec();
             push_hex(&mut text, [octet]);
-            assert_eq!(text, format!("x{octet:02x}"));
+            assert_eq!(text, format!("x{octet:02x}").into_bytes());
         }
     }
 }

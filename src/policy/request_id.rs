@@ -26,9 +26,9 @@ pub fn kept<'a>(client_sent: &'a [u8], prefix: &KeyPrefix) -> Option<&'a str> {
 
 /// A new id from 128 random bits, as 32 hexadecimal characters.
 pub fn from_random(random: u128) -> String {
-    let mut id = String::with_capacity(32);
+    let mut id = Vec::with_capacity(32);
     push_hex(&mut id, random.to_be_bytes());
-    id
+    String::from_utf8(id).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -68,13 +68,13 @@ impl TraceContext {
     }
 
     /// The header for a request sent from the span with this id.
-    pub fn header(&self, span: u64) -> String {
-        let mut header = String::with_capacity(HEADER_CHARS);
-        header.push_str("00-");
+    pub fn header(&self, span: u64) -> Vec<u8> {
+        let mut header = Vec::with_capacity(HEADER_CHARS);
+        header.extend_from_slice(b"00-");
         push_hex(&mut header, self.trace_id.to_be_bytes());
-        header.push('-');
+        header.push(b'-');
         push_hex(&mut header, span.to_be_bytes());
-        header.push('-');
+        header.push(b'-');
         push_hex(&mut header, [self.flags]);
         header
     }
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(context.parent, Some(0xb7ad_6b71_6920_3331));
         assert_eq!(
             context.header(9),
-            "00-0af7651916cd43dd8448eb211c80319c-0000000000000009-01"
+            b"00-0af7651916cd43dd8448eb211c80319c-0000000000000009-01"
         );
         assert!(!read(&sent.replace("-01", "-00")).unwrap().is_recorded());
         assert!(read(&sent.replace("-01", "-03")).unwrap().is_recorded());

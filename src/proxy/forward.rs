@@ -108,7 +108,7 @@ impl Outgoing<'_> {
                 write(field);
             }
         }
-        write(EndToEnd::of_text(&TRACEPARENT, traceparent.as_bytes())?);
+        write(EndToEnd::of_text(&TRACEPARENT, &traceparent)?);
         write(EndToEnd::of_text(
             &X_REQUEST_ID,
             identity.request_id.as_bytes(),
@@ -146,7 +146,7 @@ pub fn address(client: IpAddr) -> HeaderValue {
 fn traceparent(
     client_sent: Option<&[u8]>,
     recorded: Option<(TraceContext, u64)>,
-) -> (String, bool) {
+) -> (Vec<u8>, bool) {
     let (context, span) = recorded.unwrap_or_else(|| {
         let kept = client_sent.and_then(TraceContext::of_header);
         let context = kept.unwrap_or_else(|| TraceContext::begin(fastrand::u128(..), 0));
