@@ -75,8 +75,8 @@ fn unreadable() -> Rejection {
 /// A valid `Content-Length`: digits only (RFC 9110 section 8.6), 19 at most.
 pub fn length(value: &[u8]) -> Option<u64> {
     let is_number = (1..=19).contains(&value.len()) && value.iter().all(u8::is_ascii_digit);
-    let text = std::str::from_utf8(value).ok().filter(|_| is_number);
-    text.and_then(|text| text.parse().ok())
+    let digits = value.iter().map(|digit| u64::from(digit - b'0'));
+    is_number.then(|| digits.fold(0, |number, digit| number * 10 + digit))
 }
 
 /// The common length of all `Content-Length` values of an answer, each a number or a list of numbers: a recipient may treat equal

@@ -5,7 +5,6 @@
 //! or advise this).
 
 use bytes::BytesMut;
-use http::header::CONTENT_LENGTH;
 use http::{Method, StatusCode};
 
 use super::body::{BodyReader, ChunkLimits};
@@ -163,9 +162,7 @@ impl AnswerReader {
         let StatusLine { version, status } = self.line.ok_or(AnswerFault::StatusLine)?;
         let bytes = buffer.split_to(end.min(buffer.len())).freeze();
         let fields = FieldList::new(bytes, self.places);
-        let lengths = fields.all(&CONTENT_LENGTH);
-        let length = self.noted.has_length.then(|| agreed_length(lengths));
-        let framing = self.noted.framing(self.asked, version, status, length)?;
+        let framing = self.noted.framing(self.asked, version, status)?;
         let open = self.noted.options.keeps_open(version) && framing != AnswerFraming::ByClose;
         Ok(AnswerHead {
             version,
@@ -194,7 +191,8 @@ fn status_line(line: &[u8]) -> Option<StatusLine> {
 /// The fields that determine the message's end and the connection's.
 #[derive(Debug, Default, Clone, Copy)]
 struct NotedAnswer {
-    has_length: bool,
+    /// The common value of all `Content-Length` fields, if any; `None` within if they differ or are not numbers.
+    length: Option<Option<u64>>,
     codings: usize,
     chunked: bool,
     options: Options,
@@ -204,7 +202,11 @@ struct NotedAnswer {
 impl NotedAnswer {
     fn note(&mut self, field: FieldPlace, bytes: &[u8]) -> Result<(), AnswerFault> {
         match field.known {
-            Some(KnownField::ContentLength) => self.has_length = true,
+            Some(KnownField::ContentLength) => {
+                let length = agreed_length([field.value.of(bytes)]);
+                let before = self.length.unwrap_or(length);
+                self.length = Some(before.filter(|_| before == length));
+            }
             Some(KnownField::TransferEncoding) => {
                 self.codings += 1;
                 self.chunked = is_chunked(field.value.of(bytes));
@@ -218,23 +220,22 @@ impl NotedAnswer {
         Ok(())
     }
 
-    /// The framing; `length` is the common value of all `Content-Length` fields, if any.
+    /// The framing.
     fn framing(
         self,
         asked: AskedMethod,
         version: Version,
         status: StatusCode,
-        length: Option<Option<u64>>,
     ) -> Result<AnswerFraming, AnswerFault> {
         if is_lengthless(status) {
             return Ok(AnswerFraming::Bodiless(None));
         }
         // Such an answer is not framed by these fields, and any value is allowed.
         if asked == AskedMethod::Head || is_bodiless(status) {
-            let announced = length.flatten().filter(|_| self.codings == 0);
+            let announced = self.length.flatten().filter(|_| self.codings == 0);
             return Ok(AnswerFraming::Bodiless(announced));
         }
-        match (self.codings, length) {
+        match (self.codings, self.length) {
             (0, None) => Ok(AnswerFraming::ByClose),
             (0, Some(length)) => length
                 .map(AnswerFraming::Length)
