@@ -88,8 +88,8 @@ impl FieldPlace {
 
 /// Adds the place of a field.
 pub(super) fn keep(field: FieldPlace, places: &mut Vec<FieldPlace>) {
-    if places.is_empty() {
-        places.reserve(ORDINARY_FIELDS);
+    if places.capacity() == 0 {
+        *places = Vec::with_capacity(ORDINARY_FIELDS);
     }
     places.push(field);
 }
