@@ -13,7 +13,6 @@ pub fn push_text(out: &mut Vec<u8>, before: &str, text: &str) {
         let _ = serde_json::to_writer(out, text);
         return;
     }
-    out.reserve(before.len() + text.len() + 2);
     out.extend_from_slice(before.as_bytes());
     out.push(b'"');
     out.extend_from_slice(text.as_bytes());

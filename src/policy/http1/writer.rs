@@ -173,7 +173,6 @@ fn pass(out: &mut Vec<u8>, field: EndToEnd<'_>) {
 }
 
 fn push_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
-    out.reserve(name.len() + value.len() + 4);
     out.extend_from_slice(name);
     out.extend_from_slice(b": ");
     out.extend_from_slice(value);
