@@ -85,7 +85,8 @@ impl Accounts {
         }
         let mut batcher = Batcher::of(self.clone());
         batcher.takes = true;
-        tokio::spawn(batcher.flush_due());
+        // In a box, so that only a pointer is moved: the runtime moves a task's future at its start and at its end.
+        tokio::spawn(Box::pin(batcher.flush_due()));
     }
 
     /// The most accounts in one call, whatever their keys.
