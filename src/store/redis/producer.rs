@@ -4,9 +4,13 @@
 //! name would take units of others for its own credit. So an idle account may be dropped: the next one for the same key and day
 //! is another producer.
 
+use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::names;
+
+/// The longest end of a name: a point and a number.
+const NUMBER_BYTES: usize = 17;
 
 /// 96 random bits, drawn when the store is opened, and a number for each account.
 #[derive(Debug)]
@@ -36,6 +40,10 @@ impl Producer {
 
     /// The name of the account with this number. Accounts keep the number, which takes less memory.
     pub fn name(&self, number: u64) -> String {
-        format!("{}.{number:x}", self.process)
+        let mut name = String::with_capacity(self.process.len() + NUMBER_BYTES);
+        name.push_str(&self.process);
+        // A String accepts all.
+        let _ = write!(name, ".{number:x}");
+        name
     }
 }
