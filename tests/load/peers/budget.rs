@@ -6,9 +6,9 @@
 //!
 //! - One connection sends one request after the other, with one key: requests never overlap, so that each charge is a group of its own,
 //!   and the background writes the data of one key.
-//! - The instructions of the waiting process are counted first, and subtracted in proportion to the time of the requests.
-//! - The least of [`WINDOWS`] windows counts. Further background work, and the cost of the embedded store's growing log,
-//!   can only add to it.
+//! - Windows of [`WINDOW`] with as many requests as fit, and with [`FEW`], take turns. In both the background has the same to do, so
+//!   it cancels in the difference.
+//! - [`PAIRS`] of them are summed, because a commit of the embedded store costs more the longer its log is.
 //!
 //! The cost of concurrent requests, or of the background alone, does not show here: `make profile` and `make bench` measure it.
 
@@ -38,13 +38,13 @@ const KINDS: [Kind; 5] = [
     Kind::Forbidden,
     Kind::Exhausted,
 ];
-/// Requests before anything is counted, and again when counting has begun: callgrind then translates the code again.
+/// Requests before anything is counted.
 const WARMING: usize = 100;
-/// For how long a waiting process is counted.
-const WAITING: Duration = Duration::from_secs(2);
-const WINDOWS: usize = 6;
-/// Requests of a window.
-const REQUESTS: usize = 300;
+/// A multiple of the second in which the background writes what requests changed.
+const WINDOW: Duration = Duration::from_secs(2);
+const PAIRS: usize = 5;
+/// Requests of a window with few, evenly spread.
+const FEW: u32 = 20;
 const FILE: &str = "tests/load/instructions.txt";
 const HEADING: &str = "\
 # Instructions a request, counted by `make instructions` (tests/load/peers/budget.rs) on a release build. A count that is more than 5 %
@@ -169,22 +169,30 @@ async fn count(stage: &Stage, kind: Kind) -> f64 {
     let mut connection = Connections::open(&[calls], 1).await;
     connection.in_turn(WARMING).await;
     gateway.count("on");
-    connection.in_turn(WARMING).await;
-    gateway.zero();
-    let waiting = Instant::now();
-    tokio::time::sleep(WAITING).await;
-    let waited = gateway.dump().await.sum(&["Ir"]);
-    let background = waited / waiting.elapsed().as_secs_f64();
-    let mut least = f64::INFINITY;
-    for _ in 0..WINDOWS {
+    let (mut instructions, mut requests) = (0.0, 0.0);
+    // The first pair is not counted: callgrind translates code again when counting has begun.
+    for pair in 0..=PAIRS {
         gateway.zero();
-        let start = Instant::now();
-        connection.in_turn(REQUESTS).await;
-        let counted = gateway.dump().await.sum(&["Ir"]);
-        let own = counted - background * start.elapsed().as_secs_f64();
-        least = least.min(own / REQUESTS as f64);
+        let (start, mut many) = (Instant::now(), 0);
+        while start.elapsed() < WINDOW {
+            connection.in_turn(1).await;
+            many += 1;
+        }
+        let busy = gateway.dump().await.sum(&["Ir"]);
+        gateway.zero();
+        let mut next = tokio::time::interval(WINDOW / FEW);
+        for _ in 0..FEW {
+            next.tick().await;
+            connection.in_turn(1).await;
+        }
+        next.tick().await;
+        let quiet = gateway.dump().await.sum(&["Ir"]);
+        if pair > 0 {
+            instructions += busy - quiet;
+            requests += f64::from(many - FEW);
+        }
     }
-    least
+    instructions / requests
 }
 
 /// A gateway with one key that gets the answer of this kind.
