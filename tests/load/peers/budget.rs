@@ -6,8 +6,8 @@
 //!
 //! - One connection sends one request after the other, with one key: requests never overlap, so that each charge is a group of its own,
 //!   and the background writes the data of one key.
-//! - Windows of [`WINDOW`] with as many requests as fit, and with [`FEW`], take turns. In both the background has the same to do, so
-//!   it cancels in the difference.
+//! - Windows of [`WINDOW`] that begin with [`MANY`] and with [`FEW`] requests take turns. In both the background has the same to do, so it
+//!   cancels in the difference.
 //! - [`PAIRS`] of them are summed, because a commit of the embedded store costs more the longer its log is.
 //!
 //! The cost of concurrent requests, or of the background alone, does not show here: `make profile` and `make bench` measure it.
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use harness::eventually;
 
@@ -42,8 +42,10 @@ const KINDS: [Kind; 5] = [
 const WARMING: usize = 100;
 /// A multiple of the second in which the background writes what requests changed.
 const WINDOW: Duration = Duration::from_secs(2);
-const PAIRS: usize = 5;
-/// Requests of a window with few, evenly spread.
+const PAIRS: u32 = 5;
+/// Requests of a window with many: a busy machine manages them too.
+const MANY: u32 = 300;
+/// Requests of a window with few.
 const FEW: u32 = 20;
 const FILE: &str = "tests/load/instructions.txt";
 const HEADING: &str = "\
@@ -169,30 +171,23 @@ async fn count(stage: &Stage, kind: Kind) -> f64 {
     let mut connection = Connections::open(&[calls], 1).await;
     connection.in_turn(WARMING).await;
     gateway.count("on");
-    let (mut instructions, mut requests) = (0.0, 0.0);
-    // The first pair is not counted: callgrind translates code again when counting has begun.
-    for pair in 0..=PAIRS {
-        gateway.zero();
-        let (start, mut many) = (Instant::now(), 0);
-        while start.elapsed() < WINDOW {
-            connection.in_turn(1).await;
-            many += 1;
-        }
-        let busy = gateway.dump().await.sum(&["Ir"]);
-        gateway.zero();
-        let mut next = tokio::time::interval(WINDOW / FEW);
-        for _ in 0..FEW {
-            next.tick().await;
-            connection.in_turn(1).await;
-        }
-        next.tick().await;
-        let quiet = gateway.dump().await.sum(&["Ir"]);
-        if pair > 0 {
-            instructions += busy - quiet;
-            requests += f64::from(many - FEW);
-        }
+    // Not counted: callgrind translates code again when counting has begun.
+    window(&mut gateway, &mut connection, MANY).await;
+    let mut difference = 0.0;
+    for _ in 0..PAIRS {
+        difference += window(&mut gateway, &mut connection, MANY).await;
+        difference -= window(&mut gateway, &mut connection, FEW).await;
     }
-    instructions / requests
+    difference / f64::from(PAIRS * (MANY - FEW))
+}
+
+/// The instructions of a window that begins with these requests.
+async fn window(gateway: &mut Counted, connection: &mut Connections, requests: u32) -> f64 {
+    gateway.zero();
+    let end = tokio::time::Instant::now() + WINDOW;
+    connection.in_turn(requests as usize).await;
+    tokio::time::sleep_until(end).await;
+    gateway.dump().await.sum(&["Ir"])
 }
 
 /// A gateway with one key that gets the answer of this kind.
