@@ -286,12 +286,22 @@ impl Rejection {
 
     /// The same rejection with the caller's present quota status, if it states one.
     pub fn at(mut self, now_at: QuotaStatus) -> Rejection {
-        if let Rejection::DailyQuotaExceeded { quota_status }
-        | Rejection::UsageReadTooOften { quota_status, .. }
-        | Rejection::BurstExceeded { quota_status, .. }
-        | Rejection::TooManyConcurrent { quota_status, .. } = &mut self
-        {
-            *quota_status = now_at;
+        match &mut self {
+            Rejection::DailyQuotaExceeded { quota_status }
+            | Rejection::UsageReadTooOften { quota_status, .. }
+            | Rejection::BurstExceeded { quota_status, .. }
+            | Rejection::TooManyConcurrent { quota_status, .. } => *quota_status = now_at,
+            Rejection::BadRequest(_)
+            | Rejection::PayloadTooLarge
+            | Rejection::UriTooLong
+            | Rejection::HeadersTooLarge
+            | Rejection::MissingApiKey
+            | Rejection::InvalidApiKey
+            | Rejection::NotFound
+            | Rejection::MethodNotAllowed { .. }
+            | Rejection::TierInsufficient { .. }
+            | Rejection::Maintenance(_)
+            | Rejection::Internal => {}
         }
         self
     }

@@ -12,12 +12,16 @@ use tokio::time::Instant;
 use touchline::clock::Clock;
 use touchline::policy::api_key::KeyId;
 use touchline::policy::calendar::Day;
-use touchline::store::redis::{OutagePolicy, OutageSettings, RedisStore, Settings, open};
+use touchline::store::redis::{
+    OutagePolicy, OutageSettings, RedisStore, Settings, journal_facts, open,
+};
 use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError, WithoutStore};
 
 use crate::redis_server::RedisServer;
-use crate::suite::{ZONE, charge, day_around_now, eventually, granted, issue, today, used_field};
-use crate::tcp_proxy::TcpProxy;
+use crate::suite::{
+    ZONE, charge, day_around_now, eventually, granted, issue, new_record, today, used_field,
+};
+use crate::tcp_proxy::{TcpProxy, Wire};
 
 const TIMEOUT: Duration = Duration::from_millis(300);
 
@@ -233,28 +237,86 @@ async fn a_redis_emptied_while_the_gateway_restarts_is_filled_from_the_journal()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_emptied_redis_gets_the_counts_of_accounts_that_were_dropped_from_memory() {
     let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let journal = directory.path().join("journal.db");
     let settings = Settings {
         timeout: TIMEOUT,
-        outage: Some(OutageSettings::of_journal(journal)),
+        outage: Some(OutageSettings {
+            journal_interval: Duration::from_millis(50),
+            ..OutageSettings::of_journal(directory.path().join("journal.db"))
+        }),
         accounts_max: 1,
         ..Settings::of_url(server.url())
     };
     let role = Role::Gateway(NodeName("crowded".into()));
     let store = open(settings, role, ZONE, Clock::system()).await.unwrap();
     let (first, second, day) = (issued(&server).await, issued(&server).await, today());
-    for key in [&first, &second] {
-        granted(store.charge(charge(key, day, 100, 4)).await);
-    }
-    // Idle accounts are dropped every ten seconds.
-    tokio::time::sleep(Duration::from_secs(11)).await;
-    let () = redis::cmd("FLUSHALL")
-        .query_async(&mut server.connect().await)
+    granted(store.charge(charge(&second, day, 1_000, 4)).await);
+    let counts = format!("touchline:q:{{{}}}:{}", first.record.id, day.date);
+    let mut charged = 0;
+    // The account that follows a dropped one is another producer.
+    eventually("the first account was dropped", async || {
+        granted(store.charge(charge(&first, day, 1_000, 1)).await);
+        charged += 1;
+        let fields: Vec<String> = redis::cmd("HKEYS")
+            .arg(&counts)
+            .query_async(&mut server.connect().await)
+            .await
+            .unwrap();
+        let producers = fields.iter().filter(|field| field.starts_with('g'));
+        (producers.count() > 1).then_some(())
+    })
+    .await;
+    redis::cmd("FLUSHALL")
+        .exec_async(&mut server.connect().await)
         .await
         .unwrap();
-    for key in [&first, &second] {
-        eventually_counted(&server, key, day, 4).await;
+    eventually_counted(&server, &first, day, charged).await;
+    eventually_counted(&server, &second, day, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changes_are_journaled_while_much_is_restored() {
+    const KEYS: usize = 1_000;
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let day = today();
+    let journaled =
+        || journal_facts(&directory.path().join("journal.db")).map(|facts| facts.counts);
+    let proxy = TcpProxy::before(server.port()).await;
+    let before = gateway(proxy.url(), directory.path(), |_| ()).await;
+    for _ in 0..KEYS {
+        let key = KeyEntry::new(new_record("pro"));
+        granted(before.charge(charge(&key, day, 100, 1)).await);
     }
+    eventually("all is journaled", async || {
+        (journaled()? == KEYS as u64).then_some(())
+    })
+    .await;
+    drop(before);
+    redis::cmd("FLUSHALL")
+        .exec_async(&mut server.connect().await)
+        .await
+        .unwrap();
+    let key = issued(&server).await;
+    proxy.set(Wire::Delays(TIMEOUT / 30));
+    let store = gateway(proxy.url(), directory.path(), |_| ()).await;
+    let restored = async || {
+        let names: Vec<String> = redis::cmd("KEYS")
+            .arg("touchline:q:*")
+            .query_async(&mut server.connect().await)
+            .await
+            .unwrap();
+        names.len()
+    };
+    eventually("the restoration has begun", async || {
+        (restored().await > 0).then_some(())
+    })
+    .await;
+    granted(store.charge(charge(&key, day, 100, 1)).await);
+    eventually("the charge is journaled", async || {
+        (journaled()? > KEYS as u64).then_some(())
+    })
+    .await;
+    let restored = restored().await;
+    assert!(restored < KEYS, "{restored} were restored before");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

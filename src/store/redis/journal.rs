@@ -33,6 +33,7 @@ mod rows;
 use file::JournalUnusable;
 pub use file::facts;
 pub use processes::{MissingCounts, Process};
+use rows::LeftOut;
 pub use rows::{CountRow, DateAndKey, JournalRows, ServeOutcome, TotalsRow};
 
 /// The most queued jobs; beyond, the journal counts as failed.
@@ -45,13 +46,13 @@ const ROWS_PER_TURN: u32 = 16;
 type Done = Result<(), StoreError>;
 type ReplyTo<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// The processes whose rows are read.
+/// Which rows are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Writers {
-    /// All but this one.
+pub enum RowsOf {
+    /// Those of earlier and other processes.
     Others,
-    /// All, this one included.
-    All,
+    /// These, and the counts of this process.
+    OthersAndOwnCounts,
 }
 
 #[expect(
@@ -312,34 +313,36 @@ impl Journal {
         format!("{}.*", self.process)
     }
 
-    /// The pattern of the producers that are left out.
-    fn left_out(&self, writers: Writers) -> String {
-        match writers {
-            Writers::Others => self.own(),
-            Writers::All => String::new(),
+    fn left_out(&self, rows: RowsOf) -> LeftOut {
+        LeftOut {
+            counts: match rows {
+                RowsOf::Others => self.own(),
+                RowsOf::OthersAndOwnCounts => String::new(),
+            },
+            totals: self.own(),
         }
     }
 
-    /// The next days of keys after `last`, `most` at most, that have rows of these writers, with those rows.
-    pub async fn days_of(
+    /// The next days of keys after `last`, `most` at most, that have such rows, with those rows.
+    pub async fn days_with(
         &self,
-        writers: Writers,
+        rows: RowsOf,
         last: Option<DateAndKey>,
         most: usize,
     ) -> Result<Vec<(DateAndKey, JournalRows)>, StoreError> {
-        let own = self.left_out(writers);
-        self.work(move |connection| rows::days_of_others(connection, &own, last, most))
+        let left_out = self.left_out(rows);
+        self.work(move |connection| rows::days_but(connection, &left_out, last, most))
             .await
     }
 
-    /// These days of keys with their rows of these writers.
-    pub async fn rows_of(
+    /// These days of keys with such rows of theirs.
+    pub async fn rows_on(
         &self,
-        writers: Writers,
+        rows: RowsOf,
         days: Vec<DateAndKey>,
     ) -> Result<Vec<(DateAndKey, JournalRows)>, StoreError> {
-        let own = self.left_out(writers);
-        self.work(move |connection| rows::rows_of_others(connection, &own, days.iter().copied()))
+        let left_out = self.left_out(rows);
+        self.work(move |connection| rows::rows_but(connection, &left_out, days.iter().copied()))
             .await
     }
 

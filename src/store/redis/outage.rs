@@ -87,7 +87,7 @@ pub struct OutageService {
     nodes: Mutex<Nodes>,
     /// Journaled units of other processes that may be missing from Redis.
     unsettled_of_others: AtomicU64,
-    /// Whether the journaled counts of other processes must be sent to Redis.
+    /// Whether journaled counts must be sent to Redis.
     restore_due: AtomicBool,
     /// Notified when that becomes due.
     restore_demanded: Notify,
@@ -314,14 +314,13 @@ impl OutageService {
         }
     }
 
-    /// Requests that the counts of other processes are sent again: Redis may have lost them.
+    /// Requests that journaled counts are sent again: Redis may have lost them.
     pub fn repeat_all(&self) {
         self.restore_due.store(true, Ordering::Release);
         self.restore_demanded.notify_one();
     }
 
-    /// Keeps the journal, the known counts and the number of live gateways current, and sends Redis the counts of other processes.
-    /// Never returns.
+    /// Keeps the journal, the known counts and the number of live gateways current, and sends Redis journaled counts. Never returns.
     pub async fn keep(self: Arc<Self>) {
         // A long restoration must not delay the journal.
         tokio::join!(self.keep_current(), self.keep_restored());

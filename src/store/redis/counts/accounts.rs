@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ahash::RandomState;
@@ -161,8 +161,8 @@ pub struct Accounts {
     slots: Shards<Slots>,
     /// The most accounts; beyond, idle ones of the current day are dropped too.
     slots_max: usize,
-    /// Whether accounts of the current day were ever dropped: only the journal has their counts.
-    has_dropped: AtomicBool,
+    /// The end of the last day of which accounts were dropped before it was over (Unix seconds): only the journal has their counts.
+    dropped_day_end: AtomicI64,
     to_settle: Mutex<VecDeque<Arc<AccountSlot>>>,
     to_note: Mutex<VecDeque<Arc<AccountSlot>>>,
     /// All accounts, the one whose count was checked longest ago first.
@@ -197,7 +197,7 @@ impl Accounts {
             timers: Timers::default(),
             slots: Shards::default(),
             slots_max,
-            has_dropped: AtomicBool::new(false),
+            dropped_day_end: AtomicI64::new(0),
             to_settle: Mutex::default(),
             to_note: Mutex::default(),
             to_read: Mutex::default(),
@@ -299,9 +299,10 @@ impl Accounts {
             .await;
     }
 
-    /// Whether counts of the current day may be in the journal only, because their accounts were dropped.
+    /// Whether counts that Redis may lose are in the journal only, because their accounts were dropped.
     pub fn has_dropped(&self) -> bool {
-        self.has_dropped.load(Ordering::Acquire)
+        let day_end = self.dropped_day_end.load(Ordering::Acquire);
+        self.clock.now().as_second() <= day_end + KEPT_AFTER_DAY_SECONDS
     }
 
     /// Drops idle accounts of past days, and of the current day if there are too many.
@@ -309,12 +310,16 @@ impl Accounts {
         let now = self.clock.now().as_second();
         let total: usize = self.slots.parts().map(|slots| slots.lock().len()).sum();
         let crowded = total > self.slots_max;
-        self.has_dropped.fetch_or(crowded, Ordering::AcqRel);
         let keep = |slot: &Arc<AccountSlot>| {
             let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;
             let state = slot.state.lock();
             let listed = state.listed || state.queued || state.offline.listed;
-            listed || !(over || crowded) || !state.account.is_idle()
+            let kept = listed || !(over || crowded) || !state.account.is_idle();
+            if !kept && !over {
+                self.dropped_day_end
+                    .fetch_max(slot.day.end, Ordering::AcqRel);
+            }
+            kept
         };
         self.slots
             .walk(|slots| slots.retain(|_, slot| keep(slot)))

@@ -79,24 +79,24 @@ const WRITE_TOTALS: &str = "
         day_limit = excluded.day_limit, granted = excluded.granted, settled = excluded.settled";
 const UNSETTLED_OF_OTHERS: &str = "
     SELECT coalesce(sum(untold), 0) FROM counts WHERE date = ?1 AND key = ?2 AND producer <> ?3";
-const COUNTS_OF_OTHERS: &str = "
+const COUNTS_BUT: &str = "
     SELECT date, key, producer, first, next, ack, rack, untold FROM counts
     WHERE date = ?1 AND key = ?2 AND producer NOT GLOB ?3";
 const TOTALS: &str = concat!(
     totals_columns!(),
     " WHERE date = ?1 AND key = ?2 AND producer = ?3 AND endpoint = ?4"
 );
-const TOTALS_OF_OTHERS: &str = concat!(
+const TOTALS_BUT: &str = concat!(
     totals_columns!(),
     " WHERE date = ?1 AND key = ?2 AND producer NOT GLOB ?3"
 );
-// The tables are in this order; a day whose rows are all this process's own is passed over.
-const DAYS_OF_OTHERS: [&str; 2] = [
-    "SELECT DISTINCT date, key FROM counts WHERE producer NOT GLOB ?1 AND (date, key) > (?2, ?3)
-        ORDER BY date, key LIMIT ?4",
-    "SELECT DISTINCT date, key FROM sheets WHERE producer NOT GLOB ?1 AND (date, key) > (?2, ?3)
-        ORDER BY date, key LIMIT ?4",
-];
+// The tables are in this order; a day whose rows are all left out is passed over.
+const DAYS_OF_COUNTS: &str = "
+    SELECT DISTINCT date, key FROM counts WHERE producer NOT GLOB ?1 AND (date, key) > (?2, ?3)
+        ORDER BY date, key LIMIT ?4";
+const DAYS_OF_TOTALS: &str = "
+    SELECT DISTINCT date, key FROM sheets WHERE producer NOT GLOB ?1 AND (date, key) > (?2, ?3)
+        ORDER BY date, key LIMIT ?4";
 const SUMS_OF_PROCESS: &str = "
     SELECT counted.ack, counted.rack, attributed.charged, attributed.refunded FROM
     (SELECT coalesce(sum(ack), 0) AS ack, coalesce(sum(rack), 0) AS rack FROM counts
@@ -216,10 +216,20 @@ pub fn how_many(connection: &Connection) -> rusqlite::Result<(u64, u64)> {
     })
 }
 
-/// The days of keys after `last`, in order, with rows of producers whose names do not match `own`, and these rows.
-pub fn days_of_others(
+/// The producers whose rows are left out, as patterns of SQLite's `GLOB`. An empty one leaves out none, because every producer has a
+/// name.
+#[derive(Debug, Clone)]
+pub struct LeftOut {
+    /// Those whose counts are.
+    pub counts: String,
+    /// Those whose totals are.
+    pub totals: String,
+}
+
+/// The days of keys after `last`, in order, that have other rows than those left out, with these rows.
+pub fn days_but(
     connection: &Connection,
-    own: &str,
+    left_out: &LeftOut,
     last: Option<DateAndKey>,
     most: usize,
 ) -> rusqlite::Result<Vec<(DateAndKey, JournalRows)>> {
@@ -228,33 +238,34 @@ pub fn days_of_others(
         None => Default::default(),
     };
     let mut days = BTreeSet::new();
-    for listing in DAYS_OF_OTHERS {
+    for (listing, left_out) in [
+        (DAYS_OF_COUNTS, &left_out.counts),
+        (DAYS_OF_TOTALS, &left_out.totals),
+    ] {
         let mut listing = connection.prepare_cached(listing)?;
-        let after = params![own, date, key, signed(most as u64)];
+        let after = params![left_out, date, key, signed(most as u64)];
         for day in listing.query_map(after, read_date_and_key)? {
             days.insert(day?);
         }
     }
-    rows_of_others(connection, own, days.into_iter().take(most))
+    rows_but(connection, left_out, days.into_iter().take(most))
 }
 
-/// These days of keys with the rows of producers whose names do not match `own`.
-pub fn rows_of_others(
+/// These days of keys with their rows but those left out.
+pub fn rows_but(
     connection: &Connection,
-    own: &str,
+    left_out: &LeftOut,
     days: impl Iterator<Item = DateAndKey>,
 ) -> rusqlite::Result<Vec<(DateAndKey, JournalRows)>> {
-    let mut counts = connection.prepare_cached(COUNTS_OF_OTHERS)?;
-    let mut totals = connection.prepare_cached(TOTALS_OF_OTHERS)?;
+    let mut counts = connection.prepare_cached(COUNTS_BUT)?;
+    let mut totals = connection.prepare_cached(TOTALS_BUT)?;
     let days = days.map(|(date, key)| {
-        let place = params![date.to_string(), key.as_str(), own];
+        let (day, id) = (date.to_string(), key.as_str());
+        let counts = counts.query_map(params![day, id, left_out.counts], read_count)?;
+        let totals = totals.query_map(params![day, id, left_out.totals], read_totals)?;
         let rows = JournalRows {
-            counts: counts
-                .query_map(place, read_count)?
-                .collect::<Result<_, _>>()?,
-            totals: totals
-                .query_map(place, read_totals)?
-                .collect::<Result<_, _>>()?,
+            counts: counts.collect::<Result<_, _>>()?,
+            totals: totals.collect::<Result<_, _>>()?,
         };
         Ok(((date, key), rows))
     });

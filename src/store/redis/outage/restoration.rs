@@ -1,10 +1,11 @@
-//! Sends Redis the journaled rows of earlier and other processes, and its own ones if accounts of this process were dropped: then
-//! only the journal has their counts.
+//! Sends Redis the journaled rows of earlier and other processes, and this process's counts if accounts of it were dropped: then only
+//! the journal has them. Its totals are all in memory.
 //!
 //! Rows that Redis does not take, because the master of their key is away, delay no others. They alone are sent again, after
 //! growing pauses.
 //!
-//! Invariant: the counts of a key's day are sent first, so that Redis's ledger never contains units that were not counted.
+//! Invariant: the counts of a key's day are sent first, so that Redis's ledger never contains units that were not counted; except for
+//! dropped accounts after Redis lost data, whose totals the ledger writes again at once.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -16,7 +17,7 @@ use futures_util::future::join_all;
 use crate::store::StoreError;
 use crate::store::redis::counts::accounts::Accounts;
 use crate::store::redis::counts::ledger::ProcessLedger;
-use crate::store::redis::journal::{DateAndKey, Journal, JournalRows, Writers};
+use crate::store::redis::journal::{DateAndKey, Journal, JournalRows, RowsOf};
 use crate::store::redis::wire::guard::BreakerGuard;
 
 /// Days of keys read from the journal at a time, and rows of it that are merged into Redis concurrently.
@@ -37,7 +38,7 @@ enum Due {
     Nothing,
 }
 
-/// When the rows of other processes are sent, and which.
+/// When journaled rows are sent, and which.
 pub struct Restoration {
     guard: Arc<BreakerGuard>,
     journal: Arc<Journal>,
@@ -116,7 +117,7 @@ impl Restoration {
                 self.pause = (2 * self.pause).min(AGAIN_AFTER_MAX);
                 let text = error.to_string();
                 if text != self.logged {
-                    tracing::warn!(%error, "the counts of earlier processes are not settled; trying again");
+                    tracing::warn!(%error, "journaled counts are not settled; trying again");
                     self.logged = text;
                 }
             }
@@ -146,7 +147,7 @@ impl Restoration {
             false => Due::Days(left),
         };
         if settled > 0 {
-            tracing::info!(rows = settled, "counts of earlier processes are settled");
+            tracing::info!(rows = settled, "journaled counts are settled");
         }
         complete
     }
@@ -157,17 +158,17 @@ impl Restoration {
         last: Option<DateAndKey>,
     ) -> Result<Vec<(DateAndKey, JournalRows)>, StoreError> {
         let (accounts, _) = &self.counted;
-        let writers = match accounts.has_dropped() {
-            true => Writers::All,
-            false => Writers::Others,
+        let rows = match accounts.has_dropped() {
+            true => RowsOf::OthersAndOwnCounts,
+            false => RowsOf::Others,
         };
         match &self.due {
-            Due::All => self.journal.days_of(writers, last, BATCH).await,
+            Due::All => self.journal.days_with(rows, last, BATCH).await,
             Due::Days(days) => {
                 let after = last.map_or(Bound::Unbounded, Bound::Excluded);
                 let rest = days.range((after, Bound::Unbounded));
                 let next = rest.take(BATCH).copied().collect();
-                self.journal.rows_of(writers, next).await
+                self.journal.rows_on(rows, next).await
             }
             Due::Nothing => Ok(Vec::new()),
         }

@@ -55,13 +55,20 @@ fn a_keys_day_is_dropped_whole_when_all_of_it_is_settled() {
         let written = rows(counts_settled, totals_settled);
         write(&journal, &written, &mut CooperativeYield::of(1)).unwrap();
         drop_old(&journal, now).unwrap();
-        let left = days_of_others(&journal, "", None, 10).unwrap();
+        let left = days_but(&journal, &left_out("", ""), None, 10).unwrap();
         let left: Vec<_> = left
             .iter()
             .map(|(_, rows)| (rows.counts.len(), rows.totals.len()))
             .collect();
         let expected = if kept { vec![(1, 1)] } else { Vec::new() };
         assert_eq!(left, expected, "{counts_settled} {totals_settled} {now}");
+    }
+}
+
+fn left_out(counts: &str, totals: &str) -> LeftOut {
+    LeftOut {
+        counts: counts.into(),
+        totals: totals.into(),
     }
 }
 
@@ -92,7 +99,7 @@ fn what_others_wrote_is_read_by_days_each_whole_and_own_rows_are_left_out() {
     }
     let (mut read, mut last, mut pages) = (JournalRows::default(), None, 0);
     loop {
-        let page = days_of_others(&journal, "own.*", last, 2).unwrap();
+        let page = days_but(&journal, &left_out("own.*", "own.*"), last, 2).unwrap();
         let Some((end, _)) = page.last() else { break };
         last = Some(*end);
         pages += 1;
@@ -102,4 +109,9 @@ fn what_others_wrote_is_read_by_days_each_whole_and_own_rows_are_left_out() {
         }
     }
     assert_eq!((read, pages), (all, 2));
+    let with_own_counts = days_but(&journal, &left_out("", "own.*"), None, 10).unwrap();
+    let read = with_own_counts
+        .into_iter()
+        .flat_map(|(_, rows)| rows.counts);
+    assert!(read.into_iter().any(|row| row.producer == "own.0"));
 }
