@@ -1,5 +1,5 @@
-//! The settings of the stores, as the configuration reads them and the stores follow them: durability, the ledger's days, the
-//! connection to Redis and service during an outage. How a store follows them is its own matter.
+//! The settings of the stores, which the configuration reads and the stores follow: durability, the ledger's days, the connection to
+//! Redis and service during an outage. How a store follows them is its own matter.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -94,7 +94,7 @@ pub struct RedisSettings {
     pub outage: Option<OutageSettings>,
     /// When days of the ledger are closed, and when they are dropped.
     pub keeping: Keeping,
-    /// The most accounts of keys and days in memory, default 200,000; beyond, idle ones of the current day are dropped too.
+    /// The most accounts of keys and days in memory, 200,000 but in tests; beyond, idle ones of the current day are dropped too.
     pub accounts_max: usize,
 }
 
@@ -210,7 +210,8 @@ impl fmt::Debug for RedisSettings {
     }
 }
 
-impl fmt::Debug for Servers {
+/// The addresses, without a login.
+impl fmt::Display for Servers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Servers::Url(url) => f.write_str(&without_password(url)),
@@ -219,6 +220,12 @@ impl fmt::Debug for Servers {
             }
             Servers::Cluster(nodes) => write!(f, "cluster of {}", nodes.join(", ")),
         }
+    }
+}
+
+impl fmt::Debug for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

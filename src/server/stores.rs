@@ -26,9 +26,9 @@ pub async fn open_store(
             Ok(embedded::open(settings, role, zone, clock).await?)
         }
         StoreConfig::Redis(settings) => {
-            let settings = redis::Settings {
+            let settings = redis::RedisSettings {
                 keeping,
-                ..redis::Settings::clone(settings)
+                ..redis::RedisSettings::clone(settings)
             };
             Ok(redis::open(settings, role, zone, clock).await?)
         }

@@ -1,8 +1,9 @@
 //! A key's day in the ledger: the endpoint and tier of each unit, and the refused requests.
 //!
 //! Invariant, for every store, key and day: the units charged minus those refunded, summed over endpoints (or over
-//! tiers), plus [`DayUsage::unattributed`] are [`DayUsage::used`]. A day is closed [`settle_window`](crate::policy::store_settings::Keeping::settle_window) after its
-//! end: units settled later become an [`Adjustment`] with the date of their settlement, and the day is not changed.
+//! tiers), plus [`DayUsage::unattributed`] are [`DayUsage::used`]. A day is closed when the settle window
+//! ([`Keeping`](crate::policy::store_settings::Keeping)) after its end is over: units settled later become an [`Adjustment`] with the
+//! date of their settlement, and the day is not changed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};

@@ -11,7 +11,7 @@
 //! | `counts` | `accounts`: one account per key and day, and the tasks that send its calls; `ledger`: totals by endpoint |
 //! | `journal` | this node's counts, on its own disk |
 //! | `wire` | `topology`, `slots`: the servers; `request`, `line`, `cluster`, `link`: a request, one connection, one per master, one interface for all; `script`: the Lua scripts as commands; `preparation`: checks of a new connection; `breaker`, `guard`: when to stop calling Redis, and when to resume |
-//! | the ground | [`settings`], `names`: every name in Redis and its lifetime; `identity`: the store to which a file on this machine belongs; `clock`, `producer`: the store's clock, the names of this process's counts; `shards`, `yielding` |
+//! | the ground | `names`: every name in Redis and its lifetime; `identity`: the store to which a file on this machine belongs; `clock`, `producer`: the store's clock, the names of this process's counts; `shards`, `yielding` |
 //!
 //! Invariants: each call repeats everything that a lost one stated (see [`crate::policy::quota`]); units are served without
 //! Redis only once they are on disk.
@@ -56,11 +56,13 @@ mod outage;
 mod parts;
 mod producer;
 mod recovery;
-pub mod settings;
 mod shards;
 mod wire;
 mod yielding;
 
+pub use crate::policy::store_settings::{
+    OutagePolicy, OutageSettings, RedisSettings, RedisTls, Servers,
+};
 use clock::StoreClock;
 use counts::accounts::{Accounts, ChargeResult, other_calendar};
 use counts::ledger::ProcessLedger;
@@ -78,7 +80,6 @@ use outage::OutageService;
 use parts::Parts;
 use producer::Producer;
 use recovery::CrashRecovery;
-pub use settings::{OutagePolicy, OutageSettings, Servers, Settings, Tls};
 use wire::guard::BreakerGuard;
 use wire::link::RedisLink;
 use wire::preparation::Preparation;
@@ -110,7 +111,7 @@ pub struct RedisStore {
 /// [`StoreError::OtherCalendar`] if Redis is reachable and was used with another zone; [`StoreError::Unavailable`]
 /// for a command without a server.
 pub async fn open(
-    settings: Settings,
+    settings: RedisSettings,
     role: Role,
     zone: &str,
     clock: Clock,

@@ -18,7 +18,7 @@ use touchline::clock::Clock;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Calendar;
 use touchline::policy::key_record::{Action, KeyRecord, LastChange};
-use touchline::store::redis::{OutageSettings, RedisStore, Settings, open};
+use touchline::store::redis::{OutageSettings, RedisSettings, RedisStore, open};
 use touchline::store::{NodeName, Role, Store};
 
 const KEYS: usize = 100_000;
@@ -74,10 +74,10 @@ async fn measure() {
         "optimized"
     };
     println!("{KEYS} keys, profile {profile}");
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_secs(2),
         replica: Some(directory.path().join("keys.db")),
-        ..Settings::of_url(url)
+        ..RedisSettings::of_url(url)
     };
 
     let before = resident_kib();
@@ -94,7 +94,7 @@ async fn measure() {
     first.close(PATIENCE).await;
     println!("  saving the replica: {:?}", started.elapsed());
     drop(first);
-    let unsaved = Settings {
+    let unsaved = RedisSettings {
         replica: None,
         ..settings.clone()
     };
@@ -122,7 +122,7 @@ async fn measure() {
 
 /// Starts after a gateway was killed that had counted for every key, on a day on which three others had too.
 async fn inherit(
-    settings: &Settings,
+    settings: &RedisSettings,
     journal: &Path,
     records: &[KeyRecord],
     connection: &mut redis::aio::MultiplexedConnection,
@@ -131,7 +131,7 @@ async fn inherit(
         .with_env_filter("touchline::store::redis::recovery=info")
         .with_ansi(false)
         .init();
-    let settings = Settings {
+    let settings = RedisSettings {
         outage: Some(OutageSettings::of_journal(journal)),
         ..settings.clone()
     };
@@ -174,7 +174,7 @@ fn counts(journal: &rusqlite::Connection) -> usize {
 }
 
 /// Opens a gateway's store and waits until it has all keys.
-async fn opened(settings: &Settings, how: &str) -> Arc<RedisStore> {
+async fn opened(settings: &RedisSettings, how: &str) -> Arc<RedisStore> {
     let started = Instant::now();
     let role = Role::Gateway(NodeName("bench".into()));
     let store = open(settings.clone(), role, "UTC", Clock::system());

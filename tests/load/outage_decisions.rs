@@ -21,7 +21,7 @@ use touchline::clock::Clock;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Day;
 use touchline::policy::key_record::{Action, KeyRecord, LastChange};
-use touchline::store::redis::{OutageSettings, RedisStore, Settings, open};
+use touchline::store::redis::{OutageSettings, RedisSettings, RedisStore, open};
 use touchline::store::{Charge, Decision, KeyEntry, NodeName, Role, Store};
 
 const CLIENTS: usize = 64;
@@ -39,10 +39,10 @@ fn main() {
 
 async fn at_the_store(directory: &Path) {
     let mut server = RedisServer::start(directory, false, None).await;
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_secs(2),
         outage: Some(OutageSettings::of_journal(directory.join("journal.db"))),
-        ..Settings::of_url(server.url())
+        ..RedisSettings::of_url(server.url())
     };
     let role = Role::Gateway(NodeName("bench".into()));
     let store = open(settings, role, "UTC", Clock::system()).await.unwrap();

@@ -20,7 +20,7 @@ use std::time::Duration;
 use harness::RedisServer;
 use touchline::clock::Clock;
 use touchline::policy::calendar::Calendar;
-use touchline::store::redis::{OutageSettings, Settings, open};
+use touchline::store::redis::{OutageSettings, RedisSettings, open};
 use touchline::store::{KeyEntry, NodeName, Role, Store};
 
 mod charging;
@@ -60,12 +60,12 @@ async fn measure() {
     let server = RedisServer::start(directory.path(), false, None).await;
     let client = redis::Client::open(server.url()).unwrap();
     let mut redis = client.get_multiplexed_async_connection().await.unwrap();
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_secs(5),
         outage: Some(OutageSettings::of_journal(
             directory.path().join("journal.db"),
         )),
-        ..Settings::of_url(server.url())
+        ..RedisSettings::of_url(server.url())
     };
     let role = Role::Gateway(NodeName("bench".into()));
     let store: Arc<dyn Store> = open(settings, role, "UTC", Clock::system()).await.unwrap();

@@ -19,7 +19,7 @@ use touchline::clock::Clock;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::{Calendar, Day};
 use touchline::policy::key_record::{Action, KeyRecord, LastChange};
-use touchline::store::redis::{OutageSettings, RedisStore, Settings, open};
+use touchline::store::redis::{OutageSettings, RedisSettings, RedisStore, open};
 use touchline::store::{Charge, Decision, KeyEntry, NodeName, Role, Store};
 
 const KEYS: usize = 10_000;
@@ -42,9 +42,9 @@ async fn measure() {
     let server = RedisServer::start(directory.path(), false, None).await;
     let client = redis::Client::open(server.url()).unwrap();
     let mut redis = client.get_multiplexed_async_connection().await.unwrap();
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_secs(5),
-        ..Settings::of_url(server.url())
+        ..RedisSettings::of_url(server.url())
     };
     let command = open(settings.clone(), Role::Command, "UTC", Clock::system());
     let command = command.await.unwrap();
@@ -75,9 +75,9 @@ async fn measure() {
 }
 
 /// The data of one gateway for a day on which every key called it.
-async fn charge_all(settings: &Settings, directory: &Path, keys: &[Arc<KeyEntry>]) {
+async fn charge_all(settings: &RedisSettings, directory: &Path, keys: &[Arc<KeyEntry>]) {
     let journal = directory.join("journal.db");
-    let settings = Settings {
+    let settings = RedisSettings {
         outage: Some(OutageSettings::of_journal(&journal)),
         ..settings.clone()
     };

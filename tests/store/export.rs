@@ -39,9 +39,9 @@ impl Stores {
     }
 
     async fn redis(&self, prefix: &str) -> Arc<dyn Store> {
-        let settings = redis_store::Settings {
+        let settings = redis_store::RedisSettings {
             key_prefix: prefix.into(),
-            ..redis_store::Settings::of_url(self.server.url())
+            ..redis_store::RedisSettings::of_url(self.server.url())
         };
         let opened = redis_store::open(settings, Role::Command, ZONE, Clock::system()).await;
         opened.unwrap()

@@ -11,7 +11,9 @@ use jiff::Zoned;
 use jiff::tz::TimeZone;
 use touchline::clock::Clock;
 use touchline::policy::calendar::Day;
-use touchline::store::redis::{OutageSettings, RedisStore, Servers, Settings, journal_facts, open};
+use touchline::store::redis::{
+    OutageSettings, RedisSettings, RedisStore, Servers, journal_facts, open,
+};
 use touchline::store::{KeyEntry, NodeName, Role, Store};
 
 use crate::redis_nodes::{ClusterSet, Node, SentinelSet, deafen};
@@ -42,7 +44,7 @@ async fn gateway(place: Servers, directory: &Path) -> Arc<RedisStore> {
         journal_interval: HOUR,
         ..OutageSettings::of_journal(directory.join(JOURNAL))
     };
-    let settings = Settings {
+    let settings = RedisSettings {
         outage: Some(outage),
         ..patient(place)
     };
@@ -156,7 +158,7 @@ async fn what_a_gateway_killed_beside_its_successor_counted_last_is_read_when_it
         journal_interval: interval,
         ..OutageSettings::of_journal(directory.path().join(JOURNAL))
     };
-    let settings = Settings {
+    let settings = RedisSettings {
         outage: Some(outage),
         ..patient(place())
     };

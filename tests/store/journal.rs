@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 use touchline::clock::Clock;
 use touchline::policy::calendar::{Calendar, Day};
-use touchline::store::redis::{OutageSettings, RedisStore, Servers, Settings, open};
+use touchline::store::redis::{OutageSettings, RedisSettings, RedisStore, Servers, open};
 use touchline::store::{KeyEntry, NodeName, Role, Store};
 
 use crate::redis_server::RedisServer;
@@ -30,7 +30,7 @@ async fn gateway(server: &RedisServer, directory: &Path, interval: Duration) -> 
         journal_interval: interval,
         ..OutageSettings::of_journal(directory.join(JOURNAL))
     };
-    let settings = Settings {
+    let settings = RedisSettings {
         outage: Some(outage),
         ..patient(Servers::Url(server.url()))
     };

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use touchline::clock::Clock;
 use touchline::policy::api_key::{ApiKey, KeyId, KeyPrefix, os_entropy};
 use touchline::policy::key_record::{KeyRecord, KeyState};
-use touchline::store::redis::{RedisStore, Settings, open};
+use touchline::store::redis::{RedisSettings, RedisStore, open};
 use touchline::store::{ChangeError, KeyEntry, NodeName, Role, Store, StoreError};
 
 use crate::redis_server::RedisServer;
@@ -40,17 +40,17 @@ impl Site {
         self.directory.path().join("var/keys.db")
     }
 
-    fn settings(&self) -> Settings {
-        Settings {
+    fn settings(&self) -> RedisSettings {
+        RedisSettings {
             timeout: Duration::from_secs(2),
             replica: Some(self.replica()),
-            ..Settings::of_url(self.server.url())
+            ..RedisSettings::of_url(self.server.url())
         }
     }
 
     async fn try_open(
         &self,
-        settings: Settings,
+        settings: RedisSettings,
         clock: Clock,
     ) -> Result<Arc<RedisStore>, StoreError> {
         let role = Role::Gateway(NodeName("keeper".into()));
@@ -69,7 +69,7 @@ impl Site {
     }
 
     async fn command(&self) -> Arc<dyn Store> {
-        let settings = Settings {
+        let settings = RedisSettings {
             replica: None,
             ..self.settings()
         };
@@ -165,7 +165,7 @@ async fn keys_are_loaded_past_any_number_of_counts() {
     let once = 20..30;
     assert!(once.contains(&scans), "{scans} steps for 20,000 names");
     let second = open(
-        Settings {
+        RedisSettings {
             replica: None,
             ..site.settings()
         },
@@ -404,7 +404,7 @@ async fn a_saved_replica_is_used_up_to_max_staleness_and_not_beyond() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_becomes_too_old_while_the_gateway_runs() {
     let mut site = Site::new().await;
-    let settings = Settings {
+    let settings = RedisSettings {
         max_staleness: Duration::from_millis(1_500),
         ..site.settings()
     };
@@ -451,7 +451,7 @@ async fn a_damaged_replica_is_set_aside() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_replica_of_another_store_is_refused_and_left_alone() {
     let (site, key) = left_alone().await;
-    let settings = Settings {
+    let settings = RedisSettings {
         key_prefix: "other".into(),
         ..site.settings()
     };
@@ -508,9 +508,9 @@ async fn learns_what_it_missed(meanwhile: &[&[&str]]) {
     let command = site.command().await;
     let old = issue(&command).await;
     let proxy = TcpProxy::before(site.server.port()).await;
-    let settings = Settings {
+    let settings = RedisSettings {
         replica: None,
-        ..Settings::of_url(proxy.url())
+        ..RedisSettings::of_url(proxy.url())
     };
     let gateway = site.try_open(settings, Clock::system()).await.unwrap();
     has_record(&gateway, &old.record).await;

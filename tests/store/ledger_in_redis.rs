@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use touchline::clock::Clock;
 use touchline::policy::calendar::{Calendar, Day};
-use touchline::store::redis::{OutagePolicy, OutageSettings, RedisStore, Settings, open};
+use touchline::store::redis::{OutagePolicy, OutageSettings, RedisSettings, RedisStore, open};
 use touchline::store::{
     Claim, Delivery, Keeping, KeyEntry, NodeName, Proof, RefusalReason, Role, Store, StoreError,
 };
@@ -21,14 +21,14 @@ use crate::suite::{
 
 const WINDOW: Duration = Duration::from_secs(1);
 
-fn settings(server: &RedisServer) -> Settings {
-    Settings {
+fn settings(server: &RedisServer) -> RedisSettings {
+    RedisSettings {
         timeout: Duration::from_secs(5),
-        ..Settings::of_url(server.url())
+        ..RedisSettings::of_url(server.url())
     }
 }
 
-async fn gateway_with(settings: Settings) -> Arc<RedisStore> {
+async fn gateway_with(settings: RedisSettings) -> Arc<RedisStore> {
     let role = Role::Gateway(NodeName("a".into()));
     open(settings, role, ZONE, Clock::system()).await.unwrap()
 }
@@ -228,7 +228,7 @@ async fn a_day_that_redis_refuses_to_write_delays_no_other_day_of_the_ledger() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_that_ran_late_does_not_lower_the_ledger_for_long() {
     let server = RedisServer::start().await;
-    let store = gateway_with(Settings {
+    let store = gateway_with(RedisSettings {
         timeout: Duration::from_millis(300),
         ..settings(&server)
     })
@@ -266,8 +266,8 @@ async fn a_write_that_ran_late_does_not_lower_the_ledger_for_long() {
     .await;
 }
 
-fn journaled(server: &RedisServer, directory: &Path, keeping: Keeping) -> Settings {
-    Settings {
+fn journaled(server: &RedisServer, directory: &Path, keeping: Keeping) -> RedisSettings {
+    RedisSettings {
         timeout: Duration::from_millis(300),
         keeping,
         outage: Some(OutageSettings {
@@ -275,7 +275,7 @@ fn journaled(server: &RedisServer, directory: &Path, keeping: Keeping) -> Settin
             journal_interval: Duration::from_millis(50),
             ..OutageSettings::of_journal(directory.join("journal.db"))
         }),
-        ..Settings::of_url(server.url())
+        ..RedisSettings::of_url(server.url())
     }
 }
 
@@ -394,8 +394,8 @@ async fn is_there(server: &RedisServer, key: &KeyEntry, day: Day) -> bool {
 }
 
 /// Of a gateway that trusts its clock from the start.
-fn trusting(server: &RedisServer) -> Settings {
-    Settings {
+fn trusting(server: &RedisServer) -> RedisSettings {
+    RedisSettings {
         keeping: Keeping {
             retention: Duration::from_secs(62 * 86_400),
             agreement: Duration::ZERO,
@@ -487,7 +487,7 @@ async fn a_gateway_whose_clocks_disagree_drops_nothing_from_redis() {
         agreement: Duration::from_secs(30),
         ..Keeping::default()
     };
-    let careful = Settings {
+    let careful = RedisSettings {
         keeping,
         ..settings(&server)
     };

@@ -13,7 +13,7 @@ use touchline::clock::Clock;
 use touchline::policy::api_key::KeyId;
 use touchline::policy::calendar::Day;
 use touchline::store::redis::{
-    OutagePolicy, OutageSettings, RedisStore, Settings, journal_facts, open,
+    OutagePolicy, OutageSettings, RedisSettings, RedisStore, journal_facts, open,
 };
 use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError, WithoutStore};
 
@@ -36,19 +36,19 @@ async fn gateway(
         ..OutageSettings::of_journal(directory.join("journal.db"))
     };
     change(&mut outage);
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: TIMEOUT,
         outage: Some(outage),
-        ..Settings::of_url(url)
+        ..RedisSettings::of_url(url)
     };
     let role = Role::Gateway(NodeName(format!("{}", directory.display())));
     open(settings, role, ZONE, Clock::system()).await.unwrap()
 }
 
 async fn issued(server: &RedisServer) -> Arc<KeyEntry> {
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_secs(5),
-        ..Settings::of_url(server.url())
+        ..RedisSettings::of_url(server.url())
     };
     let command: Arc<dyn Store> = open(settings, Role::Command, ZONE, Clock::system())
         .await
@@ -237,14 +237,14 @@ async fn a_redis_emptied_while_the_gateway_restarts_is_filled_from_the_journal()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_emptied_redis_gets_the_counts_of_accounts_that_were_dropped_from_memory() {
     let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: TIMEOUT,
         outage: Some(OutageSettings {
             journal_interval: Duration::from_millis(50),
             ..OutageSettings::of_journal(directory.path().join("journal.db"))
         }),
         accounts_max: 1,
-        ..Settings::of_url(server.url())
+        ..RedisSettings::of_url(server.url())
     };
     let role = Role::Gateway(NodeName("crowded".into()));
     let store = open(settings, role, ZONE, Clock::system()).await.unwrap();
@@ -515,13 +515,13 @@ async fn a_clock_that_leaps_in_an_outage_drops_nothing_from_the_journal() {
     let started = Instant::now();
     let clock = Clock::from_fn(wall).beside(move || started.elapsed());
     let journal = directory.path().join("journal.db");
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: TIMEOUT,
         outage: Some(OutageSettings {
             journal_interval: Duration::from_millis(50),
             ..OutageSettings::of_journal(&journal)
         }),
-        ..Settings::of_url(server.url())
+        ..RedisSettings::of_url(server.url())
     };
     let role = Role::Gateway(NodeName("a".into()));
     let store = open(settings, role, ZONE, clock).await.unwrap();
@@ -586,12 +586,12 @@ async fn the_journal_of_another_store_is_refused_and_left_alone() {
     drop(store);
     let other = RedisServer::start().await;
     for (url, key_prefix) in [(other.url(), "touchline"), (server.url(), "other")] {
-        let settings = Settings {
+        let settings = RedisSettings {
             key_prefix: key_prefix.into(),
             outage: Some(OutageSettings::of_journal(
                 directory.path().join("journal.db"),
             )),
-            ..Settings::of_url(url.clone())
+            ..RedisSettings::of_url(url.clone())
         };
         let role = Role::Gateway(NodeName("stranger".into()));
         let refused = open(settings, role, ZONE, Clock::system()).await;
@@ -626,9 +626,9 @@ async fn a_file_that_is_no_journal_is_refused_and_left_alone() {
         .unwrap();
     drop(theirs);
     let before = std::fs::read(&path).unwrap();
-    let settings = Settings {
+    let settings = RedisSettings {
         outage: Some(OutageSettings::of_journal(&path)),
-        ..Settings::of_url(server.url())
+        ..RedisSettings::of_url(server.url())
     };
     let role = Role::Gateway(NodeName("stranger".into()));
     let refused = open(settings, role, ZONE, Clock::system()).await;

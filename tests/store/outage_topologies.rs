@@ -7,7 +7,7 @@ use std::time::Duration;
 use harness::{PATIENCE, SLACK};
 use tokio::time::Instant;
 use touchline::clock::Clock;
-use touchline::store::redis::{OutageSettings, RedisStore, Servers, Settings, Tls, open};
+use touchline::store::redis::{OutageSettings, RedisSettings, RedisStore, RedisTls, Servers, open};
 use touchline::store::{Decision, KeyEntry, NodeName, Role, Store};
 
 use crate::redis_nodes::{Certificates, ClusterSet, Node, SentinelSet};
@@ -17,21 +17,21 @@ use crate::topologies::patient;
 const LIMIT: u64 = 1_000;
 const TIMEOUT: Duration = Duration::from_millis(300);
 
-fn sentinels(set: &SentinelSet) -> Settings {
-    Settings::of(Servers::Sentinels {
+fn sentinels(set: &SentinelSet) -> RedisSettings {
+    RedisSettings::of(Servers::Sentinels {
         sentinels: set.addresses(),
         master: "mymaster".into(),
     })
 }
 
-fn cluster(set: &ClusterSet) -> Settings {
-    Settings::of(Servers::Cluster(set.addresses()))
+fn cluster(set: &ClusterSet) -> RedisSettings {
+    RedisSettings::of(Servers::Cluster(set.addresses()))
 }
 
-fn encrypted(settings: Settings, certificates: &Certificates) -> Settings {
+fn encrypted(settings: RedisSettings, certificates: &Certificates) -> RedisSettings {
     let file = |name| certificates.file(name);
-    Settings {
-        tls: Some(Tls {
+    RedisSettings {
+        tls: Some(RedisTls {
             ca_file: Some(file("ca.pem")),
             identity: Some((file("client.pem"), file("client.key"))),
         }),
@@ -39,8 +39,8 @@ fn encrypted(settings: Settings, certificates: &Certificates) -> Settings {
     }
 }
 
-async fn command(settings: Settings) -> Arc<dyn Store> {
-    let settings = Settings {
+async fn command(settings: RedisSettings) -> Arc<dyn Store> {
+    let settings = RedisSettings {
         tls: settings.tls.clone(),
         ..patient(settings.servers)
     };
@@ -49,8 +49,8 @@ async fn command(settings: Settings) -> Arc<dyn Store> {
 }
 
 /// A gateway with its journal in `directory`.
-async fn gateway(settings: Settings, directory: &Path) -> Arc<RedisStore> {
-    let settings = Settings {
+async fn gateway(settings: RedisSettings, directory: &Path) -> Arc<RedisStore> {
+    let settings = RedisSettings {
         timeout: TIMEOUT,
         outage: Some(OutageSettings::of_journal(directory.join("journal.db"))),
         ..settings

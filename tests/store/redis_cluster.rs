@@ -14,7 +14,7 @@ use touchline::clock::Clock;
 use touchline::policy::api_key::KeyId;
 use touchline::policy::calendar::Calendar;
 use touchline::store::export::Exported;
-use touchline::store::redis::{Servers, Settings, open};
+use touchline::store::redis::{RedisSettings, Servers, open};
 use touchline::store::status::StoreFacts;
 use touchline::store::{Decision, KeyEntry, NodeName, RefusalReason, Role, Store, StoreError};
 
@@ -385,7 +385,7 @@ async fn days_that_a_lost_master_had_listed_are_reported_exported_and_listed_aga
 async fn in_a_cluster_keys_of_one_slot_share_script_calls() {
     const CHARGES: u64 = 20;
     let set = ClusterSet::start(0).await;
-    let settings = Settings {
+    let settings = RedisSettings {
         // A hash tag before all others: every name is in its slot.
         key_prefix: "{one}".to_owned(),
         ..patient(place(&set))

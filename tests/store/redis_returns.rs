@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use touchline::clock::Clock;
-use touchline::store::redis::{OutageSettings, RedisStore, Settings, open};
+use touchline::store::redis::{OutageSettings, RedisSettings, RedisStore, open};
 use touchline::store::{KeyEntry, NodeName, Role, Store};
 
 use crate::redis_server::RedisServer;
@@ -23,19 +23,19 @@ const RETURNS_WITHIN: Duration = Duration::from_secs(2);
 const LIMIT: u64 = 10_000;
 
 async fn gateway(url: String, directory: &Path, clock: Clock) -> Arc<RedisStore> {
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: TIMEOUT,
         outage: Some(OutageSettings::of_journal(directory.join("journal.db"))),
-        ..Settings::of_url(url)
+        ..RedisSettings::of_url(url)
     };
     let role = Role::Gateway(NodeName("waiting".into()));
     open(settings, role, ZONE, clock).await.unwrap()
 }
 
 async fn issued(server: &RedisServer) -> Arc<KeyEntry> {
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_secs(5),
-        ..Settings::of_url(server.url())
+        ..RedisSettings::of_url(server.url())
     };
     let command = open(settings, Role::Command, ZONE, Clock::system());
     let command: Arc<dyn Store> = command.await.unwrap();

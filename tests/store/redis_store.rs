@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use touchline::clock::Clock;
 use touchline::policy::api_key::KeyId;
 use touchline::policy::key_record::KeyState;
-use touchline::store::redis::{RedisStore, Settings, open};
+use touchline::store::redis::{RedisSettings, RedisStore, open};
 use touchline::store::{Decision, Keeping, KeyEntry, NodeName, Role, Store, StoreError};
 
 use crate::redis_server::RedisServer;
@@ -33,10 +33,10 @@ impl RedisFixture {
 }
 
 /// Tests share two cores with their servers; production's 100 ms would now and then be too short here.
-fn settings(url: String) -> Settings {
-    Settings {
+fn settings(url: String) -> RedisSettings {
+    RedisSettings {
         timeout: Duration::from_secs(5),
-        ..Settings::of_url(url)
+        ..RedisSettings::of_url(url)
     }
 }
 
@@ -48,7 +48,7 @@ impl Fixture for RedisFixture {
         zone: &str,
         keeping: Keeping,
     ) -> Result<Arc<dyn Store>, StoreError> {
-        let settings = Settings {
+        let settings = RedisSettings {
             keeping,
             ..settings(self.server.url())
         };
@@ -102,9 +102,9 @@ const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// A gateway's handle with a short timeout.
 async fn gateway_at(url: String) -> Arc<RedisStore> {
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: TIMEOUT,
-        ..Settings::of_url(url)
+        ..RedisSettings::of_url(url)
     };
     let role = Role::Gateway(NodeName("impatient".into()));
     open(settings, role, ZONE, Clock::system()).await.unwrap()
@@ -373,7 +373,13 @@ async fn a_command_without_redis_reports_where_it_looked_and_what_to_do() {
     let mut server = RedisServer::start().await;
     server.kill();
     let url = format!("redis://user:s3cret@127.0.0.1:{}/0", server.port());
-    let refused = open(Settings::of_url(url), Role::Command, ZONE, Clock::system()).await;
+    let refused = open(
+        RedisSettings::of_url(url),
+        Role::Command,
+        ZONE,
+        Clock::system(),
+    )
+    .await;
     let Err(StoreError::Unavailable(message)) = refused else {
         panic!("it opened");
     };

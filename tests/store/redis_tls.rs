@@ -2,7 +2,7 @@
 
 use tokio::sync::OnceCell;
 use touchline::clock::Clock;
-use touchline::store::redis::{Servers, Settings, Tls, open};
+use touchline::store::redis::{RedisSettings, RedisTls, Servers, open};
 use touchline::store::{Role, StoreError};
 
 use crate::redis_nodes::{Certificates, Node, words};
@@ -38,13 +38,13 @@ impl Server {
             .await
     }
 
-    fn settings(&self) -> Settings {
+    fn settings(&self) -> RedisSettings {
         let file = |name| self.certificates.file(name);
-        Settings {
+        RedisSettings {
             database: Some(3),
             username: Some("touchline".into()),
             password: Some("s3cret".into()),
-            tls: Some(Tls {
+            tls: Some(RedisTls {
                 ca_file: Some(file("ca.pem")),
                 identity: Some((file("client.pem"), file("client.key"))),
             }),
@@ -55,7 +55,7 @@ impl Server {
 
 store_suite!(SharedServers::with(Server::shared().await.settings()));
 
-async fn refusal(settings: Settings) -> String {
+async fn refusal(settings: RedisSettings) -> String {
     match open(settings, Role::Command, ZONE, Clock::system()).await {
         Err(StoreError::Unavailable(why)) => why,
         Err(other) => panic!("{other:?}"),
@@ -81,7 +81,7 @@ async fn a_server_that_an_unknown_authority_signed_is_not_talked_to() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wrong_password_is_refused_without_being_shown() {
-    let settings = Settings {
+    let settings = RedisSettings {
         password: Some("wr0ng".into()),
         ..Server::shared().await.settings()
     };

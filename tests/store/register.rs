@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use touchline::clock::Clock;
-use touchline::store::redis::{RedisStore, Settings, open};
+use touchline::store::redis::{RedisSettings, RedisStore, open};
 use touchline::store::status::StoreStatus;
 use touchline::store::{NodeName, Role, Store};
 
@@ -14,17 +14,17 @@ use crate::redis_server::RedisServer;
 use crate::suite::{PATIENCE, ZONE, eventually, new_record};
 
 async fn gateway(server: &RedisServer, name: &str, directory: &Path) -> Arc<RedisStore> {
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_secs(2),
         replica: Some(directory.join("keys.db")),
-        ..Settings::of_url(server.url())
+        ..RedisSettings::of_url(server.url())
     };
     let role = Role::Gateway(NodeName(name.into()));
     open(settings, role, ZONE, Clock::system()).await.unwrap()
 }
 
 async fn command(server: &RedisServer) -> Arc<RedisStore> {
-    let settings = Settings::of_url(server.url());
+    let settings = RedisSettings::of_url(server.url());
     open(settings, Role::Command, ZONE, Clock::system())
         .await
         .unwrap()

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use touchline::clock::Clock;
 use touchline::policy::calendar::Day;
-use touchline::store::redis::{Settings, open};
+use touchline::store::redis::{RedisSettings, open};
 use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError};
 
 use crate::redis_nodes::{Node, own_prefix, settled, words};
@@ -17,10 +17,10 @@ use crate::suite::{ZONE, charge, eventually_used, granted, issue, today};
 const CHARGES: u64 = 20;
 
 async fn store(url: String, role: Role, key_prefix: &str) -> Arc<dyn Store> {
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_secs(5),
         key_prefix: key_prefix.to_owned(),
-        ..Settings::of_url(url)
+        ..RedisSettings::of_url(url)
     };
     open(settings, role, ZONE, Clock::system()).await.unwrap()
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use touchline::clock::Clock;
-use touchline::store::redis::{RedisStore, Servers, Settings, open};
+use touchline::store::redis::{RedisSettings, RedisStore, Servers, open};
 use touchline::store::{Keeping, NodeName, Role, Store, StoreError};
 
 use crate::redis_nodes::own_prefix;
@@ -13,14 +13,14 @@ use crate::suite::{Fixture, ZONE};
 
 /// Names of its own on servers that other tests use too.
 pub struct SharedServers {
-    settings: Settings,
+    settings: RedisSettings,
 }
 
 impl SharedServers {
     /// Servers found by these settings.
-    pub fn with(settings: Settings) -> SharedServers {
+    pub fn with(settings: RedisSettings) -> SharedServers {
         SharedServers {
-            settings: Settings {
+            settings: RedisSettings {
                 key_prefix: own_prefix(),
                 ..settings
             },
@@ -36,7 +36,7 @@ impl Fixture for SharedServers {
         zone: &str,
         keeping: Keeping,
     ) -> Result<Arc<dyn Store>, StoreError> {
-        let settings = Settings {
+        let settings = RedisSettings {
             keeping,
             ..self.settings.clone()
         };
@@ -45,18 +45,18 @@ impl Fixture for SharedServers {
 }
 
 /// Tests share two cores with their servers; production's 100 ms would now and then be too short here.
-pub fn patient(place: Servers) -> Settings {
-    Settings {
+pub fn patient(place: Servers) -> RedisSettings {
+    RedisSettings {
         timeout: Duration::from_secs(5),
-        ..Settings::of(place)
+        ..RedisSettings::of(place)
     }
 }
 
 /// A gateway's handle with a short timeout.
 pub async fn gateway(place: Servers) -> Arc<RedisStore> {
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_millis(300),
-        ..Settings::of(place)
+        ..RedisSettings::of(place)
     };
     let role = Role::Gateway(NodeName("impatient".into()));
     open(settings, role, ZONE, Clock::system()).await.unwrap()

@@ -6,16 +6,16 @@ use std::time::Duration;
 use touchline::clock::Clock;
 use touchline::policy::audit::{Author, Entry, signed};
 use touchline::policy::key_record::{Action, KeyRecord, KeyState};
-use touchline::store::redis::{Settings, open};
+use touchline::store::redis::{RedisSettings, open};
 use touchline::store::{NodeName, Role, Store};
 
 use crate::redis_server::RedisServer;
 use crate::suite::{ZONE, eventually, issue, trail};
 
 async fn opened(server: &RedisServer, role: Role) -> Arc<dyn Store> {
-    let settings = Settings {
+    let settings = RedisSettings {
         timeout: Duration::from_secs(5),
-        ..Settings::of_url(server.url())
+        ..RedisSettings::of_url(server.url())
     };
     open(settings, role, ZONE, Clock::system()).await.unwrap()
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::session::UsageError;
 use crate::config::{Config, Purpose, StoreConfig};
-use crate::store::redis::settings::without_password;
+use crate::policy::store_settings::without_password;
 
 /// The configuration of the store that an argument names; `configuration` is the file that defines the days of a store named without
 /// a file.
@@ -54,7 +54,7 @@ pub(super) fn shown(store: &StoreConfig) -> String {
     match store {
         StoreConfig::Embedded(file) => file.path.display().to_string(),
         StoreConfig::Redis(redis) => {
-            format!("{:?}, names under {}:", redis.servers, redis.key_prefix)
+            format!("{}, names under {}:", redis.servers, redis.key_prefix)
         }
     }
 }

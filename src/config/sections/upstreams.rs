@@ -37,7 +37,7 @@ const ONE: NonZeroU32 = NonZeroU32::MIN;
 const IN_A_ROW_MAX: NonZeroU32 = ONE.saturating_add(99);
 
 rows! {
-    /// A service behind the gateway. Its servers are at least one, none twice; only with TLS, the protocol is negotiated.
+    /// A service behind the gateway. It has at least one server, and none twice; only with TLS, the protocol is negotiated.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct UpstreamConfig {
         /// The servers, each host:port, or address and weight. Each address of a name is a server (IPv4 addresses only, if it has any).

@@ -13,7 +13,7 @@
 //!
 //! A waiter's `W` is the caller's means to answer it; `C` is the context of its call (record and day). Waiters share a call only
 //! if their [`WaiterTerms`] are equal, so that units are never granted by another waiter's limit, and if their costs are equal, so
-//! that the store grants whole charges: a part of one would be missing to other producers until it is returned.
+//! that the store grants whole charges: a part of one would be unavailable to other producers until it is returned.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

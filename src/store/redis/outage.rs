@@ -22,12 +22,12 @@ use tokio::time::timeout;
 use super::clock::StoreClock;
 use super::identity::StoreIdentity;
 use super::journal::{CountRow, Journal, JournalRows, ServeOutcome};
-use super::settings::{OutagePolicy, OutageSettings};
 use crate::clock::{Periodic, next_tick};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::policy::quota::NodeShare;
+use crate::policy::store_settings::{OutagePolicy, OutageSettings};
 use crate::store::redis::counts::accounts::Accounts;
 use crate::store::redis::counts::accounts::offline::{
     Changed, OutageBound, OutageRule, Reservation,

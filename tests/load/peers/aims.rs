@@ -143,7 +143,12 @@ struct Table(String);
 
 impl Table {
     fn line(&mut self, aim: &str, figure: &str, found: f64, most: f64) {
-        let verdict = if found <= most { "met" } else { "missed" };
+        // Where the rounded figure would contradict the verdict.
+        let verdict = match (found <= most, format!("{found:.2}") == format!("{most:.2}")) {
+            (true, _) => "met".to_owned(),
+            (false, false) => "missed".to_owned(),
+            (false, true) => format!("missed: {found:.4}"),
+        };
         let _ = writeln!(self.0, "| {aim} | {figure} | {verdict} |");
     }
 }

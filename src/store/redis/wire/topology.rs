@@ -18,9 +18,9 @@ use redis::{
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::policy::store_settings::{RedisSettings, RedisTls, Servers, without_password};
 use crate::store::StoreError;
 use crate::store::redis::identity::StoreIdentity;
-use crate::store::redis::settings::{Servers, Settings, Tls, without_password};
 
 /// How long sent bytes may remain unacknowledged before the kernel closes the connection.
 const USER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -90,7 +90,7 @@ pub struct Topology {
     servers: Layout,
     login: RedisConnectionInfo,
     sentinel_login: RedisConnectionInfo,
-    tls: Option<Tls>,
+    tls: Option<RedisTls>,
     connect_timeout: Duration,
 }
 
@@ -109,7 +109,7 @@ impl Topology {
     ///
     /// # Errors
     /// [`StoreError::Failed`] if an address or a certificate cannot be used; the message never shows a password.
-    pub fn of(settings: &Settings) -> Result<Topology, StoreError> {
+    pub fn of(settings: &RedisSettings) -> Result<Topology, StoreError> {
         let mut login = RedisConnectionInfo::default();
         let mut tls = settings.tls.clone();
         let servers = match &settings.servers {
@@ -399,7 +399,7 @@ async fn verify_master(
     }
 }
 
-fn certificates(tls: &Tls) -> Result<TlsCertificates, StoreError> {
+fn certificates(tls: &RedisTls) -> Result<TlsCertificates, StoreError> {
     let read = |file: &std::path::Path| {
         std::fs::read(file)
             .map_err(|error| StoreError::Failed(format!("cannot read {}: {error}", file.display())))
@@ -485,9 +485,9 @@ mod tests {
             "rediss://user:s3cret@cache",
             "user:s3cret@cache",
         ] {
-            let settings = Settings {
+            let settings = RedisSettings {
                 password: Some("s3cond".into()),
-                ..Settings::of_url(url)
+                ..RedisSettings::of_url(url)
             };
             let shown = format!("{settings:?}");
             assert!(!shown.contains("s3c"), "{shown}");
@@ -500,7 +500,8 @@ mod tests {
 
     #[test]
     fn servers_are_shown_by_their_addresses() {
-        let shown = |place| Topology::of(&Settings::of(place)).map(|topology| topology.to_string());
+        let shown =
+            |place| Topology::of(&RedisSettings::of(place)).map(|topology| topology.to_string());
         let url = |url: &str| shown(Servers::Url(url.into()));
         assert_eq!(
             url("redis://u:s3cret@cache/2").unwrap(),
@@ -523,11 +524,11 @@ mod tests {
 
     #[test]
     fn a_configured_value_overrides_that_of_the_url() {
-        let settings = Settings {
+        let settings = RedisSettings {
             database: Some(3),
             username: Some("other".into()),
             password: Some("word".into()),
-            ..Settings::of_url("redis://user:pass@cache/2")
+            ..RedisSettings::of_url("redis://user:pass@cache/2")
         };
         let login = Topology::of(&settings).unwrap().login;
         let login_of_url = (login.db(), login.username(), login.password());
