@@ -421,7 +421,7 @@ proptest! {
         check(limit, nodes, &steps, CALM)?;
     }
 
-    /// Otherwise another producer would be refused units that nobody uses.
+    /// Units that are counted but not admitted would be refused to other producers.
     #[test]
     fn without_faults_the_store_counts_no_unit_that_was_not_admitted(
         limit in 1u64..60,
