@@ -105,6 +105,23 @@ async fn last_answer(socket: &mut (impl AsyncRead + Unpin)) -> String {
 
 #[tokio::test]
 async fn a_request_that_arrived_before_its_idle_connection_was_closed_is_answered() {
+    // On a busy machine the gateway may close the connections before it can be stopped.
+    for _ in 0..10 {
+        let Some(answers) = answers_after_a_stop().await else {
+            continue;
+        };
+        for answer in answers {
+            assert!(answer.starts_with("http/1.1 401 "), "{answer}");
+            assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+        }
+        return;
+    }
+    panic!("the gateway was never stopped in time");
+}
+
+/// The answers to requests, in clear and over TLS, that come while a draining gateway is stopped, if it was stopped before it closed
+/// the idle connections.
+async fn answers_after_a_stop() -> Option<[String; 2]> {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let request = "GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n".as_bytes();
     let address = scene.gateways[0].http;
@@ -117,24 +134,26 @@ async fn a_request_that_arrived_before_its_idle_connection_was_closed_is_answere
     encrypted.flush().await.unwrap();
     assert!(encrypted.read(&mut first).await.unwrap() > 0);
     let gateway = scene.gateways[0].process();
-    gateway.ask_to_end();
     // It closes idle connections after half a second, and finds the requests when that is over.
+    let asked = Instant::now();
+    gateway.ask_to_end();
     tokio::time::sleep(Duration::from_millis(100)).await;
     gateway.stop();
+    if asked.elapsed() > Duration::from_millis(450) {
+        return None;
+    }
     clear.write_all(request).await.unwrap();
     encrypted.write_all(request).await.unwrap();
     encrypted.flush().await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     gateway.resume();
-    for answer in [
+    let answers = [
         last_answer(&mut clear).await,
         last_answer(&mut encrypted).await,
-    ] {
-        assert!(answer.starts_with("http/1.1 401 "), "{answer}");
-        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
-    }
+    ];
     let status = gateway.wait_for_end(PATIENCE);
     assert_eq!(status.unwrap().code(), Some(0));
+    Some(answers)
 }
 
 #[tokio::test]
