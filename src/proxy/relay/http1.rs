@@ -5,11 +5,12 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncReadExt, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 use super::connections::OwnConnection;
 use super::event::LinkEvent;
@@ -155,14 +156,25 @@ impl Http1 {
             if self.is_read() {
                 return Poll::Pending;
             }
-            self.incoming.reserve(READ_BYTES);
-            let read = pin!(self.connection.stream.read_buf(&mut self.incoming)).poll(context);
-            match ready!(read) {
+            match ready!(self.poll_receive(context)) {
                 Ok(0) => return Poll::Ready(self.closed()),
                 Ok(_) => self.has_answered = true,
                 Err(error) => return Poll::Ready(Err(Failure::broken(!self.has_answered, error))),
             }
         }
+    }
+
+    /// Reads bytes of the answer: returns their number, 0 at the end. Until the first of them arrive, no buffer is held.
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if self.has_answered {
+            self.incoming.reserve(READ_BYTES);
+            return pin!(self.connection.stream.read_buf(&mut self.incoming)).poll(context);
+        }
+        let mut space = [MaybeUninit::<u8>::uninit(); READ_BYTES];
+        let mut space = ReadBuf::uninit(&mut space);
+        ready!(Pin::new(&mut self.connection.stream).poll_read(context, &mut space))?;
+        self.incoming.extend_from_slice(space.filled());
+        Poll::Ready(Ok(space.filled().len()))
     }
 
     /// The next event in the bytes received so far, if complete.
