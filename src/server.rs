@@ -108,7 +108,8 @@ pub fn serve_on(
 ) -> Result<(), ServeError> {
     // Fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    diagnostics::install(config.logging.level.as_str(), config.logging.format);
+    let _log = diagnostics::install(config.logging.level.as_str(), config.logging.format)
+        .map_err(|error| ServeError::System(error.to_string()))?;
     descriptors::raise(config.limits.connections);
     let (predecessor, handed) = predecessor(&config, begin)?;
     let listener = Listener::bind(&config.listen, handed)?;

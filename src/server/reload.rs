@@ -211,7 +211,7 @@ impl Reloader {
         let previous = self.gate.snapshot().config.hash.clone();
         let hash = snapshot.config.hash.clone();
         let logging = &snapshot.config.logging;
-        diagnostics::install(logging.level.as_str(), logging.format);
+        diagnostics::change(logging.level.as_str(), logging.format);
         if let Some(sink) = sink {
             self.retired.extend(self.gate.access_log.redirect(sink));
         }

@@ -7,7 +7,6 @@ use std::cell::RefCell;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -15,14 +14,15 @@ use jiff::Timestamp;
 use prometheus::IntCounter;
 
 use self::file::NamedFile;
-use self::queue::Queue;
+use super::line_queue::{LineQueue, unbuffered};
 
 mod file;
 mod line;
-mod queue;
 
 /// A thread's own buffer for a line, which is then put into the queue as a whole.
 const LINE_BYTES: usize = 1_024;
+/// How long lines gather before they are written: how much of its log a killed process may lose.
+const GATHER: Duration = Duration::from_millis(25);
 
 thread_local! {
     static LINE: RefCell<Vec<u8>> = RefCell::new(Vec::with_capacity(LINE_BYTES));
@@ -94,7 +94,7 @@ pub struct AccessLog {
 }
 
 /// An open destination. Dropping it waits (at most a second) until its queued lines are written: not in a task.
-pub struct Sink(Queue);
+pub struct Sink(LineQueue);
 
 impl Sink {
     /// Opens the destination, whose lost lines are added to `dropped_lines`; `None` for [`Destination::Off`].
@@ -106,12 +106,12 @@ impl Sink {
         dropped_lines: IntCounter,
     ) -> std::io::Result<Option<Sink>> {
         let sink: Box<dyn Write + Send> = match destination {
-            Destination::Stdout => Box::new(std::io::stdout()),
-            Destination::Stderr => Box::new(std::io::stderr()),
+            Destination::Stdout => Box::new(unbuffered(std::io::stdout())?),
+            Destination::Stderr => Box::new(unbuffered(std::io::stderr())?),
             Destination::File(path) => Box::new(NamedFile::open(path)?),
             Destination::Off => return Ok(None),
         };
-        Queue::new(sink, dropped_lines).map(|queue| Some(Sink(queue)))
+        LineQueue::new("access-log", sink, GATHER, dropped_lines).map(|queue| Some(Sink(queue)))
     }
 }
 

@@ -1,14 +1,19 @@
 //! The diagnostic log: events of the gateway itself, on standard error.
 //!
-//! One line per event, as JSON for programs or text for people. Requests are in the access log instead.
+//! One line per event, as JSON for programs or text for people. Requests are in the access log instead. Lines are queued, so that a
+//! reader who stalls never holds up the gateway, and are written at once by a thread of their own.
 
 use std::io;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
+use std::time::Duration;
 
+use once_cell::sync::OnceCell;
+use prometheus::IntCounter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
+use super::line_queue::{LineQueue, unbuffered};
 use crate::policy::words::words;
 
 words! {
@@ -33,11 +38,48 @@ type Handles = (
 );
 
 static HANDLES: OnceLock<Handles> = OnceLock::new();
+static QUEUE: OnceCell<LineQueue> = OnceCell::new();
+static DROPPED_LINES: LazyLock<IntCounter> = LazyLock::new(|| {
+    let family = IntCounter::new(
+        "touchline_diagnostic_log_dropped_lines_total",
+        "Diagnostic log lines lost because they could not be written, or not fast enough",
+    );
+    family.unwrap_or_else(|error| unreachable!("the name is valid: {error}"))
+});
+
+/// The lines that the diagnostic log of this process has lost.
+pub fn dropped_lines() -> IntCounter {
+    DROPPED_LINES.clone()
+}
+
+/// An installed log. Dropping it waits, at most a second, until the queued lines are written.
+#[must_use]
+pub struct Installed(());
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        if let Some(queue) = QUEUE.get() {
+            queue.flush();
+        }
+    }
+}
 
 /// Writes events of the program and its libraries at `level` (`error` to `trace`) and above to standard error. pingora reports broken
-/// client connections as errors; these are filtered out, because operators cannot act on them. A later call changes level and
-/// format; events at that moment may be written either way.
-pub fn install(level: &str, format: Format) {
+/// client connections as errors; these are filtered out, because operators cannot act on them.
+///
+/// # Errors
+/// If no thread can be started, or no descriptor is left.
+pub fn install(level: &str, format: Format) -> io::Result<Installed> {
+    QUEUE.get_or_try_init(|| {
+        let sink = Box::new(unbuffered(io::stderr())?);
+        LineQueue::new("diagnostic-log", sink, Duration::ZERO, dropped_lines())
+    })?;
+    change(level, format);
+    Ok(Installed(()))
+}
+
+/// Changes level and format of the installed log; events at that moment may be written either way.
+pub fn change(level: &str, format: Format) {
     let mut first = false;
     let (filter, writer) = HANDLES.get_or_init(|| {
         first = true;
@@ -57,6 +99,22 @@ pub fn install(level: &str, format: Format) {
     }
 }
 
+/// Puts each line, which is written at once, into the queue.
+struct Queued;
+
+impl io::Write for Queued {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if let Some(queue) = QUEUE.get() {
+            queue.put(line);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 fn filter(level: &str) -> EnvFilter {
     EnvFilter::new(format!(
         "{level},pingora_core=off,pingora_proxy=off,h2=off,rustls=off"
@@ -64,11 +122,7 @@ fn filter(level: &str) -> EnvFilter {
 }
 
 fn writer(format: Format) -> FormatLayer {
-    let layer = tracing_subscriber::fmt::layer()
-        // A line that cannot be written (a full disk) is lost. The default is to print that to standard error, which fails too and
-        // panics in the task that logs: the store's task, for example, would never connect again.
-        .log_internal_errors(false)
-        .with_writer(io::stderr);
+    let layer = tracing_subscriber::fmt::layer().with_writer(|| Queued);
     match format {
         Format::Json => Box::new(layer.json().flatten_event(true)),
         Format::Pretty => Box::new(layer),

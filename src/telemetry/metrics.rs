@@ -9,6 +9,8 @@ use prometheus::{
     IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+use super::diagnostics;
+
 /// Buckets of request and upstream durations, in seconds.
 const REQUEST_BUCKETS: [f64; 11] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0,
@@ -226,6 +228,7 @@ impl Metrics {
         metrics.registry.register(Box::new(
             prometheus::process_collector::ProcessCollector::for_self(),
         ))?;
+        registered(&metrics.registry, Ok(diagnostics::dropped_lines()))?;
         let build = IntGauge::with_opts(
             Opts::new("touchline_build_info", "Always 1; the version is a label")
                 .const_label("version", env!("CARGO_PKG_VERSION")),

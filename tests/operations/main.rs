@@ -13,6 +13,7 @@ mod closed_days;
 mod command_line;
 mod dashboard;
 mod descriptors;
+mod diagnostic_log;
 mod drain;
 mod explain;
 mod files;

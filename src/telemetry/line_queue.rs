@@ -1,0 +1,294 @@
+//! Lines on their way to a file or a stream: a buffer that is filled without waiting and a thread that empties it.
+//!
+//! Whoever puts a line never waits for the disk or for a reader: lines that do not fit are dropped and counted. Only the first line
+//! wakes the thread, which may let others gather and then writes them all at once, so that most lines cost neither a wake-up nor a
+//! system call.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::mem;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use prometheus::IntCounter;
+
+/// The bytes of lines that may wait; the same number may be on their way to the disk.
+const WAITING_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// How long [`LineQueue::flush`] waits for the last lines to be written.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
+/// The queue and its thread. Dropping it waits, at most a second, until the pending lines are written.
+pub struct LineQueue(Arc<Shared>);
+
+struct Shared {
+    waiting: Mutex<Waiting>,
+    /// There are lines, or the queue ends.
+    filled: Condvar,
+    /// Everything is written.
+    emptied: Condvar,
+    /// How long lines gather.
+    gather: Duration,
+    /// Lines that did not fit or could not be written.
+    dropped_lines: IntCounter,
+}
+
+#[derive(Default)]
+struct Waiting {
+    text: Vec<u8>,
+    is_closed: bool,
+    /// Whether the thread is writing what waited before.
+    is_writing: bool,
+}
+
+/// A standard stream without the library's buffer and lock, which a blocked write would keep from the rest of the process.
+///
+/// # Errors
+/// If the process has no descriptor left.
+pub fn unbuffered(stream: impl AsFd) -> io::Result<File> {
+    stream.as_fd().try_clone_to_owned().map(File::from)
+}
+
+impl LineQueue {
+    /// An empty queue into `sink`, emptied by a thread named `name`. Lines gather for `gather` before they are written: how much a killed
+    /// process may lose. Lost lines are added to `dropped_lines`.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn new(
+        name: &str,
+        sink: Box<dyn Write + Send>,
+        gather: Duration,
+        dropped_lines: IntCounter,
+    ) -> io::Result<LineQueue> {
+        let shared = Arc::new(Shared {
+            waiting: Mutex::default(),
+            filled: Condvar::new(),
+            emptied: Condvar::new(),
+            gather,
+            dropped_lines,
+        });
+        let writer = shared.clone();
+        std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || writer.empty_into(LineWriter::new(sink)))?;
+        Ok(LineQueue(shared))
+    }
+
+    /// Queues a line, which ends with a line feed, or drops it if there is no space.
+    pub fn put(&self, line: &[u8]) {
+        let mut waiting = self.0.waiting.lock();
+        if waiting.text.len() + line.len() > WAITING_BYTES_MAX {
+            drop(waiting);
+            self.0.dropped_lines.inc();
+            return;
+        }
+        let is_first = waiting.text.is_empty();
+        waiting.text.extend_from_slice(line);
+        drop(waiting);
+        if is_first {
+            self.0.filled.notify_one();
+        }
+    }
+
+    /// Waits, at most a second, until the pending lines are written.
+    pub fn flush(&self) {
+        let mut waiting = self.0.waiting.lock();
+        let is_pending = |waiting: &mut Waiting| waiting.is_writing || !waiting.text.is_empty();
+        let emptied = &self.0.emptied;
+        emptied.wait_while_for(&mut waiting, is_pending, LAST_LINES);
+    }
+}
+
+impl Drop for LineQueue {
+    fn drop(&mut self) {
+        self.0.waiting.lock().is_closed = true;
+        self.0.filled.notify_one();
+        self.flush();
+    }
+}
+
+impl Shared {
+    /// The thread's loop.
+    fn empty_into(&self, mut sink: LineWriter) {
+        // The two buffers are swapped, so that neither is allocated for each round.
+        let mut text = Vec::new();
+        loop {
+            let mut waiting = self.waiting.lock();
+            let is_idle = |waiting: &mut Waiting| waiting.text.is_empty() && !waiting.is_closed;
+            self.filled.wait_while(&mut waiting, is_idle);
+            if !self.gather.is_zero() {
+                let is_open = |waiting: &mut Waiting| !waiting.is_closed;
+                self.filled
+                    .wait_while_for(&mut waiting, is_open, self.gather);
+            }
+            mem::swap(&mut waiting.text, &mut text);
+            waiting.is_writing = true;
+            drop(waiting);
+            self.dropped_lines.inc_by(sink.write(&text));
+            text.clear();
+            let mut waiting = self.waiting.lock();
+            waiting.is_writing = false;
+            self.emptied.notify_all();
+            // No line is queued while the queue is being dropped.
+            if waiting.is_closed && waiting.text.is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+/// The destination of whole lines.
+struct LineWriter {
+    inner: Box<dyn Write + Send>,
+    /// Whether it ends within a line, because the rest could not be written.
+    is_torn: bool,
+}
+
+impl LineWriter {
+    fn new(inner: Box<dyn Write + Send>) -> LineWriter {
+        LineWriter {
+            inner,
+            is_torn: false,
+        }
+    }
+
+    /// Writes lines. Returns the number of those that are lost or torn.
+    fn write(&mut self, lines: &[u8]) -> u64 {
+        let mut rest = lines;
+        // A torn line must not swallow the next one.
+        if !self.is_torn || self.write_some(b"\n").is_ok() {
+            self.is_torn = false;
+            while !rest.is_empty() {
+                let Ok(written) = self.write_some(rest) else {
+                    break;
+                };
+                let (done, left) = rest.split_at(written);
+                self.is_torn = done.last() != Some(&b'\n');
+                rest = left;
+            }
+        }
+        rest.iter().filter(|byte| **byte == b'\n').count() as u64
+    }
+
+    /// Writes at least one byte. Returns the number of bytes.
+    fn write_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.inner.write(bytes) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                written => return written,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keeps what is written, each write in an entry of its own, and fails on request.
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Writes>>);
+
+    #[derive(Default)]
+    struct Writes {
+        done: Vec<Vec<u8>>,
+        failure: Option<ErrorKind>,
+        /// The bytes that still fit, if not any number.
+        room: Option<usize>,
+    }
+
+    impl Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut kept = self.0.lock();
+            if let Some(kind) = kept.failure {
+                return Err(kind.into());
+            }
+            let taken = kept.room.unwrap_or(bytes.len()).min(bytes.len());
+            kept.room = kept.room.map(|room| room - taken);
+            if taken == 0 {
+                return Err(ErrorKind::StorageFull.into());
+            }
+            kept.done.push(bytes[..taken].to_vec());
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn queue(kept: &Kept, lost: IntCounter) -> LineQueue {
+        let gather = Duration::from_millis(25);
+        LineQueue::new("lines", Box::new(kept.clone()), gather, lost).unwrap()
+    }
+
+    #[test]
+    fn a_torn_line_is_counted_and_does_not_swallow_the_next_one() {
+        let kept = Kept::default();
+        let mut sink = LineWriter::new(Box::new(kept.clone()));
+        kept.0.lock().room = Some(9);
+        assert_eq!(sink.write(b"first\nsecond\nthird\n"), 2);
+        assert_eq!(sink.write(b"fourth\n"), 1);
+        kept.0.lock().room = None;
+        assert_eq!(sink.write(b"fifth\n"), 0);
+        assert_eq!(sink.write(b"sixth\n"), 0);
+        let written = kept.0.lock().done.concat();
+        assert_eq!(written, b"first\nsec\nfifth\nsixth\n");
+    }
+
+    #[test]
+    fn flushed_lines_are_written() {
+        let kept = Kept::default();
+        let lost = IntCounter::new("lost", "lost").unwrap();
+        let queue = queue(&kept, lost);
+        queue.put(b"line\n");
+        queue.flush();
+        assert_eq!(kept.0.lock().done.concat(), b"line\n");
+    }
+
+    #[test]
+    fn lines_are_written_in_their_order_and_many_at_once() {
+        let kept = Kept::default();
+        let lost = IntCounter::new("lost", "lost").unwrap();
+        let queue = queue(&kept, lost);
+        let held = kept.0.lock();
+        let mut expected = String::new();
+        for number in 0..10_000 {
+            let line = format!("{number}\n");
+            queue.put(line.as_bytes());
+            expected += &line;
+        }
+        drop(held);
+        drop(queue);
+        let written = &kept.0.lock().done;
+        assert_eq!(String::from_utf8(written.concat()).unwrap(), expected);
+        assert!(written.len() < 5_000, "{} writes", written.len());
+    }
+
+    #[test]
+    fn what_finds_no_room_or_cannot_be_written_is_counted() {
+        let kept = Kept::default();
+        let lost = IntCounter::new("lost", "lost").unwrap();
+        let queue = queue(&kept, lost.clone());
+        let held = kept.0.lock();
+        let mebibyte = vec![b'x'; 1024 * 1024];
+        // As many may be on their way as wait.
+        for _ in 0..2 * WAITING_BYTES_MAX / mebibyte.len() + 3 {
+            queue.put(&mebibyte);
+        }
+        let dropped = lost.get();
+        assert!(dropped >= 3, "{dropped}");
+        drop(held);
+        kept.0.lock().failure = Some(ErrorKind::StorageFull);
+        let mut patience = 0;
+        while lost.get() == dropped && patience < 60_000 {
+            queue.put(b"lost\n");
+            patience += 1;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(lost.get() > dropped);
+    }
+}
