@@ -5,8 +5,8 @@ const KIB: u64 = 1024;
 
 /// A request that waits for its upstream: its task and the connection to the upstream, measured with an HTTP/1.1 upstream.
 const REQUEST_BYTES: u64 = 36 * KIB;
-/// The part of a request's body kept for another attempt, and the part that waits in a stream's window.
-const UPLOAD_BYTES: u64 = 64 * KIB + STREAM_WINDOW_BYTES as u64;
+/// The part of a request's body kept for another attempt.
+const KEPT_BYTES: u64 = 64 * KIB;
 /// The parts of an answer that are written to the client together.
 const ANSWER_BYTES: u64 = 64 * KIB;
 /// The part of a body that may have been read beyond those: one buffer.
@@ -25,8 +25,9 @@ const SEND_BUFFER_BYTES_MAX: u64 = 32 * KIB;
 /// The least: with less, each part would be many frames.
 const SEND_BUFFER_BYTES_MIN: u64 = 4 * KIB;
 
-/// A connection begins with this fraction of its shares. Each request that ends adds half of what it took: a client has what it
-/// needs after a few answers, and one that only sends requests occupies little.
+/// A connection begins with this fraction of its shares. Each answer that begins lets as many more requests be served as its own took,
+/// and each that ends adds half of that to the memory of answers: a client has what it needs after a few answers, and one that only
+/// sends requests occupies little.
 const FIRST_PART: u64 = 6;
 
 /// How an allowance is divided. The rest is for streams that wait for their turn.
@@ -67,10 +68,11 @@ impl MemoryShares {
     }
 }
 
-/// The memory of a request by the size of its head, whether a body follows, and how much its upstream may send unasked.
-pub fn request_bytes(head_bytes: u64, has_body: bool, window_bytes: u32) -> u64 {
+/// The memory of a request by the size of its head, the most that its body may have, and how much its upstream may send unasked.
+pub fn request_bytes(head_bytes: u64, body_bytes_max: u64, window_bytes: u32) -> u64 {
+    let waiting = body_bytes_max.min(u64::from(STREAM_WINDOW_BYTES));
+    let upload = body_bytes_max.min(KEPT_BYTES) + waiting;
     // The head exists twice: as received and as forwarded.
-    let upload = if has_body { UPLOAD_BYTES } else { 0 };
     REQUEST_BYTES + 2 * head_bytes + upload + u64::from(window_bytes)
 }
 
@@ -81,14 +83,11 @@ mod tests {
     #[test]
     fn the_default_allowance_lets_dozens_of_requests_be_worked_on() {
         let shares = MemoryShares::of(4 * 1024 * KIB);
-        assert_eq!(shares.requests_bytes / request_bytes(200, false, 0), 37);
-        assert_eq!(shares.requests_bytes / request_bytes(200, true, 0), 11);
-        let over_http2 = request_bytes(200, false, UPSTREAM_WINDOW_BYTES);
+        assert_eq!(shares.requests_bytes / request_bytes(200, 0, 0), 37);
+        assert_eq!(shares.requests_bytes / request_bytes(200, u64::MAX, 0), 11);
+        let over_http2 = request_bytes(200, 0, UPSTREAM_WINDOW_BYTES);
         assert_eq!(shares.requests_bytes / over_http2, 19);
         assert!(shares.answers_bytes > 2 * UNSEEN_BYTES);
-        assert_eq!(
-            shares.first().requests_bytes / request_bytes(200, false, 0),
-            6
-        );
+        assert_eq!(shares.first().requests_bytes / request_bytes(200, 0, 0), 6);
     }
 }

@@ -25,7 +25,8 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
     let prefix = &exchange.snapshot.config.keys.prefix;
     let outcome = RecordedOutcome::of(&exchange.stage);
     let endpoint = outcome.endpoint.unwrap_or(NONE);
-    let duration = exchange.started.elapsed();
+    let waited = client.turn().map(|turn| turn.waited());
+    let duration = waited.unwrap_or_default() + exchange.started.elapsed();
     let metrics = &gate.metrics;
     let tier = outcome.tier.unwrap_or(NONE);
     match &exchange.stage {

@@ -211,8 +211,9 @@ impl Relay<'_, '_> {
             let cause = "protocol is http2, but the server did not agree to it by ALPN";
             return Err(Failure::server(ServerFault::NotHttp2, cause));
         }
-        if self.client.turn().is_some_and(|turn| turn.is_given_up()) {
-            return Err(Failure::given_up());
+        if self.client.turn().is_some_and(|turn| turn.is_missed()) {
+            let cause = "other requests of the client's connection took limits.h2_memory for limits.response_write";
+            return Err(Failure::gateway(cause));
         }
         if let Some(gone) = self.client.gone_already().await {
             return Err(gone);
@@ -280,7 +281,8 @@ impl Relay<'_, '_> {
         let patience = peer.options.read_timeout.unwrap_or_default();
         let mut timer = self.client.lend_timer();
         let turn = self.client.turn().cloned();
-        let mut reads = Reads::new(turn.clone());
+        let may_compress = self.forwarding.upstream.compression.is_some();
+        let mut reads = Reads::new(turn.clone(), may_compress);
         let mut paused = Duration::ZERO;
         let mut held = Bytes::new();
         let kept = upload.kept();
@@ -309,6 +311,9 @@ impl Relay<'_, '_> {
                     if self.pass(link, event?, upload, now).await? {
                         self.client.return_timer(timer);
                         return Ok(now);
+                    }
+                    if self.client.header_passed() {
+                        reads.note_begun();
                     }
                     // Waits for the client during the write end here.
                     paused = turn.as_ref().map_or(Duration::ZERO, |turn| turn.paused());

@@ -244,6 +244,56 @@ async fn all_are_served(protocol: &'static str) {
     scene.assert_ledgers_agree().await;
 }
 
+/// A scene whose first endpoint answers with a stream of events, of which each connection gets those that are allowed.
+async fn scene_of_events(limits: &str) -> (Scene, IssuedKey) {
+    let (scene, key) = scene_with(limits, 0).await;
+    let events = Behaviour::Parts {
+        kind: "text/event-stream",
+        parts: vec!["data: kick-off\n\n", "data: goal\n\n"],
+        allowed: Arc::new(Semaphore::new(0)),
+    };
+    scene
+        .upstream
+        .behave(move |asked| match asked.target_text() {
+            target if target == MARKETS => events.clone(),
+            _ => Behaviour::Echo,
+        });
+    (scene, key)
+}
+
+#[tokio::test]
+async fn silent_streams_of_events_leave_the_connection_to_other_requests() {
+    let (scene, key) = scene_of_events("response_write: 60s").await;
+    let mut wire = Wire::open(&scene).await;
+    for number in 0..20 {
+        assert!(wire.get(2 * number + 1, MARKETS, &key.key).await);
+    }
+    assert!(wire.get(101, "/api/v1/data/small", &key.key).await);
+    assert!(!wire.body(101).await.is_empty());
+    scene.expect_used(&key, 21).await;
+}
+
+#[tokio::test]
+async fn a_request_that_gets_no_turn_on_its_connection_is_answered_with_500_and_free() {
+    let (scene, key) = scene_of_events("response_write: 2s, h2_memory: 1MiB").await;
+    let mut wire = Wire::open(&scene).await;
+    for number in 1..STREAMS {
+        assert!(wire.get(2 * number + 1, MARKETS, &key.key).await);
+    }
+    assert!(wire.get(1_001, "/api/v1/data/small", &key.key).await);
+    let problem = wire.problem(1_001).await;
+    assert_eq!(problem["code"], "INTERNAL_ERROR");
+    let served = scene.upstream.count() as u64;
+    assert!((2..50).contains(&served), "{served}");
+    scene.expect_used(&key, served).await;
+    let line = scene.gateways[0]
+        .logged_where(|line| line["path"] == "/api/v1/data/small")
+        .await;
+    let cause = line["cause"].as_str().unwrap();
+    assert!(cause.contains("limits.h2_memory"), "{cause}");
+    assert!(line["duration_ms"].as_f64().unwrap() >= 2_000.0, "{line}");
+}
+
 #[tokio::test]
 async fn a_head_of_many_fields_is_refused_and_not_kept_while_the_client_waits_with_its_windows() {
     let (mut scene, key) = scene_with("response_write: 60s", MIB).await;

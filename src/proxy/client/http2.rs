@@ -46,14 +46,13 @@ pub struct Http2Side {
 }
 
 impl Http2Side {
-    /// A request with this head that arrived at `arrived`, whose body must arrive within `read_timeout`. A client that reads
-    /// nothing of an answer for `write_timeout` is given up.
+    /// A request with this head, whose body must arrive within `read_timeout` from now. A client that reads nothing of an answer for
+    /// `write_timeout` is given up.
     pub fn new(
         head: &RequestHead,
         body: RecvStream,
         respond: SendResponse<Bytes>,
         turn: Arc<Turn>,
-        arrived: Instant,
         [read_timeout, write_timeout]: [Duration; 2],
     ) -> Http2Side {
         Http2Side {
@@ -61,7 +60,7 @@ impl Http2Side {
             announces_none: head.framing() == Framing::Length(0),
             has_read: false,
             is_ended: false,
-            deadline: arrived + read_timeout,
+            deadline: Instant::now() + read_timeout,
             respond,
             answer: None,
             is_whole: false,
@@ -144,6 +143,7 @@ impl Http2Side {
         }
         let answer = self.respond.send_response(answer, ends);
         self.answer = Some(answer.map_err(ended)?);
+        self.turn.note_begun();
         self.is_whole = ends;
         Ok(())
     }

@@ -5,14 +5,17 @@
 //! waits for its turn, in the order of arrival, and no part of an answer is read while read parts of other streams wait for the
 //! client: the upstream is then held back by its own connection. A part that was read is always written.
 //!
-//! A connection begins with a fraction of its allowance, which each request that ends increases. If a client's requests wait
-//! longer than `limits.response_write`, the client is given up as one that does not read.
+//! A connection begins with a fraction of its allowance, which each answer increases: its beginning the number of requests, so that
+//! answers without an end do not keep others out, and its end the memory of answers. A request that waits longer than
+//! `limits.response_write` for its turn is answered with 500; if an answer waits as long for the client to read others, its client is
+//! given up as one that does not read. Encoders last as long as their answers, which may be endless, so they delay others only
+//! briefly: [`ENCODER_PATIENCE`].
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -27,12 +30,15 @@ use crate::proxy::failure::Failure;
 /// The unit in which turns are counted.
 const TURN_BYTES: u64 = 1024;
 
+/// How long an answer waits for the end of compressed ones before it is sent uncompressed.
+const ENCODER_PATIENCE: Duration = Duration::from_secs(1);
+
 /// The memory that the requests of a connection may hold.
 #[derive(Debug)]
 pub struct Allowance {
     /// The most turns that one request may take.
     turns_max: u32,
-    /// The turns that future ends of requests may still add.
+    /// The turns that future answers may still add.
     turns_left: AtomicU32,
     patience: Duration,
     turns: Arc<Semaphore>,
@@ -43,11 +49,27 @@ pub struct Allowance {
 /// The bytes of answers in memory, and the readers that wait for room.
 #[derive(Debug)]
 struct Answers {
+    /// Of all kinds.
     bytes: u64,
+    /// Those of encoders.
+    encoder_bytes: u64,
+    /// Whether none of the encoders has ended while an answer waited for [`ENCODER_PATIENCE`]: others do not wait for them.
+    encoders_last: bool,
     bytes_max: u64,
     /// The bytes by which the bound may still grow.
     growth_bytes: u64,
     waiting: Vec<Waker>,
+}
+
+impl Answers {
+    fn has_room(&self) -> bool {
+        self.bytes <= self.bytes_max
+    }
+
+    /// Whether only encoders occupy the room.
+    fn has_room_without_encoders(&self) -> bool {
+        self.bytes - self.encoder_bytes <= self.bytes_max
+    }
 }
 
 impl Allowance {
@@ -64,6 +86,8 @@ impl Allowance {
             turns: Arc::new(Semaphore::new(turns_first as usize)),
             answers: Mutex::new(Answers {
                 bytes: 0,
+                encoder_bytes: 0,
+                encoders_last: false,
                 bytes_max: first.answers_bytes,
                 growth_bytes: shares.answers_bytes - first.answers_bytes,
                 waiting: Vec::new(),
@@ -76,7 +100,7 @@ impl Allowance {
     pub async fn turn(self: &Arc<Allowance>, request_bytes: u64) -> Arc<Turn> {
         let turns = u32::try_from(request_bytes.div_ceil(TURN_BYTES)).unwrap_or(u32::MAX);
         let turns = turns.min(self.turns_max);
-        let (mut permit, mut paused) = (None, Duration::ZERO);
+        let (mut permit, mut waited) = (None, Duration::ZERO);
         match self.turns.clone().try_acquire_many_owned(turns) {
             Ok(taken) => permit = Some(taken),
             Err(_) => {
@@ -86,21 +110,24 @@ impl Allowance {
                 if let Ok(Ok(taken)) = tokio::time::timeout(self.patience, taken).await {
                     permit = Some(taken);
                 }
-                paused = asked.elapsed();
+                waited = asked.elapsed();
             }
         }
         Arc::new(Turn {
             allowance: self.clone(),
             turns,
             permit,
+            waited,
+            has_grown: AtomicBool::new(false),
+            may_compress: AtomicBool::new(true),
             held_bytes: AtomicU64::new(0),
-            paused_ms: AtomicU64::new(millis(paused)),
+            paused_ms: AtomicU64::new(0),
             is_paused: AtomicBool::new(false),
         })
     }
 
-    /// Raises the bounds by `turns`.
-    fn grow(&self, turns: u32) {
+    /// Raises the number of turns.
+    fn add_turns(&self, turns: u32) {
         if self.turns_left.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -110,8 +137,12 @@ impl Allowance {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         self.turns
             .add_permits(left.unwrap_or(0).min(turns) as usize);
+    }
+
+    /// Raises the bound of answers.
+    fn add_room(&self, bytes: u64) {
         let mut answers = self.answers.lock();
-        let growth = answers.growth_bytes.min(u64::from(turns) * TURN_BYTES);
+        let growth = answers.growth_bytes.min(bytes);
         answers.growth_bytes -= growth;
         answers.bytes_max += growth;
     }
@@ -120,10 +151,15 @@ impl Allowance {
         self.limit_hits.with_label_values(&["h2_memory"]).inc();
     }
 
-    /// Ready if there is room for a part of another answer; registers the waker otherwise.
-    fn poll_room(&self, context: &Context<'_>) -> Poll<()> {
+    /// Ready if there is room for a part of another answer; registers the waker otherwise. Room that only encoders occupy counts
+    /// unless the answer `awaits_encoders`, which is in vain if they last.
+    fn poll_room(&self, turn: &Turn, awaits_encoders: bool, context: &Context<'_>) -> Poll<()> {
         let mut answers = self.answers.lock();
-        if answers.bytes <= answers.bytes_max {
+        if answers.has_room() {
+            return Poll::Ready(());
+        }
+        if answers.has_room_without_encoders() && (!awaits_encoders || answers.encoders_last) {
+            turn.may_compress.store(false, Ordering::Relaxed);
             return Poll::Ready(());
         }
         let waker = context.waker();
@@ -132,6 +168,16 @@ impl Allowance {
         }
         Poll::Pending
     }
+
+    /// Notes that an answer has waited for the encoders of others as long as it may.
+    fn note_lasting_encoders(&self) {
+        let woken = {
+            let mut answers = self.answers.lock();
+            answers.encoders_last = true;
+            std::mem::take(&mut answers.waiting)
+        };
+        woken.into_iter().for_each(Waker::wake);
+    }
 }
 
 /// Held bytes of an answer, released on drop.
@@ -139,6 +185,8 @@ impl Allowance {
 pub struct Held {
     turn: Arc<Turn>,
     bytes: u64,
+    /// The part of them that an encoder holds.
+    encoder_bytes: u64,
 }
 
 impl Drop for Held {
@@ -149,7 +197,9 @@ impl Drop for Held {
         let woken = {
             let mut answers = self.turn.allowance.answers.lock();
             answers.bytes = answers.bytes.saturating_sub(self.bytes);
-            if answers.bytes > answers.bytes_max {
+            answers.encoder_bytes = answers.encoder_bytes.saturating_sub(self.encoder_bytes);
+            answers.encoders_last &= self.encoder_bytes == 0;
+            if !answers.has_room_without_encoders() {
                 return;
             }
             std::mem::take(&mut answers.waiting)
@@ -163,17 +213,38 @@ impl Drop for Held {
 pub struct Turn {
     allowance: Arc<Allowance>,
     turns: u32,
-    /// `None` if its client is given up.
+    /// `None` if it did not come in time.
     permit: Option<OwnedSemaphorePermit>,
+    waited: Duration,
+    /// Whether its request has added to the allowance.
+    has_grown: AtomicBool,
+    may_compress: AtomicBool,
     held_bytes: AtomicU64,
     paused_ms: AtomicU64,
     is_paused: AtomicBool,
 }
 
 impl Turn {
-    /// Whether the request waited too long, so that its client is given up.
-    pub fn is_given_up(&self) -> bool {
+    /// Whether it did not come in time, so that the request is not forwarded.
+    pub fn is_missed(&self) -> bool {
         self.permit.is_none()
+    }
+
+    /// How long its request waited for it.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// Whether there is room for an encoder of its answer.
+    pub fn may_compress(&self) -> bool {
+        self.may_compress.load(Ordering::Relaxed)
+    }
+
+    /// Lets the connection serve as many more requests as this one took, once: its answer begins, or it has ended.
+    pub fn note_begun(&self) {
+        if self.permit.is_some() && !self.has_grown.swap(true, Ordering::Relaxed) {
+            self.allowance.add_turns(self.turns);
+        }
     }
 
     /// How long the request was paused because of the client.
@@ -193,19 +264,34 @@ impl Turn {
 
     /// Counts held bytes of its answer.
     pub fn hold(self: &Arc<Turn>, bytes: u64) -> Held {
+        self.hold_of(bytes, 0)
+    }
+
+    /// Counts the bytes that the encoder of its answer holds.
+    pub fn hold_encoder(self: &Arc<Turn>, bytes: u64) -> Held {
+        self.hold_of(bytes, bytes)
+    }
+
+    fn hold_of(self: &Arc<Turn>, bytes: u64, encoder_bytes: u64) -> Held {
         self.held_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.allowance.answers.lock().bytes += bytes;
+        let mut answers = self.allowance.answers.lock();
+        answers.bytes += bytes;
+        answers.encoder_bytes += encoder_bytes;
+        drop(answers);
         Held {
             turn: self.clone(),
             bytes,
+            encoder_bytes,
         }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        self.note_begun();
         if self.permit.take().is_some() {
-            self.allowance.grow(self.turns / 2);
+            self.allowance
+                .add_room(u64::from(self.turns) * TURN_BYTES / 2);
         }
     }
 }
@@ -218,14 +304,32 @@ fn millis(duration: Duration) -> u64 {
 #[derive(Default)]
 pub struct Reads {
     turn: Option<Arc<Turn>>,
-    /// Since when there is no room, and how long that is waited for.
-    pause: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// Whether an encoder may have to be made for what is read next.
+    may_begin_encoder: bool,
+    pause: Option<Pause>,
+}
+
+/// A wait for room.
+struct Pause {
+    since: Instant,
+    /// Whether the encoders of others were waited for as long as they are.
+    is_long: bool,
+    over: Pin<Box<Sleep>>,
 }
 
 impl Reads {
-    /// The reads of a request with this turn.
-    pub fn new(turn: Option<Arc<Turn>>) -> Reads {
-        Reads { turn, pause: None }
+    /// The reads of a request with this turn, whose answer may be compressed if `may_compress`.
+    pub fn new(turn: Option<Arc<Turn>>, may_compress: bool) -> Reads {
+        Reads {
+            turn,
+            may_begin_encoder: may_compress,
+            pause: None,
+        }
+    }
+
+    /// Notes that the answer has begun, compressed or not.
+    pub fn note_begun(&mut self) {
+        self.may_begin_encoder = false;
     }
 
     /// Reads. Cancel-safe if `read` is.
@@ -252,21 +356,38 @@ impl Reads {
         let allowance = &turn.allowance;
         // What an encoder holds lasts as long as the answer.
         let holds = turn.held_bytes.load(Ordering::Relaxed) > 0;
-        if holds || allowance.poll_room(context).is_ready() {
-            if let Some((since, _)) = self.pause.take() {
-                turn.note_paused(since.elapsed());
-                turn.is_paused.store(false, Ordering::Relaxed);
+        loop {
+            let is_long = self.pause.as_ref().is_some_and(|pause| pause.is_long);
+            let awaits_encoders = self.may_begin_encoder && !is_long;
+            if holds
+                || allowance
+                    .poll_room(turn, awaits_encoders, context)
+                    .is_ready()
+            {
+                break;
             }
-            return Poll::Ready(Ok(Some(turn.hold(UNSEEN_BYTES))));
+            let pause = self.pause.get_or_insert_with(|| {
+                allowance.note_wait();
+                turn.is_paused.store(true, Ordering::Relaxed);
+                let over = tokio::time::sleep(ENCODER_PATIENCE.min(allowance.patience));
+                Pause {
+                    since: Instant::now(),
+                    is_long: false,
+                    over: Box::pin(over),
+                }
+            });
+            ready!(pause.over.as_mut().poll(context));
+            if pause.is_long {
+                return Poll::Ready(Err(Failure::given_up()));
+            }
+            pause.is_long = true;
+            pause.over.as_mut().reset(pause.since + allowance.patience);
+            allowance.note_lasting_encoders();
         }
-        let (_, over) = self.pause.get_or_insert_with(|| {
-            allowance.note_wait();
-            turn.is_paused.store(true, Ordering::Relaxed);
-            let over = tokio::time::sleep(allowance.patience);
-            (Instant::now(), Box::pin(over))
-        });
-        over.as_mut()
-            .poll(context)
-            .map(|()| Err(Failure::given_up()))
+        if let Some(pause) = self.pause.take() {
+            turn.note_paused(pause.since.elapsed());
+            turn.is_paused.store(false, Ordering::Relaxed);
+        }
+        Poll::Ready(Ok(Some(turn.hold(UNSEEN_BYTES))))
     }
 }

@@ -147,11 +147,15 @@ async fn serve_stream(
         let head_bytes = well_formed::lighten(&mut head, &snapshot.head_limits);
         (head_bytes, snapshot.window_bytes)
     };
-    let arrived = Instant::now();
-    let has_body = !body.is_end_stream() && head.framing() != Framing::Length(0);
-    let bytes = request_bytes(head_bytes as u64, has_body, window_bytes);
+    let body_bytes_max = match head.framing() {
+        _ if body.is_end_stream() => 0,
+        Framing::Empty => 0,
+        Framing::Length(bytes) => bytes,
+        Framing::Chunked => u64::MAX,
+    };
+    let bytes = request_bytes(head_bytes as u64, body_bytes_max, window_bytes);
     let turn = terms.allowance.turn(bytes).await;
-    let side = Http2Side::new(&head, body, respond, turn, arrived, terms.timeouts);
+    let side = Http2Side::new(&head, body, respond, turn, terms.timeouts);
     let side = Side::Http2(Box::new(side));
     let mut client = Client::new(terms.connection.clone(), head, side);
     Box::pin(serve_request(&terms.gate, &mut client)).await;

@@ -20,14 +20,17 @@ pub(super) fn begin(forwarding: &mut Forwarding, client: &Client<'_>, head: &mut
     if let BodyCoding::Coded(coding) = verdict
         && *client.head.method() != Method::HEAD
     {
-        if ends {
+        let has_room = client.turn().is_none_or(|turn| turn.may_compress());
+        if ends || !has_room {
             verdict = BodyCoding::Plain;
         } else {
             // Without memory for an encoder, the answer is sent unchanged.
             let Ok(encoder) = Encoder::new(coding) else {
                 return;
             };
-            forwarding.encoder_held = client.turn().map(|turn| turn.hold(encoder.held_bytes()));
+            forwarding.encoder_held = client
+                .turn()
+                .map(|turn| turn.hold_encoder(encoder.held_bytes()));
             forwarding.encoder = Some(Box::new(encoder));
         }
     }

@@ -164,11 +164,15 @@ impl Http1 {
         }
     }
 
-    /// Reads bytes of the answer: returns their number, 0 at the end. Until the first of them arrive, no buffer is held.
+    /// Reads bytes of the answer: returns their number, 0 at the end. No empty buffer is held until they arrive.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.has_answered {
             self.incoming.reserve(READ_BYTES);
-            return pin!(self.connection.stream.read_buf(&mut self.incoming)).poll(context);
+            let read = pin!(self.connection.stream.read_buf(&mut self.incoming)).poll(context);
+            if self.incoming.is_empty() {
+                self.incoming = BytesMut::new();
+            }
+            return read;
         }
         let mut space = [MaybeUninit::<u8>::uninit(); READ_BYTES];
         let mut space = ReadBuf::uninit(&mut space);
