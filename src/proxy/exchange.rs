@@ -119,6 +119,8 @@ pub struct Forwarding {
     pub request_body_bytes: usize,
     /// Whether they are the whole body of the request.
     pub request_whole: bool,
+    /// Whether the upstream has ended its answer.
+    pub answer_ended: bool,
     /// When the gateway waited for the client.
     pub client_waits: ClientWaits,
     /// How it ended, unless served completely.
@@ -175,7 +177,7 @@ impl ClientWaits {
 /// How a forwarded request ended if not served completely.
 #[derive(Debug)]
 pub enum Ending {
-    /// The gateway answered instead of the upstream.
+    /// The gateway refused the request: it answered instead of the upstream, or cut the answer whose header had been forwarded.
     Rejected(Rejection),
     /// The upstream broke off after its header had been forwarded.
     Cut,
@@ -295,6 +297,7 @@ impl Forwarding {
             encoder_held: None,
             request_body_bytes: 0,
             request_whole: false,
+            answer_ended: false,
             client_waits: ClientWaits::of_connection(client_blocked),
             // The initial value, replaced by any other end.
             ending: Some(Ending::Cut),
@@ -371,6 +374,12 @@ impl Forwarding {
     /// written, so that a client that has read it completely finds the slot free.
     pub fn leave(&mut self) {
         self.slot = None;
+    }
+
+    /// Notes that the upstream has ended its answer.
+    pub fn note_answer_ended(&mut self) {
+        self.answer_ended = true;
+        self.leave();
     }
 
     /// Notes that the request is about to be written to a connection of the present server. A failure before it is written becomes a

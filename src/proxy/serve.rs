@@ -150,7 +150,9 @@ async fn forward(
         return Ok(());
     };
     settlement::settle(gate, client, &failure, forwarding).await;
-    if let Some(Ending::Rejected(rejection)) = &forwarding.ending {
+    if let Some(Ending::Rejected(rejection)) = &forwarding.ending
+        && !client.header_passed()
+    {
         let (method, now) = (client.head.method(), gate.store.now());
         let (quota_status, endpoint) = (Some(forwarding.quota_status), Some(&*forwarding.endpoint));
         let answer = Answer::to(method, exchange, rejection, quota_status, endpoint, now);

@@ -26,6 +26,9 @@ pub(super) async fn settle(
         (Some(rejection), _) if !header_passed => {
             (Ending::Rejected(rejection), Some(RefundReason::Body))
         }
+        (Some(rejection), Fault::Client(_)) if !is_clients_answer(client, forwarding) => {
+            (Ending::Rejected(rejection), Some(RefundReason::Body))
+        }
         (_, Fault::Client(fault)) => (Ending::ClientClosed, hung_up(fault, forwarding)),
         _ if header_passed => {
             let now = Instant::now();
@@ -90,6 +93,15 @@ fn hung_up(fault: ClientFault, forwarding: &Forwarding) -> Option<RefundReason> 
         false => Some(RefundReason::Unsent),
         true => slow().then_some(RefundReason::Slow),
     }
+}
+
+/// Whether a client that breaks its own request keeps the answer that was being sent to it, and so the charge: the upstream had
+/// ended the answer, or the gateway was waiting for the client to read. Otherwise a client could end each request this way after
+/// the part of the answer that it needs.
+fn is_clients_answer(client: &Client<'_>, forwarding: &mut Forwarding) -> bool {
+    let now = Instant::now();
+    forwarding.client_waits.note(client.blocked(), now);
+    forwarding.answer_ended || forwarding.client_waits.was_waiting(now)
 }
 
 /// Whether the answer was cut because of the client: the gateway was waiting for the client when the upstream broke off, or the

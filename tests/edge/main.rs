@@ -7,6 +7,7 @@ mod body_ends;
 mod certificates;
 mod connections;
 mod deadlines;
+mod early_answers;
 mod frames;
 mod heads;
 mod http2_conformance;

@@ -158,22 +158,25 @@ impl Http2Side {
                 answer.reserve_capacity(part.len());
                 if answer.capacity() == 0 {
                     let asked = Instant::now();
-                    wait_for_capacity(answer).await?;
+                    // A client that ends the stream now does not read, however it ends it.
+                    let waited = wait_for_capacity(answer).await;
+                    waited.map_err(|error| Failure::client(ClientFault::Gone, error))?;
                     self.turn.note_paused(asked.elapsed());
                 }
                 let piece = part.split_to(answer.capacity().min(part.len()));
-                answer.send_data(piece, ends && part.is_empty())?;
+                let sent = answer.send_data(piece, ends && part.is_empty());
+                sent.map_err(ended)?;
                 if ends && part.is_empty() {
                     return Ok(());
                 }
             }
             match ends {
-                true => answer.send_data(Bytes::new(), true),
+                true => answer.send_data(Bytes::new(), true).map_err(ended),
                 false => Ok(()),
             }
         });
         match sent.await {
-            Ok(sent) => sent.map_err(ended)?,
+            Ok(sent) => sent?,
             Err(_) => {
                 let cause = "read nothing of the answer for limits.response_write";
                 return Err(Failure::client(ClientFault::Slow, cause));

@@ -106,7 +106,7 @@ fn begin(
     insert_quota_status(fields, forwarding.quota_status, now);
     compressing::begin(forwarding, client, &mut head, ends);
     if ends {
-        forwarding.leave();
+        forwarding.note_answer_ended();
     }
     head
 }
@@ -123,7 +123,7 @@ fn pass_part(
     compressing::pass(forwarding, &mut body, ends)?;
     forwarding.client_waits.note(client.blocked(), now);
     if ends {
-        forwarding.leave();
+        forwarding.note_answer_ended();
     } else if forwarding.is_over_time_at(now, Duration::ZERO) {
         return Err(Failure::over_time());
     }

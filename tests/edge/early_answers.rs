@@ -1,0 +1,126 @@
+//! Requests that turn out malformed or too large after the upstream has begun to answer them: the answer is cut and refunded, unless
+//! the upstream had ended it.
+
+use harness::client::HOST;
+use harness::{IssuedKey, PATIENCE, Scene};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::frames::{DATA, END_STREAM, Frame, RST_STREAM, Wire};
+use super::{MARKETS, TOUCHLINE};
+
+/// An answer whose end does not come.
+const BEGUN: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nearly\r\n";
+/// A whole one.
+const WHOLE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nearly";
+/// `body_bytes`.
+const BODY_BYTES_MAX: usize = 64 * 1024;
+
+/// A gateway in front of an upstream that gives this answer to each head, and reads on.
+async fn answered_early(answer: &'static str) -> (Scene, IssuedKey) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upstream = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
+                    if socket.read_buf(&mut head).await.unwrap_or(0) == 0 {
+                        return;
+                    }
+                }
+                let _ = socket.write_all(answer.as_bytes()).await;
+                while let Ok(1..) = socket.read(&mut [0; 1024]).await {}
+            });
+        }
+    });
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(move |spec| {
+            spec.upstream = upstream;
+            spec.upstream_extra = "protocol: http1".into();
+            spec.extra_yaml = "limits: { body_bytes: 64KiB, request_read: 2s }".into();
+            spec.endpoints[0].methods.push("POST".into());
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    (scene, key)
+}
+
+/// Sends `rest` once the answer has begun; everything received.
+async fn send_after_answer_began(scene: &Scene, key: &IssuedKey, rest: &[u8]) -> Vec<u8> {
+    let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+    let head = format!(
+        "POST {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n",
+        key.key
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let mut received = Vec::new();
+    while !received.windows(5).any(|bytes| bytes == b"early") {
+        assert!(socket.read_buf(&mut received).await.unwrap() > 0);
+    }
+    // The gateway may close before it has read all.
+    let _ = socket.write_all(rest).await;
+    let end = async { while let Ok(1..) = socket.read_buf(&mut received).await {} };
+    tokio::time::timeout(PATIENCE, end).await.expect("the end");
+    received
+}
+
+/// The line of a request in the access log.
+async fn line(scene: &Scene, number: usize) -> Value {
+    scene.gateways[0].logged(number).await.remove(number - 1)
+}
+
+#[tokio::test]
+async fn a_request_that_breaks_its_body_after_its_answer_began_is_cut_and_refunded() {
+    let (scene, key) = answered_early(BEGUN).await;
+    let large = format!("{BODY_BYTES_MAX:x}\r\n{}", "x".repeat(BODY_BYTES_MAX));
+    let broken = [
+        (&b"zz\r\n"[..], "BAD_REQUEST"),
+        (large.as_bytes(), "PAYLOAD_TOO_LARGE"),
+        // Never ends.
+        (b"", "BAD_REQUEST"),
+    ];
+    for (number, (rest, outcome)) in broken.into_iter().enumerate() {
+        let received = send_after_answer_began(&scene, &key, rest).await;
+        let text = received.escape_ascii().to_string();
+        assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+        assert!(text.ends_with("early\\r\\n"), "{text}");
+        let line = line(&scene, number + 1).await;
+        assert_eq!(line["outcome"], outcome, "{line}");
+        assert_eq!(line["status"], 200, "{line}");
+        assert_eq!(line["refunded"], true, "{line}");
+    }
+    let mut wire = Wire::open(&scene).await;
+    let length = [("content-length", "5")];
+    wire.post(1, MARKETS, &key.key, &length).await;
+    while wire.next().await.expect("a part of the answer").kind != DATA {}
+    wire.send(&Frame::new(DATA, END_STREAM, 1, *b"abcdefg"))
+        .await;
+    while wire.next().await.expect("the connection stays").kind != RST_STREAM {}
+    let line = line(&scene, broken.len() + 1).await;
+    assert_eq!(line["outcome"], "BAD_REQUEST", "{line}");
+    assert_eq!(line["refunded"], true, "{line}");
+    scene.expect_used(&key, 0).await;
+}
+
+#[tokio::test]
+async fn a_client_that_breaks_its_body_to_get_an_ended_answer_for_nothing_pays_for_it() {
+    let (scene, key) = answered_early(WHOLE).await;
+    send_after_answer_began(&scene, &key, b"zz\r\n").await;
+    let first = line(&scene, 1).await;
+    assert_eq!(first["outcome"], "served", "{first}");
+    // Its window leaves out the last byte.
+    let mut wire = Wire::with_settings(&scene, &[(4, 4)]).await;
+    let length = [("content-length", "5")];
+    wire.post(1, MARKETS, &key.key, &length).await;
+    while wire.next().await.expect("a part of the answer").kind != DATA {}
+    wire.send(&Frame::new(DATA, END_STREAM, 1, *b"abcdefg"))
+        .await;
+    while wire.next().await.expect("the connection stays").kind != RST_STREAM {}
+    let second = line(&scene, 2).await;
+    assert_eq!(second["outcome"], "client_closed", "{second}");
+    assert_eq!(second["refunded"], false, "{second}");
+    scene.expect_used(&key, 2).await;
+}
