@@ -66,7 +66,13 @@ pub struct ServerHealth {
     ejections: u32,
     /// The end of the last ejection.
     ejected_until: Option<Instant>,
+    /// Requests in flight that it got since then.
+    trials: u32,
 }
+
+/// A request to an ejected server, which shows whether it serves again. Names the ejection.
+#[derive(Debug)]
+pub struct Trial(Instant);
 
 impl ServerHealth {
     /// Whether nothing is held against it, so that a request need not check further.
@@ -74,10 +80,11 @@ impl ServerHealth {
         *self == ServerHealth::default()
     }
 
-    /// Whether a request may be sent to it while it has `in_flight` others.
-    pub fn is_usable(&self, in_flight: u64, now: Instant) -> bool {
+    /// Whether a request may be sent to it: after an ejection only one at a time. Requests that it got earlier do not count, since
+    /// their answers may last.
+    pub fn is_usable(&self, now: Instant) -> bool {
         let tried = match self.ejected_until {
-            Some(until) => now >= until && in_flight == 0,
+            Some(until) => now >= until && self.trials == 0,
             None => true,
         };
         tried && !self.unhealthy
@@ -91,6 +98,20 @@ impl ServerHealth {
     /// Whether failing requests have ejected it, and it has not served one since.
     pub fn is_ejected(&self) -> bool {
         self.ejected_until.is_some()
+    }
+
+    /// Notes that it gets a request. Returns the trial if it is ejected, to be ended with the request.
+    pub fn assigned(&mut self) -> Option<Trial> {
+        let until = self.ejected_until?;
+        self.trials = self.trials.saturating_add(1);
+        Some(Trial(until))
+    }
+
+    /// Notes the end of a trial, which means nothing if the server was served or ejected again since.
+    pub fn ended(&mut self, Trial(until): Trial) {
+        if self.ejected_until == Some(until) {
+            self.trials = self.trials.saturating_sub(1);
+        }
     }
 
     /// Notes the result of a check.
@@ -134,6 +155,7 @@ impl ServerHealth {
     pub fn served(&mut self) -> Option<HealthChange> {
         self.failures = 0;
         self.ejections = 0;
+        self.trials = 0;
         self.ejected_until.take().map(|_| HealthChange::Returned)
     }
 
@@ -157,6 +179,7 @@ impl ServerHealth {
             .min(ejection.pause_max);
         self.ejections = self.ejections.saturating_add(1);
         self.failures = 0;
+        self.trials = 0;
         self.ejected_until = Some(now + pause);
         Some(HealthChange::Ejected(pause))
     }
@@ -169,7 +192,6 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const NONE_UNDER_WAY: u64 = 0;
 
     fn thresholds(unhealthy_after: u32, healthy_after: u32) -> Thresholds {
         Thresholds {
@@ -205,7 +227,7 @@ mod tests {
             (Passed, Some(HealthChange::Healthy), true),
         ] {
             assert_eq!(health.checked(checked, thresholds(3, 2)), change);
-            assert_eq!(health.is_usable(NONE_UNDER_WAY, now), usable);
+            assert_eq!(health.is_usable(now), usable);
         }
         assert!(health.is_unblemished());
     }
@@ -215,6 +237,7 @@ mod tests {
         let mut now = Instant::now();
         let mut health = ServerHealth::default();
         assert_eq!(health.failed(ejection(2), now), None);
+        let mut trials = Vec::new();
         for pause in [1, 2, 4, 8, 10, 10] {
             let pause = pause * SECOND;
             assert_eq!(
@@ -222,21 +245,31 @@ mod tests {
                 Some(HealthChange::Ejected(pause))
             );
             let before_its_end = now + pause - Duration::from_millis(1);
-            assert!(!health.is_usable(NONE_UNDER_WAY, before_its_end));
+            assert!(!health.is_usable(before_its_end));
             assert_eq!(
                 health.failed(ejection(2), before_its_end),
                 None,
                 "sent before"
             );
             now += pause;
-            assert!(health.is_usable(NONE_UNDER_WAY, now));
-            assert!(!health.is_usable(1, now), "one at a time");
+            assert!(health.is_usable(now));
+            let trial = health.assigned().unwrap();
+            assert!(!health.is_usable(now), "one at a time");
+            health.ended(trial);
+            assert!(health.is_usable(now));
+            trials.push(health.assigned().unwrap());
         }
         assert_eq!(health.served(), Some(HealthChange::Returned));
-        assert!(health.is_unblemished() && health.is_usable(9, now));
+        assert!(health.is_unblemished() && health.is_usable(now));
+        assert!(health.assigned().is_none());
         assert_eq!(health.failed(ejection(2), now), None);
         let first = Some(HealthChange::Ejected(SECOND));
         assert_eq!(health.failed(ejection(2), now), first);
+        let trial = health.assigned().unwrap();
+        trials.drain(..).for_each(|earlier| health.ended(earlier));
+        assert!(!health.is_usable(now + SECOND), "the present trial");
+        health.ended(trial);
+        assert!(health.is_usable(now + SECOND));
     }
 
     #[test]
@@ -282,7 +315,7 @@ mod tests {
                 health.checked(HealthCheckResult::Passed, thresholds(3, 2));
             }
             now += ejection(5).pause_max;
-            prop_assert!(health.is_usable(NONE_UNDER_WAY, now));
+            prop_assert!(health.is_usable(now));
             health.served();
             prop_assert!(health.is_unblemished());
         }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::policy::choice::identity;
 use crate::policy::server_health::{
-    Ejection, HealthChange, HealthCheckResult, ServerHealth, Thresholds,
+    Ejection, HealthChange, HealthCheckResult, ServerHealth, Thresholds, Trial,
 };
 
 /// The result of the last request to a server, or its last check.
@@ -108,8 +108,15 @@ impl Server {
 
     /// Whether a request may be sent to it now, also as a trial.
     pub(super) fn is_usable(&self, now: Instant) -> bool {
-        !self.blemished.load(Ordering::Acquire)
-            || self.health.lock().is_usable(self.in_flight(), now)
+        !self.blemished.load(Ordering::Acquire) || self.health.lock().is_usable(now)
+    }
+
+    /// Notes that it gets a request, which is a trial if requests have ejected it.
+    fn assigned(&self) -> Option<Trial> {
+        match self.blemished.load(Ordering::Acquire) {
+            false => None,
+            true => self.health.lock().assigned(),
+        }
     }
 
     /// Whether it is one of `servers`.
@@ -163,22 +170,31 @@ impl Server {
 
 /// A request's place among those in flight at a server, released on drop.
 #[derive(Debug)]
-pub struct Assignment(Arc<Server>);
+pub struct Assignment {
+    server: Arc<Server>,
+    trial: Option<Trial>,
+}
 
 impl Assignment {
     pub(super) fn to(server: &Arc<Server>) -> Assignment {
         server.in_flight.fetch_add(1, Ordering::Relaxed);
-        Assignment(server.clone())
+        Assignment {
+            server: server.clone(),
+            trial: server.assigned(),
+        }
     }
 
     /// The server.
     pub fn server(&self) -> &Arc<Server> {
-        &self.0
+        &self.server
     }
 }
 
 impl Drop for Assignment {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.server.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if let Some(trial) = self.trial.take() {
+            self.server.health.lock().ended(trial);
+        }
     }
 }

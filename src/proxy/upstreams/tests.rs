@@ -95,6 +95,29 @@ fn a_failing_server_is_left_out_and_the_last_one_is_asked_all_the_same() {
 }
 
 #[test]
+fn a_long_answer_from_before_an_ejection_does_not_delay_the_trial_after_it() {
+    let metrics = Metrics::new().unwrap();
+    let ejection = "ejection: {failures: 1, pause: 100ms, pause_max: 100ms}";
+    let servers = format!("{{servers: [127.0.0.1:1, 127.0.0.1:2], {ejection}}}");
+    let upstream = Upstream::new(&configured(&servers), None);
+    let long = upstream.assign(7, &[], &[]).unwrap();
+    let server = long.server().clone();
+    upstream.note_failed(&server, &metrics);
+    let paused = Instant::now() + Duration::from_millis(100);
+    assert!(server.is_usable(paused));
+    let trial = Assignment::to(&server);
+    assert!(!server.is_usable(paused), "one at a time");
+    drop(long);
+    assert!(!server.is_usable(paused), "the trial is in flight");
+    drop(trial);
+    assert!(server.is_usable(paused));
+    let trial = Assignment::to(&server);
+    upstream.note_served(&server);
+    drop(trial);
+    assert!(server.is_up());
+}
+
+#[test]
 fn a_configuration_inherits_what_is_known_of_its_servers() {
     let metrics = Metrics::new().unwrap();
     let text = |more: &str| {
