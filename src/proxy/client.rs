@@ -172,14 +172,14 @@ impl<'c> Client<'c> {
         }
     }
 
-    /// Sends 100 (Continue) to ask for the body (RFC 9110 section 15.2.1). Over HTTP/2 no client waits for it.
+    /// Sends 100 (Continue) to ask for the body (RFC 9110 section 15.2.1).
     ///
     /// # Errors
     /// If the client has disconnected.
     pub async fn ask_for_body(&mut self) -> Result<(), Failure> {
         match &mut self.side {
             Side::Http1(side) => side.ask_for_body().await,
-            Side::Http2(_) => Ok(()),
+            Side::Http2(side) => side.ask_for_body().await,
         }
     }
 

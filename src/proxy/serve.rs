@@ -276,6 +276,10 @@ fn must_end_first(client: &Client<'_>, limits: &HeadLimits) -> bool {
 /// # Errors
 /// If it has a body, or does not end.
 async fn end_without_body(client: &mut Client<'_>, patience: Duration) -> Result<(), Malformed> {
+    if client.head.expects_continue() {
+        // Announces a body (RFC 9110 section 10.1.1), and does not send it unasked.
+        return Err(Malformed::UnexpectedBody);
+    }
     let end = async {
         while !client.is_body_done() {
             match client.read().await {

@@ -1,8 +1,14 @@
 //! Heads over HTTP/2 that are refused: with the contract's answer and a line in the log where the gateway refuses them, with a
 //! count where the library below it resets their streams.
 
+use std::future::poll_fn;
+
+use bytes::Bytes;
+use h2::client::SendRequest;
 use harness::client::next_request_id;
-use harness::{Protocol, Scene};
+use harness::{IssuedKey, PATIENCE, Protocol, Scene};
+use http::{Request, StatusCode};
+use tokio::net::TcpStream;
 
 use super::frames::{RST_STREAM, Stream, Wire};
 use super::{MARKETS, TOUCHLINE, limit_hits};
@@ -213,4 +219,61 @@ async fn a_long_method_is_refused_and_a_key_in_a_method_is_not_logged() {
         assert!(!line.to_string().contains(&key.key[17..]), "{line}");
     }
     scene.expect_used(&key, 0).await;
+}
+
+/// Sends the head of a request that waits to be asked for its body, and `hello` when it is; the statuses of its answers.
+async fn expect_continue(
+    client: &mut SendRequest<Bytes>,
+    method: &str,
+    key: &str,
+) -> Vec<StatusCode> {
+    let request = Request::builder()
+        .method(method)
+        .uri(format!("http://localhost{MARKETS}"))
+        .header("x-api-key", key)
+        .header("expect", "100-continue");
+    let request = request.body(()).unwrap();
+    let (mut answer, mut body) = client.send_request(request, false).unwrap();
+    let mut statuses = Vec::new();
+    let exchange = async {
+        while let Some(interim) = poll_fn(|context| answer.poll_informational(context)).await {
+            statuses.push(interim.unwrap().status());
+            body.send_data(Bytes::from_static(b"hello"), true).unwrap();
+        }
+        statuses.push(answer.await.unwrap().status());
+    };
+    let exchange = tokio::time::timeout(PATIENCE, exchange);
+    exchange.await.expect("an answer");
+    statuses
+}
+
+#[tokio::test]
+async fn a_client_over_http2_that_waits_to_be_asked_for_its_body_is_asked_or_refused_at_once() {
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| {
+            spec.endpoints[0].methods.push("POST".into());
+            // Longer than the test waits.
+            spec.extra_yaml = "limits: { request_read: 5m }".into();
+        })
+        .start()
+        .await;
+    let key: IssuedKey = scene.issue("starter").await;
+    let socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+    let (mut client, connection) = h2::client::handshake(socket).await.unwrap();
+    tokio::spawn(connection);
+    for (method, key, statuses) in [
+        ("POST", &*key.key, &[100, 200][..]),
+        ("POST", "wrong", &[401]),
+        ("GET", &*key.key, &[400]),
+    ] {
+        assert_eq!(
+            expect_continue(&mut client, method, key).await,
+            statuses,
+            "{method}"
+        );
+    }
+    let forwarded = scene.upstream.recorded().pop().unwrap();
+    assert_eq!(forwarded.body, b"hello");
+    assert!(forwarded.values("expect").is_empty());
+    scene.expect_used(&key, 1).await;
 }

@@ -4,7 +4,7 @@
 //! beside chunks, a second `Host`. An accepted head can be read in one way only.
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_LENGTH, HOST};
+use http::header::{CONTENT_LENGTH, EXPECT, HOST};
 use http::uri::PathAndQuery;
 use http::{HeaderValue, Method, request};
 
@@ -155,6 +155,11 @@ fn framing_refused() -> Rejection {
     Rejection::BadRequest(Malformed::Framing)
 }
 
+/// Whether a value of `Expect` asks for 100 (Continue).
+fn is_continue(expected: &[u8]) -> bool {
+    expected.eq_ignore_ascii_case(b"100-continue")
+}
+
 /// The fields that determine the message's end, its host and the connection's end.
 #[derive(Debug, Default)]
 struct NotedRequest {
@@ -196,8 +201,7 @@ impl NotedRequest {
                 self.options.add(options);
             }
             Some(KnownField::Expect) => {
-                let is_continue = value.eq_ignore_ascii_case(b"100-continue");
-                self.expects_continue.get_or_insert(is_continue);
+                self.expects_continue.get_or_insert(is_continue(value));
             }
         }
         Ok(())
@@ -289,6 +293,7 @@ impl RequestHead {
         let authority = authority.map(|text| Bytes::copy_from_slice(text.as_bytes()));
         let host = parts.headers.get(HOST).map(HeaderValue::as_bytes);
         let length = parts.headers.get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
+        let expected = parts.headers.get(EXPECT).map(HeaderValue::as_bytes);
         RequestHead {
             target: ReceivedTarget::new(target),
             host: host.map(Bytes::copy_from_slice),
@@ -299,7 +304,7 @@ impl RequestHead {
                 None => Framing::Chunked,
             },
             keeps_open: true,
-            expects_continue: false,
+            expects_continue: expected.is_some_and(is_continue),
             method: parts.method,
             version: Version::Http2,
             fields: parts.headers.into(),
@@ -376,7 +381,7 @@ impl RequestHead {
         self.keeps_open
     }
 
-    /// Whether the client waits for 100 (Continue) before it sends its body (RFC 9110 section 10.1.1). Never over HTTP/2.
+    /// Whether the client waits for 100 (Continue) before it sends its body (RFC 9110 section 10.1.1).
     pub fn expects_continue(&self) -> bool {
         self.expects_continue
     }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::header::{CONTENT_LENGTH, DATE};
-use http::{HeaderName, Response};
+use http::{HeaderName, Response, StatusCode};
 use pingora::protocols::http::date::get_cached_date;
 use tokio::time::Instant;
 
@@ -122,8 +122,19 @@ impl Http2Side {
         Failure::client(ClientFault::Gone, cause)
     }
 
+    pub(super) async fn ask_for_body(&mut self) -> Result<(), Failure> {
+        // The library would send the head on a stream that was reset, too.
+        let reset = poll_fn(|context| self.respond.poll_reset(context));
+        if let Poll::Ready(reset) = look_at(reset).await {
+            return Err(ended(reset.map_or_else(|error| error, h2::Error::from)));
+        }
+        let mut interim = Response::new(());
+        *interim.status_mut() = StatusCode::CONTINUE;
+        self.respond.send_informational(interim).map_err(ended)
+    }
+
     pub(super) fn write_head(&mut self, head: Head, ends: bool) -> Result<(), Failure> {
-        // The library sends only one head.
+        // The library does not limit how many interim heads wait for a client that does not read.
         if self.answer.is_some() || head.status.is_informational() {
             return Ok(());
         }
