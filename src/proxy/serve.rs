@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::admission::{self, Admitted, Permit, Refusal};
 use super::client::Client;
 use super::exchange::{Ending, Exchange, Forwarding, Served, Stage};
-use super::failure::Failure;
+use super::failure::{ClientFault, Failure, Fault};
 use super::forward::{TRACEPARENT, X_REQUEST_ID};
 use super::gate::Gate;
 use super::origin::Origin;
@@ -209,7 +209,7 @@ async fn refuse(
     if let Rejection::MissingApiKey | Rejection::InvalidApiKey = refusal.rejection {
         note_failed_authentication(gate, client, exchange);
     }
-    if let Some(limit) = refusal.rejection.limit_hit() {
+    if let Some(limit) = settlement::limit_hit(&refusal.rejection) {
         let hits = &gate.metrics.limit_hits;
         hits.with_label_values(&[limit]).inc();
     }
@@ -286,6 +286,9 @@ async fn end_without_body(client: &mut Client<'_>, patience: Duration) -> Result
                 Ok(None) => break,
                 Ok(Some(part)) if part.is_empty() => {}
                 Ok(Some(_)) => return Err(Malformed::UnexpectedBody),
+                Err(failure) if failure.fault == Fault::Client(ClientFault::Late) => {
+                    return Err(Malformed::Late);
+                }
                 Err(_) => return Err(Malformed::Framing),
             }
         }

@@ -15,14 +15,18 @@ pub(super) async fn settle(
     failure: &Failure,
     forwarding: &mut Forwarding,
 ) {
-    let hits = &gate.metrics.limit_hits;
-    match failure.fault {
-        Fault::Client(ClientFault::Slow) => hits.with_label_values(&["response_rate"]).inc(),
-        Fault::Client(ClientFault::Late) => hits.with_label_values(&["request_read"]).inc(),
-        _ => {}
+    let refusal = refusal(failure, client, forwarding);
+    let hit = match (&refusal, failure.fault) {
+        (Some(rejection), _) => limit_hit(rejection),
+        (None, Fault::Client(ClientFault::Slow)) => Some("response_rate"),
+        (None, _) => None,
+    };
+    if let Some(limit) = hit {
+        let hits = &gate.metrics.limit_hits;
+        hits.with_label_values(&[limit]).inc();
     }
     let header_passed = client.header_passed();
-    let (ending, reason) = match (refusal(failure, client, forwarding), failure.fault) {
+    let (ending, reason) = match (refusal, failure.fault) {
         (Some(rejection), _) if !header_passed => {
             (Ending::Rejected(rejection), Some(RefundReason::Body))
         }
@@ -60,6 +64,14 @@ pub(super) fn is_servers_fault(failure: &Failure, client: &Client<'_>) -> bool {
         Fault::Server(ServerFault::Silent) => client.is_body_done(),
         Fault::Server(_) => true,
         Fault::Client(_) | Fault::Gateway => false,
+    }
+}
+
+/// The limit that a request whose head was read has exceeded, as a metric label.
+pub(super) fn limit_hit(rejection: &Rejection) -> Option<&'static str> {
+    match rejection {
+        Rejection::BadRequest(Malformed::Late) => Some("request_read"),
+        _ => rejection.limit_hit(),
     }
 }
 

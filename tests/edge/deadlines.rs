@@ -280,6 +280,48 @@ async fn an_upstream_that_waits_for_a_stalled_body_does_not_make_it_our_failure(
     assert_problem(&exchange.answers[0], 400, "BAD_REQUEST");
     let mut wire = post_over_http2(&scene, &key).await;
     assert_eq!(wire.problem(1).await["code"], "BAD_REQUEST");
+    assert_eq!(limit_hits(&scene, "request_read").await, 2.0);
+    scene.expect_used(&key, 0).await;
+}
+
+#[tokio::test]
+async fn a_request_over_http2_without_a_body_that_does_not_end_is_refused_and_counted() {
+    let scene = hasty("request_read: 500ms").await;
+    let key = scene.issue("starter").await;
+    let mut wire = Wire::open(&scene).await;
+    let fields = [
+        (":method", "GET"),
+        (":scheme", "http"),
+        (":authority", "localhost"),
+        (":path", MARKETS),
+        ("x-api-key", &key.key),
+    ];
+    wire.headers(1, &fields, false).await;
+    assert_eq!(wire.problem(1).await["code"], "BAD_REQUEST");
+    assert_eq!(limit_hits(&scene, "request_read").await, 1.0);
+    scene.expect_used(&key, 0).await;
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_counted_also_if_its_length_was_not_announced() {
+    let scene = hasty("body_bytes: 1KiB").await;
+    let key = scene.issue("starter").await;
+    let large = format!("800\r\n{}\r\n0\r\n\r\n", "x".repeat(0x800));
+    let head = format!(
+        "POST {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\n",
+        key.key
+    );
+    let bodies = [
+        format!("{head}Content-Length: 2048\r\n\r\n"),
+        format!("{head}Transfer-Encoding: chunked\r\n\r\n{large}"),
+    ];
+    for (number, request) in bodies.into_iter().enumerate() {
+        let client = scene.client(Protocol::Http1);
+        let exchange = client.raw(request, Until::Answers(1)).await;
+        assert_problem(&exchange.answers[0], 413, "PAYLOAD_TOO_LARGE");
+        let hits = limit_hits(&scene, "body_bytes").await;
+        assert_eq!(hits, (number + 1) as f64);
+    }
     scene.expect_used(&key, 0).await;
 }
 
