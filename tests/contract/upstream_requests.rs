@@ -227,3 +227,26 @@ async fn operators_choose_which_headers_pass_in_both_directions() {
     }
     scene.assert_ledgers_agree().await;
 }
+
+#[tokio::test]
+async fn cookies_that_a_client_sends_in_several_fields_over_http2_are_one_upstream() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.extra_yaml = "forward: { headers_denied: [] }".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    for protocol in [Protocol::Http2Clear, Protocol::Http2Tls] {
+        let call = Call::get(MARKETS)
+            .key(&key)
+            .header("cookie", "a=1")
+            .header("accept", "*/*")
+            .header("cookie", "b=2; c=3")
+            .header("cookie", "d=4");
+        let answer = scene.client(protocol).call(call).await;
+        let id = answer.header("x-request-id").unwrap();
+        let request = scene.upstream.recorded_as(id).pop().unwrap();
+        assert_eq!(request.values("cookie"), ["a=1; b=2; c=3; d=4"]);
+        assert_eq!(request.values("accept"), ["*/*"]);
+    }
+    scene.assert_ledgers_agree().await;
+}

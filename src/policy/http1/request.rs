@@ -4,9 +4,9 @@
 //! beside chunks, a second `Host`. An accepted head can be read in one way only.
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_LENGTH, EXPECT, HOST};
+use http::header::{CONTENT_LENGTH, COOKIE, EXPECT, HOST};
 use http::uri::PathAndQuery;
-use http::{HeaderValue, Method, request};
+use http::{HeaderMap, HeaderValue, Method, request};
 
 use super::body::{BodyReader, ChunkLimits};
 use super::fields::{
@@ -268,6 +268,21 @@ impl RequestPlaces {
     }
 }
 
+/// Joins the `Cookie` fields, into which HTTP/2 may split one (RFC 9113 section 8.2.3): servers over HTTP/1 know only one.
+fn join_cookies(fields: &mut HeaderMap) {
+    let crumbs: Vec<&[u8]> = fields
+        .get_all(COOKIE)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
+    // Consists of valid values.
+    if crumbs.len() > 1
+        && let Ok(joined) = HeaderValue::try_from(crumbs.join(&b"; "[..]))
+    {
+        fields.insert(COOKIE, joined);
+    }
+}
+
 /// The head of a request. Over HTTP/1 it shares the buffer that received it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestHead {
@@ -286,7 +301,8 @@ pub struct RequestHead {
 
 impl RequestHead {
     /// A head that the HTTP/2 library has read: its host and its announced length are not checked.
-    pub fn of_http2(parts: request::Parts) -> RequestHead {
+    pub fn of_http2(mut parts: request::Parts) -> RequestHead {
+        join_cookies(&mut parts.headers);
         let uri = &parts.uri;
         let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
         let authority = uri.authority().map(|authority| authority.as_str());
