@@ -1,8 +1,8 @@
 //! Who may cache the answer to a request with an API key: its caller only (RFC 9111).
 //!
 //! Shared caches know that an answer to `Authorization` belongs to one caller, but do not know `X-API-Key`. So every forwarded
-//! answer gets `private`, unless it has that or something stricter, and names `X-API-Key` in `Vary` for caches shared by several
-//! keys. The upstream's other directives stay.
+//! answer without `no-store` gets `private` and loses the directives for shared caches; each names `X-API-Key` in `Vary` for caches
+//! shared by several keys. The upstream's other directives stay.
 
 use http::HeaderValue;
 
@@ -15,6 +15,7 @@ const PRIVATE: HeaderValue = HeaderValue::from_static("private");
 /// parsed becomes `no-store`.
 pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<HeaderValue> {
     let mut kept: Vec<&str> = Vec::new();
+    let (mut is_private, mut is_for_others) = (false, false);
     for value in values {
         let Some(directives) = std::str::from_utf8(value).ok().and_then(directives) else {
             return Some(NO_STORE);
@@ -25,15 +26,22 @@ pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<H
                 None => (directive, None),
             };
             let is = |word: &str| name.eq_ignore_ascii_case(word);
-            if is("no-store") || (is("private") && argument.is_none()) {
+            if is("no-store") {
                 return None;
             }
             // `private="field"` leaves the rest of the answer to shared caches.
             let for_others = ["public", "s-maxage", "proxy-revalidate", "private"];
-            if !for_others.into_iter().any(is) {
+            if is("private") && argument.is_none() {
+                is_private = true;
+            } else if for_others.into_iter().any(is) {
+                is_for_others = true;
+            } else {
                 kept.push(directive);
             }
         }
+    }
+    if is_private && !is_for_others {
+        return None;
     }
     if kept.is_empty() {
         return Some(PRIVATE);
@@ -119,7 +127,16 @@ mod tests {
             (&["no-store"], None),
             (&["public", "No-Store"], None),
             (&["Private, max-age=60"], None),
+            (&["Private, max-age=60", "must-revalidate"], None),
+            (
+                &["private, max-age=60, Public, s-maxage=600"],
+                Some("private, max-age=60"),
+            ),
+            (&["private", "s-maxage=600"], Some("private")),
+            (&["private, private=\"a\""], Some("private")),
+            (&["private, public, no-store"], None),
             (&["ext=\"never ends, private"], Some("no-store")),
+            (&["private", "ext=\"never ends"], Some("no-store")),
         ] {
             assert_eq!(control(values).as_deref(), expected, "{values:?}");
         }
