@@ -346,10 +346,6 @@ impl<'a, K> Ask<'a, K, ()> {
     fn draw<G>(self, found: Result<RouteId, Refused>) -> Next<'a, K, G> {
         let limit = match &found {
             Ok(RouteId::Own(_)) => Some(Limit::UsageRead),
-            Err(Refused {
-                place: Some(RouteId::Own(_)),
-                ..
-            }) => None,
             Ok(RouteId::Endpoint(_)) | Err(_) => self.caller.terms.burst.map(Limit::Burst),
         };
         match limit {

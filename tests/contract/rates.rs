@@ -114,6 +114,7 @@ async fn refused_steps_draw_from_the_burst_and_get_its_429_when_it_is_empty() {
         (Call::get("/none"), 404),
         (Call::new("DELETE", MARKETS), 405),
         (Call::get(RANKINGS), 403),
+        (Call::new("DELETE", "/api/v1/usage"), 405),
     ] {
         let key = scene.issue("starter").await;
         let client = scene.client(Protocol::Http1);

@@ -298,7 +298,7 @@ fn the_gateways_own_paths_leave_on_the_way_and_are_never_charged() {
         ),
         (
             "/api/v1/usage",
-            &[Fault::Method, Fault::Burst],
+            &[Fault::Method, Fault::Concurrent, Fault::Quota],
             "METHOD_NOT_ALLOWED",
         ),
         (
@@ -322,6 +322,22 @@ fn the_gateways_own_paths_leave_on_the_way_and_are_never_charged() {
             assert_eq!(ran.answer, answer, "{path} {faults:?}");
             assert_eq!(ran.charges_asked, 0, "{path} {faults:?}");
         }
+    }
+}
+
+#[test]
+fn a_wrong_method_at_the_own_usage_draws_from_the_burst() {
+    for (enforcement, answer) in [
+        (Enforcement::Enforced, "RATE_LIMIT_EXCEEDED burst"),
+        (Enforcement::Shadow, "METHOD_NOT_ALLOWED"),
+    ] {
+        let ran = Case {
+            path: "/api/v1/usage",
+            enforcement,
+            ..Case::of(&[Fault::Method, Fault::Burst])
+        }
+        .run();
+        assert_eq!(ran.answer, answer);
     }
 }
 
