@@ -114,6 +114,52 @@ async fn a_retry_on_a_stale_pooled_connection_is_charged_once() {
     }
 }
 
+#[tokio::test]
+async fn a_request_whose_kept_connection_ends_is_sent_again_if_its_method_is_idempotent() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| {
+            let methods = ["OPTIONS", "PUT", "DELETE", "POST", "PATCH"];
+            spec.endpoints[0].methods.extend(methods.map(String::from));
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    scene.upstream.behave(|request| match request.place {
+        1 => Behaviour::Echo,
+        _ => Behaviour::ResetBeforeHeader,
+    });
+    let client = scene.client(Protocol::Http1);
+    for (method, status) in [
+        ("GET", 200),
+        ("HEAD", 200),
+        ("OPTIONS", 200),
+        ("PUT", 200),
+        ("DELETE", 200),
+        ("POST", 500),
+        ("PATCH", 500),
+    ] {
+        eventually("a kept connection is used", async || {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+            let answer = client.call(Call::new(method, MARKETS).key(&key)).await;
+            let id = answer.header("x-request-id").unwrap();
+            let attempts = scene.upstream.recorded_as(id);
+            if attempts[0].place == 1 {
+                return None;
+            }
+            assert_eq!(answer.status, status, "{method}: {answer:?}");
+            let expected = if status == 200 { 2 } else { 1 };
+            assert_eq!(attempts.len(), expected, "{method}");
+            Some(())
+        })
+        .await;
+    }
+    let retries = Allowances {
+        retries: true,
+        ..Allowances::default()
+    };
+    scene.assert_ledgers_agree_with(&retries).await;
+}
+
 async fn arrived(scene: &Scene, requests: usize) {
     eventually("the request is at the upstream", async || {
         (scene.upstream.count() == requests).then_some(())

@@ -332,8 +332,8 @@ impl Ledgers {
                 continue;
             };
             for request in earlier {
-                let idempotent =
-                    matches!(request.method.as_str(), "GET" | "HEAD" | "PUT" | "DELETE");
+                let method = request.method.as_str();
+                let idempotent = matches!(method, "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE");
                 let dead = request.outcome == Outcome::Reset && request.place > 1;
                 let safe = matches!(request.method.as_str(), "GET" | "HEAD" | "OPTIONS");
                 let broken = matches!(
