@@ -249,13 +249,16 @@ async fn run(
     notify::ready(&configuration);
 
     tokio::select! {
-        () = stop.wait() => tracing::info!("stopping: waiting for requests in flight"),
+        () = stop.wait() => {
+            tracing::info!("stopping: waiting for requests in flight");
+            notify::stopping();
+        }
+        // To a service manager the unit goes on: the successor has its socket too, and reports its own start.
         () = succeeded.notified() => {
             tracing::info!("a successor has taken over: waiting for requests in flight");
             bound.leave_admin();
         }
     }
-    notify::stopping();
     reloading.abort();
     if let Some(offering) = offering {
         offering.abort();

@@ -26,7 +26,7 @@ pub fn refused(hash: &str) {
     send(&[NotifyState::Ready, NotifyState::Status(&status)]);
 }
 
-/// The gateway waits for requests in flight.
+/// The gateway waits for requests in flight and has no successor: a service manager takes this for the end of the whole unit.
 pub fn stopping() {
     send(&[
         NotifyState::Stopping,

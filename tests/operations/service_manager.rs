@@ -21,6 +21,14 @@ fn spec(directory: &Path) -> GatewaySpec {
     GatewaySpec::new(store, "127.0.0.1:9".parse().unwrap())
 }
 
+/// A gateway on this configuration that notifies this socket.
+fn start(config: &Path, more_arguments: &[&str], socket: &Path, name: &str) -> Process {
+    let mut command = Command::new(TOUCHLINE);
+    command.arg("serve").arg("--config").arg(config);
+    command.args(more_arguments).env("NOTIFY_SOCKET", socket);
+    Process::spawn(&mut command, socket.parent().unwrap(), name).unwrap()
+}
+
 #[test]
 fn a_service_manager_is_notified_of_start_reload_refusal_and_stop() {
     let directory = tempfile::tempdir().unwrap();
@@ -30,10 +38,7 @@ fn a_service_manager_is_notified_of_start_reload_refusal_and_stop() {
     let config = at.join("gateway.yaml");
     let good = spec(at).yaml(&at.join("access.log"));
     std::fs::write(&config, &good).unwrap();
-    let mut command = Command::new(TOUCHLINE);
-    command.arg("serve").arg("--config").arg(&config);
-    command.env("NOTIFY_SOCKET", at.join("notify"));
-    let mut gateway = Process::spawn(&mut command, at, "gateway").unwrap();
+    let mut gateway = start(&config, &[], &at.join("notify"), "gateway");
     let ready = heard(&socket);
     let pid = gateway.pid();
     let expected = format!("MAINPID={pid}\nREADY=1\nSTATUS=serving");
@@ -62,4 +67,35 @@ fn a_service_manager_is_notified_of_start_reload_refusal_and_stop() {
     }
     let status = gateway.wait_for_end(PATIENCE).unwrap();
     assert_eq!(status.code(), Some(0), "{}", gateway.output());
+}
+
+#[test]
+fn a_service_manager_is_not_notified_of_a_stop_when_a_successor_takes_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let socket = UnixDatagram::bind(at.join("notify")).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let config = at.join("gateway.yaml");
+    let mut spec = spec(at);
+    spec.upgrade = Some(at.join("upgrade.sock").display().to_string());
+    std::fs::write(&config, spec.yaml(&at.join("access.log"))).unwrap();
+    let begin = |more: &[&str], name: &str| start(&config, more, &at.join("notify"), name);
+    let mut old = begin(&[], "old");
+    let is_ready = |message: &str, process: &Process| {
+        message.starts_with(&format!("MAINPID={}\nREADY=1\n", process.pid()))
+    };
+    let first = heard(&socket);
+    assert!(is_ready(&first, &old), "{first}");
+
+    let mut successor = begin(&["--upgrade"], "successor");
+    let status = old.wait_for_end(PATIENCE).unwrap();
+    assert_eq!(status.code(), Some(0), "{}", old.output());
+    let second = heard(&socket);
+    assert!(is_ready(&second, &successor), "{second}");
+
+    successor.ask_to_end();
+    let last = heard(&socket);
+    assert!(last.starts_with("STOPPING=1\n"), "{last}");
+    let status = successor.wait_for_end(PATIENCE).unwrap();
+    assert_eq!(status.code(), Some(0), "{}", successor.output());
 }
