@@ -154,3 +154,31 @@ fn every_pod_of_kubernetes_finds_what_its_configuration_names() {
     assert_eq!(redis["min_nodes"], autoscaler["spec"]["minReplicas"]);
     assert_eq!(container["startupProbe"]["httpGet"]["path"], "/livez");
 }
+
+#[test]
+fn every_deployment_is_scraped_as_the_job_that_rules_and_board_select() {
+    let monitor = documents("kubernetes/podmonitor.yaml").remove(0);
+    let all = documents("kubernetes/touchline.yaml");
+    let set = all.iter().find(|one| one["kind"] == "StatefulSet").unwrap();
+    // Without it, the operator names the job after the monitor and its namespace.
+    let label = monitor["spec"]["jobLabel"].as_str().unwrap();
+    let pods = &set["spec"]["template"]["metadata"]["labels"][label];
+    let mut jobs = vec![pods.as_str().unwrap().to_owned()];
+    for file in ["prometheus/prometheus.yml", "compose/prometheus.yml"] {
+        let scrapes = documents(file).remove(0)["scrape_configs"].clone();
+        let scrapes = scrapes.as_sequence().unwrap().iter();
+        let own = scrapes.map(|one| one["job_name"].as_str().unwrap().to_owned());
+        jobs.extend(own);
+    }
+    for file in ["prometheus/alerts.yml", "grafana/touchline.json"] {
+        let text = text_of(file).replace('\\', "");
+        let selected = text.split("{job=\"").skip(1);
+        let mut selected = selected
+            .map(|rest| rest.split('"').next().unwrap())
+            .peekable();
+        assert!(selected.peek().is_some(), "{file}");
+        for job in selected {
+            assert!(jobs.iter().all(|one| one == job), "{file}: {job}, {jobs:?}");
+        }
+    }
+}
