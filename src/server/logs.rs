@@ -1,4 +1,4 @@
-//! Where a gateway logs to, and what it warns of whenever a configuration is applied.
+//! Where a gateway logs to, and what it warns of whenever a configuration is applied and, of certificates, once a day.
 
 use std::time::Duration;
 
@@ -9,16 +9,30 @@ use crate::telemetry::access_log::{Destination, Sink};
 use crate::telemetry::metrics::Metrics;
 
 /// The remaining life of a certificate below which a warning is logged: most are renewed a month before their end.
-const CERTIFICATE_WARNING: Duration = Duration::from_secs(14 * 86_400);
+const CERTIFICATE_WARNING: Duration = Duration::from_secs(14 * DAY_SECONDS);
+/// After this time, certificates that have not changed are looked at again.
+const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(DAY_SECONDS);
+const DAY_SECONDS: u64 = 86_400;
+
+/// The days left until `end`, if they are few enough for a warning; negative after it. Both are Unix seconds.
+fn days_if_soon(end: i64, now: i64) -> Option<i64> {
+    let left = end.saturating_sub(now);
+    let is_soon = left < CERTIFICATE_WARNING.as_secs().cast_signed();
+    is_soon.then(|| left.div_euclid(DAY_SECONDS.cast_signed()))
+}
+
+/// Whether certificates that were looked at at `noted` are to be looked at again; both are Unix seconds of a clock that may be set.
+pub fn certificates_are_due(noted: i64, now: i64) -> bool {
+    now.abs_diff(noted) >= CERTIFICATE_INTERVAL.as_secs()
+}
 
 /// Records when the present certificates end, and warns if one ends soon.
 pub fn note_certificates(acceptor: &Acceptor, gate: &Gate) {
     let ends = acceptor.certificate_ends();
     gate.metrics.certificates_end(&ends);
+    let now = gate.store.now().as_second();
     for (certificate, end) in ends {
-        let left = end.saturating_sub(gate.store.now().as_second());
-        if left < CERTIFICATE_WARNING.as_secs().cast_signed() {
-            let days = left.div_euclid(86_400);
+        if let Some(days) = days_if_soon(end, now) {
             tracing::warn!(
                 certificate,
                 days,
@@ -55,4 +69,39 @@ pub fn open_access_log(
         path: format!("{destination:?}"),
         error,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_is_warned_of_from_14_days_before_its_end() {
+        const DAY: i64 = 86_400;
+        let now = 1_800_000_000;
+        for (left, days) in [
+            (14 * DAY, None),
+            (14 * DAY - 1, Some(13)),
+            (DAY, Some(1)),
+            (1, Some(0)),
+            (0, Some(0)),
+            (-1, Some(-1)),
+            (i64::MAX - now, None),
+        ] {
+            assert_eq!(days_if_soon(now + left, now), days, "{left}");
+        }
+    }
+
+    #[test]
+    fn certificates_are_looked_at_again_a_day_later_also_by_a_clock_that_was_set() {
+        for (later, due) in [
+            (0, false),
+            (86_399, false),
+            (86_400, true),
+            (-86_399, false),
+            (-86_400, true),
+        ] {
+            assert_eq!(certificates_are_due(1_000_000, 1_000_000 + later), due);
+        }
+    }
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::signal::unix::Signal;
 
-use super::logs::{note_certificates, open_access_log, warn_of};
+use super::logs::{certificates_are_due, note_certificates, open_access_log, warn_of};
 use super::notify;
 use super::tls::{Acceptor, NextTlsServer};
 use super::watched::{FileContents, Settling, Watched};
@@ -45,6 +45,8 @@ pub struct Reloader {
     acceptor: Option<Arc<Acceptor>>,
     view: Arc<ArcSwap<ConfigView>>,
     watched: Watched,
+    /// When the ends of the certificates were last looked at, in Unix seconds.
+    certificates_noted: i64,
     /// Replaced access logs that a request may still be writing to.
     retired: Vec<Arc<Sink>>,
 }
@@ -98,7 +100,7 @@ impl Prepared {
 }
 
 impl Reloader {
-    /// A follower of `file`, from which the configuration of `gate` was read. Outcomes are shown in `view`.
+    /// A follower of `file`, from which the configuration of `gate` was read and whose certificates were just noted. Outcomes are shown in `view`.
     pub fn new(
         file: &Path,
         gate: Arc<Gate>,
@@ -108,6 +110,7 @@ impl Reloader {
         let watched = Watched::new(files_of(file, &gate.snapshot().config));
         Reloader {
             file: file.to_owned(),
+            certificates_noted: gate.store.now().as_second(),
             gate,
             acceptor,
             view,
@@ -144,6 +147,10 @@ impl Reloader {
                 Cause::Retry
             } else {
                 self.drop_retired().await;
+                let now = self.gate.store.now().as_second();
+                if certificates_are_due(self.certificates_noted, now) {
+                    self.note_certificates();
+                }
                 continue;
             };
             self.reload(cause).await;
@@ -219,8 +226,8 @@ impl Reloader {
         let tls_server = successor.and_then(|successor| successor.tls_server);
         if let (Some(acceptor), Some(tls_server)) = (&self.acceptor, tls_server) {
             acceptor.exchange(tls_server);
-            note_certificates(acceptor, &self.gate);
         }
+        self.note_certificates();
         let now = self.gate.store.now();
         let view = self.view.load();
         let view = view.applied(hash.clone(), now, cause.as_str());
@@ -236,6 +243,13 @@ impl Reloader {
             "configuration applied"
         );
         warn_of(&self.gate.snapshot());
+    }
+
+    fn note_certificates(&mut self) {
+        if let Some(acceptor) = &self.acceptor {
+            note_certificates(acceptor, &self.gate);
+        }
+        self.certificates_noted = self.gate.store.now().as_second();
     }
 
     /// Logs the part that stays unchanged, and why.

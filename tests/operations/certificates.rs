@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use harness::{GatewaySpec, Protocol, Scene, StoreSpec};
+use harness::{GatewaySpec, Protocol, Scene, StoreSpec, eventually};
 
 use super::{MARKETS, TOUCHLINE, run_on};
 
@@ -97,9 +97,10 @@ fn write_ending_pair(directory: &Path, name: &str, days: i64) -> (PathBuf, PathB
     (certificate, key)
 }
 
+const WARNED: &str = "a certificate of listen.https expires soon";
+
 #[tokio::test]
 async fn the_end_of_the_certificate_is_shown_and_warned_of() {
-    const WARNED: &str = "a certificate of listen.https expires soon";
     let directory = tempfile::tempdir().unwrap();
     for (days, warned) in [(10, true), (-3, true), (40, false)] {
         let pair = write_ending_pair(directory.path(), "pair", days);
@@ -117,4 +118,30 @@ async fn the_end_of_the_certificate_is_shown_and_warned_of() {
         let message = scene.gateways[0].output();
         assert_eq!(message.contains(WARNED), warned, "{days} days: {message}");
     }
+}
+
+#[tokio::test]
+async fn a_running_gateway_warns_of_a_certificate_daily_and_when_a_configuration_is_applied() {
+    let directory = tempfile::tempdir().unwrap();
+    let pair = write_ending_pair(directory.path(), "pair", 15);
+    let mut scene = Scene::builder(TOUCHLINE)
+        .faketime()
+        .spec(|spec| spec.certificate = Some(pair))
+        .start()
+        .await;
+    assert!(!scene.gateways[0].output().contains(WARNED));
+    let warned = async |scene: &Scene, times: usize| {
+        eventually("the gateway warns", async || {
+            let counted = scene.gateways[0].output().matches(WARNED).count();
+            assert!(counted <= times, "{counted}");
+            (counted == times).then_some(())
+        })
+        .await;
+    };
+    for (day, times) in [(2.0, 1), (3.0, 2)] {
+        scene.clock().set_offset(day * DAY as f64);
+        warned(&scene, times).await;
+    }
+    scene.gateways[0].process().hang_up();
+    warned(&scene, 3).await;
 }
