@@ -377,7 +377,8 @@ async fn sample(gate: Arc<Gate>, history: Arc<History>) {
 }
 
 /// Waits until no request is in flight and no client is connected, or until the deadline. Clients that do not close their
-/// connections are not waited for after [`FAREWELL`] without a request or an answer that they have not taken.
+/// connections are not waited for after [`FAREWELL`] without a request, a part of one or of a handshake, or an answer that they have
+/// not taken.
 async fn drained(gate: &Gate, bound: &mut Bound, deadline: Instant) {
     let metrics = &gate.metrics;
     let left = deadline.saturating_duration_since(Instant::now());
@@ -386,7 +387,7 @@ async fn drained(gate: &Gate, bound: &mut Bound, deadline: Instant) {
     }
     let mut quiet_since = Instant::now();
     while Instant::now() < deadline {
-        if metrics.in_flight.get() > 0 || gate.has_backlog() {
+        if metrics.in_flight.get() > 0 || gate.has_backlog() || gate.has_arrivals() {
             quiet_since = Instant::now();
         } else if metrics.connections.get() == 0 || quiet_since.elapsed() > FAREWELL {
             return;

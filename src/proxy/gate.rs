@@ -177,6 +177,18 @@ pub struct Gate {
     draining: AtomicBool,
     /// HTTP/2 connections with a backlog.
     backlogs: AtomicUsize,
+    arrivals: AtomicUsize,
+}
+
+/// Something of a client's that has begun to arrive and is not a request yet: a PROXY protocol header, a TLS handshake, a head. It is
+/// counted until this is dropped.
+#[derive(Debug)]
+pub struct Arrival<'g>(&'g AtomicUsize);
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Gate {
@@ -202,6 +214,7 @@ impl Gate {
             rates: Rates::new(),
             draining: AtomicBool::new(false),
             backlogs: AtomicUsize::new(0),
+            arrivals: AtomicUsize::new(0),
         }
     }
 
@@ -263,6 +276,17 @@ impl Gate {
     /// Whether bytes of HTTP/2 connections still wait for their clients.
     pub fn has_backlog(&self) -> bool {
         self.backlogs.load(Ordering::Relaxed) > 0
+    }
+
+    /// Counts something of a client's that has begun to arrive; the wait for the rest has a deadline.
+    pub fn arrival(&self) -> Arrival<'_> {
+        self.arrivals.fetch_add(1, Ordering::Relaxed);
+        Arrival(&self.arrivals)
+    }
+
+    /// Whether clients have begun to send what is not a request yet.
+    pub fn has_arrivals(&self) -> bool {
+        self.arrivals.load(Ordering::Relaxed) > 0
     }
 
     /// Whether the gateway is draining.

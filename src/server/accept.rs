@@ -202,7 +202,11 @@ impl AcceptContext {
         socket: &mut TcpStream,
         limits: &Limits,
     ) -> Option<Option<SocketAddr>> {
-        let client = tokio::time::timeout(limits.request_head, proxied::client_of(socket));
+        let header = async {
+            let _arrival = opening::arrival_on(socket, &self.gate).await?;
+            proxied::client_of(socket).await
+        };
+        let client = tokio::time::timeout(limits.request_head, header);
         let client = client.await.ok()?.ok()?;
         Some(client.map(|client| SocketAddr::new(client.ip().to_canonical(), client.port())))
     }
@@ -216,7 +220,11 @@ impl AcceptContext {
         let Some(tls) = tls else {
             return Some(Transport::Clear(socket));
         };
-        match tokio::time::timeout(limits.tls_handshake, tls.acceptor().accept(socket)).await {
+        let handshake = async {
+            let _arrival = opening::arrival_on(&socket, &self.gate).await?;
+            tls.acceptor().accept(socket).await
+        };
+        match tokio::time::timeout(limits.tls_handshake, handshake).await {
             Ok(Ok(stream)) => Some(Transport::Tls(Box::new(stream))),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "a TLS handshake failed");
@@ -234,7 +242,7 @@ impl AcceptContext {
     /// Serves the connection to its end. It is asked to end, over HTTP/2 by a GOAWAY, when it is retired or too old, or when the
     /// gateway stops.
     async fn hand_over(&self, opened: Opened, connection: Arc<Connection>, times: Times) {
-        let (end, ending) = watch::channel(*self.shutdown.borrow());
+        let (end, ending) = watch::channel(false);
         let mut shutdown = self.shutdown.clone();
         let mut serving = Box::pin(opened.serve(ending));
         let due = pin!(async {

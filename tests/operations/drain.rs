@@ -1,11 +1,13 @@
 //! SIGTERM: what is in flight is finished, nothing new is begun.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use harness::{Allowances, Behaviour, Call, PATIENCE, Protocol, Scene, eventually};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use harness::{Allowances, Behaviour, Call, Client, PATIENCE, Protocol, Scene, eventually};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::{MARKETS, STORES, TOUCHLINE};
@@ -154,6 +156,125 @@ async fn answers_after_a_stop() -> Option<[String; 2]> {
     let status = gateway.wait_for_end(PATIENCE);
     assert_eq!(status.unwrap().code(), Some(0));
     Some(answers)
+}
+
+/// Longer than a stopping gateway waits for clients that send nothing.
+const LONG: Duration = Duration::from_millis(1_500);
+
+/// Waits until the first gateway has accepted this number of connections that are still open.
+async fn connected(scene: &Scene, connections: f64) {
+    eventually("the clients are connected", async || {
+        let open = scene.metric("touchline_connections").await;
+        (open >= connections).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_head_and_a_proxy_header_that_have_begun_are_waited_for_and_answered() {
+    const HEAD: &str = "GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| {
+            spec.listen_extra = "redirect: { address: \"127.0.0.1:0\", port: 443, \
+                 proxy_protocol: true }\n  trusted_proxies: [127.0.0.0/8]"
+                .into();
+        })
+        .start()
+        .await;
+    let (http, redirect) = (scene.gateways[0].http, scene.gateways[0].redirect.unwrap());
+    let proxied = format!("PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n{HEAD}");
+    let in_head = proxied.len() - 10;
+    let mut clients = Vec::new();
+    for (address, text, first, status) in [
+        (http, HEAD, 10, "401"),
+        (redirect, &proxied, 10, "308"),
+        (redirect, &proxied, in_head, "308"),
+    ] {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        socket.write_all(&text.as_bytes()[..first]).await.unwrap();
+        clients.push((socket, &text.as_bytes()[first..], status));
+    }
+    // A later head of a connection.
+    let mut socket = TcpStream::connect(http).await.unwrap();
+    socket.write_all(HEAD.as_bytes()).await.unwrap();
+    assert!(socket.read(&mut [0; 4_096]).await.unwrap() > 0);
+    socket.write_all(&HEAD.as_bytes()[..10]).await.unwrap();
+    clients.push((socket, &HEAD.as_bytes()[10..], "401"));
+    connected(&scene, clients.len() as f64).await;
+    scene.gateways[0].process().ask_to_end();
+    refuses_connections(&scene).await;
+    tokio::time::sleep(LONG).await;
+    assert_eq!(scene.gateways[0].process().ended(), None);
+    for (socket, rest, _) in &mut clients {
+        socket.write_all(rest).await.unwrap();
+    }
+    for (mut socket, _, status) in clients {
+        let answer = last_answer(&mut socket).await;
+        let expected = format!("http/1.1 {status} ");
+        assert!(answer.starts_with(&expected), "{status}: {answer}");
+        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    }
+    let status = scene.gateways[0].process().wait_for_end(PATIENCE);
+    assert_eq!(status.unwrap().code(), Some(0));
+}
+
+/// An address whose connections reach `target`: their first bytes at once, the others when `release` says so.
+async fn held_back(
+    target: SocketAddr,
+    bytes: usize,
+    mut release: watch::Receiver<bool>,
+) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (mut client, _) = listener.accept().await.unwrap();
+        let mut server = TcpStream::connect(target).await.unwrap();
+        let mut first = vec![0; bytes];
+        client.read_exact(&mut first).await.unwrap();
+        server.write_all(&first).await.unwrap();
+        release.wait_for(|released| *released).await.unwrap();
+        let _ = copy_bidirectional(&mut client, &mut server).await;
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_tls_handshake_that_has_begun_is_waited_for_and_its_first_request_answered() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let (release, released) = watch::channel(false);
+    let address = held_back(scene.gateways[0].https, 10, released).await;
+    let client = Client::new(Protocol::Http1Tls, address, Arc::default());
+    let shaking_hands = tokio::spawn(async move { client.tls_stream().await });
+    connected(&scene, 1.0).await;
+    scene.gateways[0].process().ask_to_end();
+    refuses_connections(&scene).await;
+    tokio::time::sleep(LONG).await;
+    assert_eq!(scene.gateways[0].process().ended(), None);
+    release.send(true).unwrap();
+    let mut encrypted = shaking_hands.await.unwrap();
+    // As a client that is a fifth of a second away.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let request = "GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n".as_bytes();
+    encrypted.write_all(request).await.unwrap();
+    encrypted.flush().await.unwrap();
+    let answer = last_answer(&mut encrypted).await;
+    assert!(answer.starts_with("http/1.1 401 "), "{answer}");
+    assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    let status = scene.gateways[0].process().wait_for_end(PATIENCE);
+    assert_eq!(status.unwrap().code(), Some(0));
+}
+
+#[tokio::test]
+async fn clients_that_have_sent_nothing_do_not_delay_a_stop() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let mut silent = Vec::new();
+    for address in [scene.gateways[0].http, scene.gateways[0].https] {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    connected(&scene, silent.len() as f64).await;
+    let began = Instant::now();
+    assert_eq!(scene.gateways[0].terminate().code(), Some(0));
+    assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
 }
 
 #[tokio::test]

@@ -177,8 +177,9 @@ impl Http1Connection {
                 Ok(Some(head)) => return NextInput::Request(Box::new(head)),
                 Err(rejection) => rejection,
                 Ok(None) => {
-                    let begun = *begun.get_or_insert_with(Instant::now);
-                    match self.wire.read_more(begun + self.deadlines.head).await {
+                    let (begun, _) =
+                        begun.get_or_insert_with(|| (Instant::now(), self.gate.arrival()));
+                    match self.wire.read_more(*begun + self.deadlines.head).await {
                         Ok(Some(1..)) => continue,
                         Ok(Some(0)) | Err(_) => return NextInput::Over,
                         Ok(None) => {
@@ -188,7 +189,7 @@ impl Http1Connection {
                     }
                 }
             };
-            let waited = begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+            let waited = begun.map_or(Duration::ZERO, |(begun, _)| begun.elapsed());
             let (gate, wire) = (&self.gate, &self.wire);
             let (client, is_encrypted) = (wire.connection.client, wire.connection.is_encrypted);
             let answer =

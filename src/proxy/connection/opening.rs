@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -16,7 +17,7 @@ use super::transport::{Agreed, Transport};
 use super::wire::READ_BYTES;
 use crate::config::Limits;
 use crate::policy::http2::PREFACE;
-use crate::proxy::gate::Gate;
+use crate::proxy::gate::{Arrival, Gate};
 
 /// A connection whose protocol is known.
 pub enum Opened {
@@ -53,7 +54,7 @@ pub async fn open(
         Agreed::Http2 | Agreed::Open => {
             let first = tokio::time::timeout_at(
                 start + limits.request_head,
-                first_bytes(&mut transport, &mut unread),
+                first_bytes(gate, &mut transport, &mut unread),
             );
             match (first.await, agreed) {
                 (Ok(Ok(is_preface)), Agreed::Open) => is_preface,
@@ -78,6 +79,15 @@ pub async fn open(
     })
 }
 
+/// Waits until the first byte has arrived, which stays unread, and counts what it begins.
+///
+/// # Errors
+/// If the connection has failed.
+pub async fn arrival_on<'g>(socket: &TcpStream, gate: &'g Gate) -> io::Result<Arrival<'g>> {
+    socket.peek(&mut [0]).await?;
+    Ok(gate.arrival())
+}
+
 impl Opened {
     /// Serves the connection to its end, which `ending` requests.
     pub async fn serve(self, ending: watch::Receiver<bool>) {
@@ -89,7 +99,12 @@ impl Opened {
 }
 
 /// Reads until the first bytes are the HTTP/2 preface or differ from it.
-async fn first_bytes(transport: &mut Transport, unread: &mut BytesMut) -> io::Result<bool> {
+async fn first_bytes(
+    gate: &Gate,
+    transport: &mut Transport,
+    unread: &mut BytesMut,
+) -> io::Result<bool> {
+    let mut _arrival = None;
     loop {
         let compared = unread.len().min(PREFACE.len());
         if unread.get(..compared) != PREFACE.get(..compared) {
@@ -102,5 +117,6 @@ async fn first_bytes(transport: &mut Transport, unread: &mut BytesMut) -> io::Re
         if transport.read_buf(unread).await? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        _arrival.get_or_insert_with(|| gate.arrival());
     }
 }

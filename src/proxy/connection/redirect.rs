@@ -10,8 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::refusal;
 use super::wire::{LINGER, LINGER_BYTES, READ_BYTES};
+use super::{opening, refusal};
 use crate::config::Limits;
 use crate::policy::http1::refused;
 use crate::policy::http1::request::{RequestHead, RequestReader};
@@ -34,8 +34,13 @@ pub async fn serve(
 ) {
     let start = Instant::now();
     let mut received = BytesMut::new();
+    let mut arrival = None;
     let deadline = start + limits.request_head;
-    let read = timeout_at(deadline, head(&mut socket, &mut received, limits)).await;
+    let read = timeout_at(deadline, async {
+        arrival = opening::arrival_on(&socket, gate).await.ok();
+        head(&mut socket, &mut received, limits).await
+    })
+    .await;
     let verdict = match read {
         Ok(None) => return,
         Ok(Some(Ok(head))) => redirect::redirect(&head, rule),
@@ -66,7 +71,9 @@ pub async fn serve(
         socket.write_all(&answer).await?;
         socket.shutdown().await
     });
-    if let Ok(Ok(())) = written.await {
+    let written = written.await;
+    drop(arrival);
+    if let Ok(Ok(())) = written {
         let _ = timeout(LINGER, linger(&mut socket)).await;
     }
 }
