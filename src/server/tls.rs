@@ -81,7 +81,7 @@ struct ShownCertificate {
 
 /// The next TLS server.
 pub struct NextTlsServer {
-    /// The next TLS server; `None` if nothing has changed, even if files were rewritten.
+    /// The next TLS server; `None` if neither paths nor contents have changed, even if files were rewritten.
     pub tls_server: Option<TlsServer>,
     /// Why some of it still has its last contents.
     pub kept: Vec<CertificateError>,
@@ -148,10 +148,11 @@ impl Acceptor {
                 Some(last_good(Clients::read(configured), known, &mut kept)?)
             }
         };
+        // Also under the same paths, which identify a pair at the next change.
         let same = shown
             .iter()
-            .map(ShownCertificate::chain)
-            .eq(present.shown.iter().map(ShownCertificate::chain))
+            .map(ShownCertificate::identity)
+            .eq(present.shown.iter().map(ShownCertificate::identity))
             && clients == present.clients;
         let tls_server = if same {
             None
@@ -212,6 +213,10 @@ impl ShownCertificate {
 
     fn chain(&self) -> &[CertificateDer<'static>] {
         &self.key.cert
+    }
+
+    fn identity(&self) -> (&Certificate, &[CertificateDer<'static>]) {
+        (&self.configured, self.chain())
     }
 }
 

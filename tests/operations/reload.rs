@@ -477,6 +477,44 @@ async fn renewed_certificate_files_are_presented_from_the_next_handshake_on() {
 }
 
 #[tokio::test]
+async fn a_certificate_at_another_path_is_known_by_it_also_with_the_same_contents() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let first = write_pair(at, "first");
+    let moved = (at.join("moved.pem"), at.join("moved.key"));
+    std::fs::copy(&first.certificate, &moved.0).unwrap();
+    std::fs::copy(&first.key, &moved.1).unwrap();
+    let configured = (first.certificate.clone(), first.key.clone());
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.certificate = Some(configured))
+        .start()
+        .await;
+    let client = scene.client(Protocol::Http2Tls);
+    let before = config_of(&scene).await;
+    scene.spec.certificate = Some(moved.clone());
+    scene.gateways[0].configure(&scene.spec);
+    applied_after(&scene, &before).await;
+    let end_of = |file: &Path| {
+        let file = file.display();
+        format!("touchline_certificate_end_seconds{{certificate=\"{file}\"}}")
+    };
+    assert!(sample(&scene, &end_of(&moved.0)).await.is_some());
+    assert_eq!(sample(&scene, &end_of(&first.certificate)).await, None);
+
+    std::fs::write(&moved.0, "rubbish").unwrap();
+    let before = config_of(&scene).await;
+    scene.spec.tiers[0].daily = 7;
+    scene.gateways[0].configure(&scene.spec);
+    eventually("the rest of the file is applied", async || {
+        let config = config_of(&scene).await;
+        (config["hash"] != before["hash"]).then_some(())
+    })
+    .await;
+    refused_with(&scene, &["moved.pem"]).await;
+    assert_eq!(client.presented_certificate().await, first.der);
+}
+
+#[tokio::test]
 async fn the_self_signed_certificate_stays_the_same_over_reloads() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let client = scene.client(Protocol::Http2Tls);
