@@ -81,7 +81,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Whether it is the running configuration.
+    /// Whether it is the running configuration, apart from secrets in files of their own.
     fn changes_nothing(&self, running: &Snapshot) -> bool {
         let (config, running) = (&self.snapshot.config, &running.config);
         // Their certificates are in separate files.
@@ -178,7 +178,8 @@ impl Reloader {
                     // Logged once, not at each attempt.
                     Some(reason) if nothing && again(&reason) => {}
                     Some(reason) => {
-                        if !nothing {
+                        // Secrets in files of their own may have changed, which `nothing` does not cover.
+                        if !nothing || cause == Cause::Signal {
                             self.apply(prepared, cause);
                         }
                         self.refuse(Refusing::Certificates, reason, cause);
@@ -306,7 +307,7 @@ async fn look(mut watched: Watched) -> (Watched, FileContents) {
     looking.await.unwrap_or_default()
 }
 
-/// The files of a configuration: the file itself first, then those that it names, including secrets.
+/// The watched files of a configuration: the file itself first, then the certificates, keys and authorities that it names.
 fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
     let https = config.listen.https.iter();
     let own = https.clone().flat_map(|https| &https.certificates);

@@ -1,10 +1,11 @@
 //! A changed `gateway.yaml`, applied to the running gateway or refused, and what neither of them touches.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use harness::gateway::EndpointSpec;
-use harness::{Behaviour, Call, Protocol, Scene, Store, eventually};
+use harness::{Behaviour, Call, Client, Protocol, Scene, Store, eventually};
 use serde_json::Value;
 
 use super::certificates::write_pair;
@@ -474,6 +475,45 @@ async fn renewed_certificate_files_are_presented_from_the_next_handshake_on() {
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
     assert!(config_of(&scene).await["refused"].is_null());
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_hangup_signal_applies_a_secret_of_a_file_also_while_a_certificate_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let pair = write_pair(at, "pair");
+    let token = at.join("token");
+    let (old, new) = ("0123456789abcdef-old", "0123456789abcdef-new");
+    std::fs::write(&token, old).unwrap();
+    let admin = format!("token_file: \"{}\"", token.display());
+    let configured = (pair.certificate.clone(), pair.key.clone());
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| {
+            spec.certificate = Some(configured);
+            spec.admin_extra = admin;
+        })
+        .start()
+        .await;
+    let opens = async |scene: &Scene, token: &str| {
+        let address = scene.gateways[0].admin;
+        let client = Client::new(Protocol::Http1, address, Arc::default());
+        let call = Call::get("/metrics").header("Authorization", format!("Bearer {token}"));
+        client.call(call).await.status == 200
+    };
+    assert!(opens(&scene, old).await);
+    std::fs::write(&pair.certificate, "rubbish").unwrap();
+    eventually("the certificate is refused", async || {
+        let output = scene.gateways[0].output();
+        output.contains("certificate refused").then_some(())
+    })
+    .await;
+    std::fs::write(&token, new).unwrap();
+    scene.gateways[0].process().hang_up();
+    eventually("the new token is applied", async || {
+        opens(&scene, new).await.then_some(())
+    })
+    .await;
+    assert!(!opens(&scene, old).await);
 }
 
 #[tokio::test]
