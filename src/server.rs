@@ -420,7 +420,9 @@ impl StopSignals {
 
 /// A name for this start of the process: host, process id and 32 random bits.
 fn node_name() -> NodeName {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    // Not from /proc, of which a service manager may hide all but the processes.
+    let system = rustix::system::uname();
+    let host = system.nodename().to_string_lossy();
     let host: String = host
         .chars()
         .filter(|character| character.is_ascii_alphanumeric() || *character == '-')

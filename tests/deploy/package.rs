@@ -59,3 +59,11 @@ fn the_package_creates_the_user_that_the_unit_runs_as() {
     let created = text_of("systemd/touchline.conf");
     assert_eq!(created.split(' ').nth(1), user);
 }
+
+#[test]
+fn the_unit_lets_the_gateway_read_when_the_system_started() {
+    let unit = text_of("systemd/touchline.service");
+    // Without /proc/stat, `process_start_time_seconds` is 0.
+    let hidden = unit.lines().find(|line| line.starts_with("ProcSubset="));
+    assert_eq!(hidden, None);
+}
