@@ -13,8 +13,9 @@ use tokio::time::Instant;
 use touchline::clock::Clock;
 use touchline::policy::api_key::KeyId;
 use touchline::policy::calendar::Calendar;
+use touchline::policy::key_record::KeyRecord;
 use touchline::store::export::Exported;
-use touchline::store::redis::{RedisSettings, Servers, open};
+use touchline::store::redis::{RedisSettings, RedisStore, Servers, open};
 use touchline::store::status::StoreFacts;
 use touchline::store::{Decision, KeyEntry, NodeName, RefusalReason, Role, Store, StoreError};
 
@@ -200,6 +201,62 @@ async fn while_one_master_hangs_the_keys_of_the_others_are_charged() {
         async || (counted(&set, &there).await == Some(2)).then_some(()),
     )
     .await;
+}
+
+/// A key that needs nothing of this master: neither its record nor its digest is there.
+async fn issued_apart_from(set: &ClusterSet, store: &Arc<dyn Store>, away: usize) -> Arc<KeyEntry> {
+    loop {
+        let key = issue(store).await;
+        let digest = format!("touchline:d:{}", key.record.digest);
+        if set.owner(key.record.id.as_str()).await != away && set.owner(&digest).await != away {
+            return key;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_the_master_that_has_the_zone_is_away_gateways_and_commands_use_the_others() {
+    let mut set = ClusterSet::start(0).await;
+    let away = set.owner("touchline:zone").await;
+    let commands = command(&set).await;
+    let key = issued_apart_from(&set, &commands, away).await;
+    let running = gateway(place(&set)).await;
+    set.nodes[away].kill();
+    let is_charged = async |store: &Arc<RedisStore>| {
+        let decision = store.charge(charge(&key, today(), LIMIT, 1)).await;
+        matches!(decision, Ok(Decision::Granted { .. })).then_some(())
+    };
+    let next = gateway(place(&set)).await;
+    eventually("a gateway that starts charges them", async || {
+        is_charged(&next).await
+    })
+    .await;
+    // Every connection of the gateways ends.
+    for (_, node) in set.nodes.iter().enumerate().filter(|(at, _)| *at != away) {
+        let _: u64 = node.ask("CLIENT KILL TYPE normal").await;
+    }
+    for store in [&running, &next] {
+        eventually(
+            "a gateway that lost all connections charges them",
+            async || is_charged(store).await,
+        )
+        .await;
+    }
+    let record = KeyRecord {
+        tier: "starter".parse().unwrap(),
+        ..key.record.clone()
+    };
+    let (changed, _) = command(&set).await.update_key(record).await.unwrap();
+    assert_eq!(commands.key(changed.id).await.unwrap(), Some(changed));
+    for role in [Role::Gateway(NodeName("elsewhere".into())), Role::Command] {
+        let settings = patient(place(&set));
+        let opened = open(settings, role, "Europe/London", Clock::system()).await;
+        let refused = opened.err();
+        assert!(
+            matches!(refused, Some(StoreError::OtherCalendar(_))),
+            "{refused:?}"
+        );
+    }
 }
 
 /// Whether the ledger of a key's day is at the master that has the key's slot.

@@ -22,6 +22,7 @@
 //! | `<prefix>:{events}:courier` | string | the node that delivers them; expires |
 //! | `<prefix>:probe` | string | written to find out whether Redis takes writes; expires after 5 s |
 //! | `<prefix>:zone` | string | the zone of the quota days |
+//! | `<prefix>:zone:{<0-15>}` | string | in a cluster: a copy of it in the slot of the set of ids with the same number, to be read while the master with the first is away |
 //!
 //! `{<id>}` is a Redis Cluster hash tag: all names of one API key are in one slot.
 
@@ -220,5 +221,10 @@ impl Names {
     /// The zone.
     pub fn zone(&self) -> String {
         format!("{}:zone", self.prefix)
+    }
+
+    /// The copies of the zone in a cluster.
+    pub fn zone_copies(&self) -> impl Iterator<Item = String> {
+        (0..ID_SETS).map(|set| format!("{}:zone:{{{set}}}", self.prefix))
     }
 }

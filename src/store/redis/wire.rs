@@ -11,3 +11,4 @@ pub mod request;
 pub mod script;
 pub mod slots;
 pub mod topology;
+pub mod zone;

@@ -30,8 +30,8 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::{RedisLink, run_id_in};
-use crate::store::redis::wire::request::jittered;
-use crate::store::redis::wire::request::unreadable;
+use crate::store::redis::wire::request::{LinkError, jittered, unreadable};
+use crate::store::redis::wire::zone::{set_zones, zone_names};
 use crate::store::{KeyTable, StoreError};
 
 /// How long one read of the feed blocks, and how late its reply may be.
@@ -303,11 +303,16 @@ impl Feed {
     }
 
     async fn remember_zone(&self) -> Result<(), StoreError> {
-        let mut set = redis::cmd("SET");
-        set.arg(self.setting.link.names.zone())
-            .arg(&self.setting.zone)
-            .arg("NX");
-        self.setting.link.ask(&set).await?;
+        let link = &self.setting.link;
+        let names = zone_names(&link.names, link.is_cluster());
+        for result in link.ask_each(&set_zones(&names, &self.setting.zone)).await {
+            match result {
+                Ok(_) => {}
+                // Another master of the cluster is unavailable: a later walk sets it there.
+                Err(LinkError::NoConnection(_) | LinkError::Lost(_)) if link.is_cluster() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
         Ok(())
     }
 

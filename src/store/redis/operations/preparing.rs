@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::redis::wire::preparation::{same_zone, set_zone};
+use crate::store::redis::wire::zone::{self, EmptyStore, ZoneCheck, zone_names};
 use crate::store::{Role, StoreError};
 
 /// How often a command tries to connect, because no task does so for it later: enough for a server that is busy for half a
@@ -42,11 +42,9 @@ pub async fn first_attempt(link: &RedisLink, role: &Role) -> Result<(), StoreErr
 /// # Errors
 /// [`StoreError::OtherCalendar`] if the store has another zone, and those of Redis.
 pub async fn claim_zone(link: &RedisLink, zone: &str) -> Result<(), StoreError> {
-    let mut get = redis::cmd("GET");
-    get.arg(link.names.zone());
-    if let Some(stored) = link.read::<Option<String>>(&get).await? {
-        return same_zone(Some(&stored), zone);
+    let names = zone_names(&link.names, link.is_cluster());
+    match zone::check(&names, zone, EmptyStore::Claimed, link).await? {
+        ZoneCheck::Same => Ok(()),
+        ZoneCheck::Unread(error) => Err(error),
     }
-    link.ask(&set_zone(&link.names, zone)).await?;
-    same_zone(link.read::<Option<String>>(&get).await?.as_deref(), zone)
 }

@@ -16,8 +16,8 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use redis::aio::{ConnectionLike, MultiplexedConnection};
-use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, RedisFuture, ServerErrorKind, Value};
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -28,6 +28,8 @@ use super::request::{Commands, LinkError, jittered};
 use super::slots::{ClusterView, slot_of};
 use super::topology::{Address, Topology};
 use crate::store::StoreError;
+
+mod preparing;
 
 /// How often the map is asked for although nothing seems to have changed.
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
@@ -59,6 +61,8 @@ pub struct Cluster {
     replacing: Mutex<()>,
     /// Whether it was prepared: before that only [`Preparation`] uses it.
     shown: AtomicBool,
+    /// Whether its zone was read.
+    zone_known: AtomicBool,
     trouble: ArcSwapOption<StoreError>,
     /// Notified when the map may be out of date.
     stale: Notify,
@@ -111,6 +115,7 @@ impl Cluster {
             table: ArcSwap::default(),
             replacing: Mutex::new(()),
             shown: AtomicBool::new(false),
+            zone_known: AtomicBool::new(false),
             trouble: ArcSwapOption::empty(),
             stale: Notify::new(),
         }
@@ -492,8 +497,7 @@ impl Cluster {
     pub async fn connect(&self) -> Result<(), Arc<StoreError>> {
         let attempt = async {
             self.refresh().await?;
-            let mut connection = self;
-            timeout(PREPARE_TIMEOUT, self.preparation.prepare(&mut connection))
+            timeout(PREPARE_TIMEOUT, self.prepare())
                 .await
                 .unwrap_or_else(|_| {
                     Err(StoreError::Unavailable(format!(
@@ -550,37 +554,4 @@ impl Cluster {
             }
         }
     }
-}
-
-/// For the preparation: each command is sent to the node of its key.
-impl ConnectionLike for &Cluster {
-    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        Box::pin(async { raised(self.ask(Commands::One(command)).await) })
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        pipeline: &'a Pipeline,
-        _: usize,
-        _: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        Box::pin(async {
-            let value = raised(self.ask(Commands::Each(pipeline)).await)?;
-            Ok(Vec::from_redis_value(value)?)
-        })
-    }
-
-    fn get_db(&self) -> i64 {
-        0
-    }
-}
-
-fn raised(result: Result<Value, LinkError>) -> Result<Value, redis::RedisError> {
-    result.map_err(|error| match error {
-        LinkError::Refused(error) => error,
-        LinkError::NoConnection(why) | LinkError::Lost(why) => {
-            std::io::Error::new(std::io::ErrorKind::NotConnected, why).into()
-        }
-        LinkError::Unreadable(what) => std::io::Error::other(what).into(),
-    })
 }

@@ -22,6 +22,7 @@ use super::request::{LinkError, RedisRequest, read_time, unreadable};
 use super::script::{Script, ScriptArguments};
 use super::slots::{ClusterView, slot};
 use super::topology::{Address, Topology};
+use super::zone::SendEach;
 use crate::store::StoreError;
 use crate::store::redis::names::Names;
 
@@ -365,6 +366,12 @@ impl RedisLink {
             Way::Server(line) => line.keep().await,
             Way::Cluster(cluster) => cluster.keep().await,
         }
+    }
+}
+
+impl SendEach for RedisLink {
+    async fn send_each(&self, commands: &Pipeline) -> Vec<Result<Value, LinkError>> {
+        self.ask_each(commands).await
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use redis::Cmd;
+use redis::Value;
 use redis::aio::ConnectionLike;
 
 use super::request::read_time;
 use super::script::{CHARGE, RECORD, REGISTER, SIGN_IN, Script};
+use super::zone::{EmptyStore, is_same, set_zones};
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::names::Names;
 use crate::store::{Role, StoreError};
@@ -24,23 +25,31 @@ pub struct Preparation {
 }
 
 impl Preparation {
-    /// Checks that the server answers and counts by this calendar, loads the scripts, and learns its time. A gateway
-    /// sets the zone of an empty store; a command does so before it writes (`operations::preparing`).
+    /// Checks that the one server of the store answers and counts by this calendar, loads the scripts, and learns its time. A
+    /// gateway sets the zone of an empty store; a command does so before it writes (`operations::preparing`).
     pub async fn prepare(&self, connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
+        self.begin(connection).await?;
+        let mut pipeline = match self.empty_store() {
+            EmptyStore::Claimed => set_zones([&self.names.zone()], &self.zone),
+            EmptyStore::Left => redis::pipe(),
+        };
+        pipeline.cmd("GET").arg(self.names.zone());
+        let replies: Vec<Value> = pipeline.query_async(connection).await.map_err(failed)?;
+        is_same(replies.last(), &self.zone)?;
+        self.learn_time(connection).await
+    }
+
+    /// Checks that the server answers, and loads the scripts.
+    pub async fn begin(&self, connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
         redis::cmd("PING")
             .exec_async(connection)
             .await
             .map_err(failed)?;
-        load(&[&CHARGE, &RECORD, &SIGN_IN, &REGISTER], connection).await?;
-        let (names, zone) = (&self.names, &self.zone);
-        let mut pipeline = redis::pipe();
-        if let Role::Gateway(_) = self.role {
-            pipeline.add_command(set_zone(names, zone)).ignore();
-        }
-        pipeline.cmd("GET").arg(names.zone());
-        let (stored,): (Option<String>,) =
-            pipeline.query_async(connection).await.map_err(failed)?;
-        same_zone(stored.as_deref(), zone)?;
+        load(&[&CHARGE, &RECORD, &SIGN_IN, &REGISTER], connection).await
+    }
+
+    /// Learns the server's time.
+    pub async fn learn_time(&self, connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
         let asked = self.clock.now();
         let time = redis::cmd("TIME")
             .query_async(connection)
@@ -48,6 +57,14 @@ impl Preparation {
             .map_err(failed)?;
         self.clock.learn(asked, read_time(time)?);
         Ok(())
+    }
+
+    /// What becomes of a store without a zone.
+    pub fn empty_store(&self) -> EmptyStore {
+        match self.role {
+            Role::Gateway(_) => EmptyStore::Claimed,
+            Role::Command => EmptyStore::Left,
+        }
     }
 }
 
@@ -60,23 +77,6 @@ pub async fn load(
         script.load(connection).await.map_err(failed)?;
     }
     Ok(())
-}
-
-/// Sets a zone unless there is one.
-pub fn set_zone(names: &Names, zone: &str) -> Cmd {
-    let mut set = redis::cmd("SET");
-    set.arg(names.zone()).arg(zone).arg("NX");
-    set
-}
-
-/// Checks the zone of a store, or `None` of an empty one.
-pub fn same_zone(stored: Option<&str>, zone: &str) -> Result<(), StoreError> {
-    match stored {
-        Some(stored) if stored != zone => Err(StoreError::OtherCalendar(format!(
-            "the store counts days of the time zone {stored}, but the configuration has {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
-        ))),
-        Some(_) | None => Ok(()),
-    }
 }
 
 fn failed(error: redis::RedisError) -> StoreError {

@@ -1,0 +1,141 @@
+//! The time zone of the quota days in the store: checked before the store is used, and set in an empty one.
+//!
+//! The first charge of a key's day stores the boundaries of that day, so no gateway of another zone may make it. In a cluster the
+//! zone is copied to the slots of the sets of ids: it can then be checked while the master that has it is away. Invariant: a copy
+//! is written only where the zone or another copy was read.
+
+use redis::{FromRedisValue, Pipeline, Value};
+
+use super::request::{LinkError, unreadable};
+use crate::store::StoreError;
+use crate::store::redis::names::Names;
+
+/// What becomes of a store without a zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EmptyStore {
+    /// It gets the configured zone.
+    Claimed,
+    /// It remains empty.
+    Left,
+}
+
+/// The result of a check that found no other zone.
+#[derive(Debug)]
+pub enum ZoneCheck {
+    /// The store has the configured zone, or is empty.
+    Same,
+    /// No zone was found, and the server that may have it cannot be reached.
+    Unread(StoreError),
+}
+
+/// The names under which the zone is stored: in a cluster, copies follow the first.
+pub fn zone_names(names: &Names, is_cluster: bool) -> Vec<String> {
+    let mut all = vec![names.zone()];
+    if is_cluster {
+        all.extend(names.zone_copies());
+    }
+    all
+}
+
+/// A connection to a store, of which some masters may be unavailable.
+pub trait SendEach {
+    /// Sends commands and returns the result of each, in their order.
+    fn send_each(
+        &self,
+        commands: &Pipeline,
+    ) -> impl Future<Output = Vec<Result<Value, LinkError>>> + Send;
+}
+
+/// Checks the zone of a store by whichever of its names can be read, and completes them.
+///
+/// # Errors
+/// [`StoreError::OtherCalendar`] if the store has another zone, and those of a server that refuses to read or set it.
+pub async fn check(
+    names: &[String],
+    zone: &str,
+    empty: EmptyStore,
+    store: &impl SendEach,
+) -> Result<ZoneCheck, StoreError> {
+    let mut get = Pipeline::new();
+    for name in names {
+        get.cmd("GET").arg(name);
+    }
+    let found = Found::of(names, zone, store.send_each(&get).await)?;
+    if !found.is_known {
+        if let Some(error) = found.first_unread {
+            return Ok(ZoneCheck::Unread(error.into()));
+        }
+        if empty == EmptyStore::Left {
+            return Ok(ZoneCheck::Same);
+        }
+        // Of several gateways that find the store empty, the first one sets its zone.
+        let first = names.first();
+        let mut claim = set_zones(first, zone);
+        claim.cmd("GET").arg(first);
+        let results = store.send_each(&claim).await.into_iter();
+        let replies: Vec<Value> = results.collect::<Result<_, _>>()?;
+        is_same(replies.last(), zone)?;
+    }
+    if empty == EmptyStore::Claimed && !found.lacking.is_empty() {
+        // A copy that cannot be set now is set by a later check.
+        store.send_each(&set_zones(&found.lacking, zone)).await;
+    }
+    Ok(ZoneCheck::Same)
+}
+
+/// The commands that set the zone where there is none.
+pub fn set_zones<'n>(names: impl IntoIterator<Item = &'n String>, zone: &str) -> Pipeline {
+    let mut set = Pipeline::new();
+    for name in names {
+        set.cmd("SET").arg(name).arg(zone).arg("NX");
+    }
+    set
+}
+
+/// The result of reading the names.
+#[derive(Debug, Default)]
+struct Found {
+    is_known: bool,
+    /// The names without a zone.
+    lacking: Vec<String>,
+    /// Why the first name, which alone shows whether the store is empty, cannot be read.
+    first_unread: Option<LinkError>,
+}
+
+impl Found {
+    fn of(
+        names: &[String],
+        zone: &str,
+        results: Vec<Result<Value, LinkError>>,
+    ) -> Result<Found, StoreError> {
+        let mut found = Found::default();
+        for (place, (name, result)) in names.iter().zip(results).enumerate() {
+            match result {
+                Ok(stored) => match is_same(Some(&stored), zone)? {
+                    true => found.is_known = true,
+                    false => found.lacking.push(name.clone()),
+                },
+                Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {
+                    if place == 0 {
+                        found.first_unread = Some(error);
+                    }
+                }
+                Err(error @ (LinkError::Refused(_) | LinkError::Unreadable(_))) => {
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Whether the reply has a zone, which must be this one.
+pub fn is_same(reply: Option<&Value>, zone: &str) -> Result<bool, StoreError> {
+    let stored = reply.map(Option::<String>::from_redis_value_ref);
+    match stored.transpose().map_err(unreadable)?.flatten() {
+        Some(stored) if stored != zone => Err(StoreError::OtherCalendar(format!(
+            "the store counts days of the time zone {stored}, but the configuration has {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
+        ))),
+        stored => Ok(stored.is_some()),
+    }
+}
