@@ -636,3 +636,37 @@ async fn the_periodic_walk_finds_what_no_feed_reported_and_writes_back_what_redi
     let found = command.all_keys().await.unwrap();
     assert_eq!(found.len(), 3, "all are in the index");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_feed_whose_state_cannot_be_read_is_no_absent_one_and_loads_nothing() {
+    let site = Site::new().await;
+    issue(&site.command().await).await;
+    // It completes the index, so that later loads read its sets.
+    drop(site.gateway().await);
+    let user = "ACL SETUSER limited on >s3cret ~* &* +@all -xinfo";
+    site.report(&Vec::from_iter(user.split(' '))).await;
+    let read_before = site.calls_of("sscan").await;
+    let settings = RedisSettings {
+        username: Some("limited".into()),
+        password: Some("s3cret".into()),
+        replica: None,
+        ..site.settings()
+    };
+    let store = site.try_open(settings, Clock::system()).await.unwrap();
+    eventually("the feed is tried again and again", async || {
+        let log = site.report(&["ACL", "LOG"]).await;
+        let refused: Vec<HashMap<String, redis::Value>> = redis::from_redis_value(log).ok()?;
+        let counts = refused.iter().filter_map(|entry| entry.get("count"));
+        let counts = counts.filter_map(|count| redis::from_redis_value_ref::<u64>(count).ok());
+        (counts.sum::<u64>() >= 4).then_some(())
+    })
+    .await;
+    assert_eq!(site.calls_of("sscan").await, read_before);
+    assert!(!store.freshness().loaded);
+    site.report(&["ACL", "SETUSER", "limited", "+xinfo"]).await;
+    eventually("the table is loaded", async || {
+        store.freshness().loaded.then_some(())
+    })
+    .await;
+    assert!(site.calls_of("sscan").await > read_before);
+}

@@ -43,6 +43,8 @@ const READ_MAX: usize = 1_000;
 const REPAIR_EVERY: Duration = Duration::from_secs(600);
 /// How long a lost feed waits before it connects again, before jitter.
 const RECONNECT: Duration = Duration::from_millis(500);
+/// The error of Redis for a stream that does not exist.
+const NO_STREAM: &str = "no such key";
 /// How often changes are saved, and how often the instant of the last currency if nothing changed.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
 const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(30);
@@ -93,6 +95,8 @@ struct FeedConnection<'a> {
     connection: MultiplexedConnection,
     /// The processes of all servers that were reachable when the connection was made.
     run_ids: BTreeSet<String>,
+    /// Why all keys were loaded again, until a look finds no reason to.
+    loaded_because: Option<&'static str>,
 }
 
 impl Feed {
@@ -191,6 +195,7 @@ impl Feed {
             feed: self,
             connection,
             run_ids,
+            loaded_because: None,
         };
         loop {
             if link.made() != made {
@@ -408,14 +413,21 @@ impl FeedConnection<'_> {
         let Some(place) = applied else {
             return feed.load(state.last, &self.run_ids, Lookups::Trusted).await;
         };
-        match self.lost(&state, place).await? {
+        let lost = self.lost(&state, place).await?;
+        let before = std::mem::replace(&mut self.loaded_because, lost);
+        match lost {
             None if state.last == place => feed.is_current_now(),
             None => {}
             Some(why) => {
-                tracing::warn!(
-                    why,
-                    "the feed of key changes no longer contains this gateway's position: loading all keys again"
-                );
+                if before == lost {
+                    // Loading did not help: Redis is not to be asked for all keys again and again without a pause.
+                    tokio::time::sleep(jittered(RECONNECT)).await;
+                } else {
+                    tracing::warn!(
+                        why,
+                        "the feed of key changes no longer contains this gateway's position: loading all keys again"
+                    );
+                }
                 feed.store_lost.notify_one();
                 feed.remember_zone().await?;
                 feed.load(state.last, &self.run_ids, Lookups::Lost).await?;
@@ -515,11 +527,15 @@ async fn stream_state(
 ) -> Result<StreamState, StoreError> {
     let mut ask = redis::cmd("XINFO");
     ask.arg("STREAM").arg(names.feed());
-    let fields = match patient(READ_LATE, ask.query_async(connection)).await {
-        Ok(value) => HashMap::<String, Value>::from_redis_value(value).map_err(unreadable)?,
-        // There is no stream.
-        Err(StoreError::Failed(_)) => return Ok(StreamState::default()),
-        Err(error) => return Err(error),
+    let reply = async {
+        match ask.query_async(connection).await {
+            Err(error) if error.detail() == Some(NO_STREAM) => Ok(Value::Nil),
+            reply => reply,
+        }
+    };
+    let fields = match patient(READ_LATE, reply).await? {
+        Value::Nil => return Ok(StreamState::default()),
+        value => HashMap::<String, Value>::from_redis_value(value).map_err(unreadable)?,
     };
     let number = |field: &str| {
         let value = fields.get(field)?;
