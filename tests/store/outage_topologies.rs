@@ -50,9 +50,14 @@ async fn command(settings: RedisSettings) -> Arc<dyn Store> {
 
 /// A gateway with its journal in `directory`.
 async fn gateway(settings: RedisSettings, directory: &Path) -> Arc<RedisStore> {
+    let outage = OutageSettings::of_journal(directory.join("journal.db"));
+    gateway_with(settings, outage).await
+}
+
+async fn gateway_with(settings: RedisSettings, outage: OutageSettings) -> Arc<RedisStore> {
     let settings = RedisSettings {
         timeout: TIMEOUT,
-        outage: Some(OutageSettings::of_journal(directory.join("journal.db"))),
+        outage: Some(outage),
         ..settings
     };
     let role = Role::Gateway(NodeName("journaling".into()));
@@ -255,6 +260,46 @@ async fn a_cluster_that_stops_as_a_whole_leaves_every_key_its_share() {
         })
         .await;
     }
+}
+
+/// Kills some masters of a cluster, and serves keys of masters 1 and 2 more than the cold part of their limit, long afterwards.
+async fn the_count_remains_known(full_coverage: &str, killed: &[usize]) {
+    // The others take a few seconds to notice that one is gone.
+    const STALENESS: Duration = Duration::from_secs(6);
+    let (mut set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
+    for node in &set.nodes {
+        let setting = format!("CONFIG SET cluster-require-full-coverage {full_coverage}");
+        let () = node.ask(&setting).await;
+    }
+    let keys = two_keys(&set, &command(cluster(&set)).await).await;
+    let outage = OutageSettings {
+        count_staleness: STALENESS,
+        ..OutageSettings::of_journal(directory.path().join("journal.db"))
+    };
+    let store = gateway_with(cluster(&set), outage).await;
+    for key in &keys {
+        served(&store, key).await;
+    }
+    for master in killed {
+        set.nodes[*master].kill();
+    }
+    tokio::time::sleep(STALENESS + Duration::from_secs(2)).await;
+    assert!(store.health().pending_units == 0 && !store.health().up);
+    let rest = (LIMIT - 1).try_into().unwrap();
+    for key in &keys {
+        granted(store.charge(charge(key, today(), LIMIT, rest)).await);
+    }
+    assert_eq!(store.health().pending_units, 2 * u64::from(rest));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_count_grows_no_older_while_its_master_of_a_cluster_is_away() {
+    the_count_remains_known("no", &[1, 2]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_count_grows_no_older_while_a_cluster_does_not_serve() {
+    the_count_remains_known("yes", &[2]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

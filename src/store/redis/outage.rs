@@ -167,7 +167,7 @@ impl OutageService {
         if self.guard.is_foreign() || self.journal.has_failed() {
             return Err(error);
         }
-        let rule = self.rule(bound);
+        let rule = self.rule(bound, charge.key.record.id);
         let units = charge.cost;
         let offer = self.accounts.reserve(&charge, &rule, |count, allowance| {
             self.ledger.charged(&charge, |totals| {
@@ -228,11 +228,15 @@ impl OutageService {
             return None;
         }
         self.accounts
-            .used_at_most(key, day, &self.rule(OutageBound::Share))
+            .used_at_most(key, day, &self.rule(OutageBound::Share, key))
     }
 
-    fn rule(&self, bound: OutageBound) -> OutageRule {
-        let away_since = self.guard.opened().unwrap_or_else(Instant::now);
+    /// The rule for a key, whose master of a cluster may be away while the breaker is closed.
+    fn rule(&self, bound: OutageBound, key: KeyId) -> OutageRule {
+        let link = self.guard.link();
+        let away_since = link.away_since(&link.names.record(key));
+        let away_since = away_since.into_iter().chain(self.guard.opened()).min();
+        let away_since = away_since.unwrap_or_else(Instant::now);
         OutageRule {
             share: NodeShare {
                 nodes: self.share_nodes(),

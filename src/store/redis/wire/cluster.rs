@@ -87,6 +87,8 @@ impl Drop for ClusterNode {
 struct Table {
     view: Arc<ClusterView>,
     nodes: Vec<Arc<ClusterNode>>,
+    /// Since when the cluster reports that it does not serve, or `None` if it does.
+    failing_since: Option<std::time::Instant>,
 }
 
 impl Table {
@@ -181,6 +183,14 @@ impl Cluster {
         let table = self.table.load();
         let owner = table.view.owner(slot);
         self.shown.load(Ordering::Acquire) && owner.is_some_and(|owner| table.is_line_up(owner))
+    }
+
+    /// Since when a slot is not served because its node cannot be reached or the cluster does not serve, or `None` if it is.
+    pub fn away_since(&self, slot: u16) -> Option<std::time::Instant> {
+        let table = self.table.load();
+        let owner = table.view.owner(slot).and_then(|owner| table.node(owner));
+        let down_since = owner.and_then(|node| node.line.down_since());
+        down_since.into_iter().chain(table.failing_since).min()
     }
 
     /// The node that serves a slot; without a slot any one that can be reached.
@@ -280,6 +290,7 @@ impl Cluster {
         self.table.store(Arc::new(Table {
             view: table.view.clone(),
             nodes,
+            failing_since: table.failing_since,
         }));
         node
     }
@@ -486,9 +497,16 @@ impl Cluster {
         if table.view.is_healthy() != view.is_healthy() {
             tracing::info!(server = %self.topology, healthy = view.is_healthy(), "state of the Redis cluster");
         }
+        let failing_since = match view.serves() {
+            true => None,
+            false => table
+                .failing_since
+                .or_else(|| Some(std::time::Instant::now())),
+        };
         self.table.store(Arc::new(Table {
             view: view.clone(),
             nodes,
+            failing_since,
         }));
         view
     }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Notify;
@@ -41,6 +42,8 @@ pub struct ServerLine {
     live: ArcSwapOption<Dialled>,
     /// Why there is no connection.
     trouble: ArcSwapOption<StoreError>,
+    /// Since when there is no connection, or `None` if there is one.
+    down_since: Mutex<Option<std::time::Instant>>,
     made: Arc<AtomicU64>,
     timeouts: AtomicU32,
     broken: Notify,
@@ -60,6 +63,7 @@ impl ServerLine {
             response_timeout,
             live: ArcSwapOption::empty(),
             trouble: ArcSwapOption::empty(),
+            down_since: Mutex::new(Some(std::time::Instant::now())),
             made,
             timeouts: AtomicU32::new(0),
             broken: Notify::new(),
@@ -79,6 +83,11 @@ impl ServerLine {
     /// Why there is no connection, or `None` if there is one.
     pub fn trouble(&self) -> Option<Arc<StoreError>> {
         self.trouble.load_full()
+    }
+
+    /// Since when there is no connection, or `None` if there is one.
+    pub fn down_since(&self) -> Option<std::time::Instant> {
+        *self.down_since.lock()
     }
 
     /// Whether there is a connection or one was attempted.
@@ -179,6 +188,7 @@ impl ServerLine {
             self.trouble
                 .store(Some(Arc::new(StoreError::Unavailable(why.to_owned()))));
             self.live.store(None);
+            *self.down_since.lock() = Some(std::time::Instant::now());
             self.timeouts.store(0, Ordering::Relaxed);
             tracing::warn!(server = %self.server, why, "connection to Redis dropped");
             self.broken.notify_one();
@@ -219,6 +229,7 @@ impl ServerLine {
         match attempt.await {
             Ok(dialled) => {
                 self.timeouts.store(0, Ordering::Relaxed);
+                *self.down_since.lock() = None;
                 self.live.store(Some(Arc::new(dialled)));
                 self.made.fetch_add(1, Ordering::AcqRel);
                 self.trouble.store(None);

@@ -203,6 +203,14 @@ impl RedisLink {
         }
     }
 
+    /// Since when the server that keeps `name` cannot be used, or `None` if it can.
+    pub fn away_since(&self, name: &str) -> Option<std::time::Instant> {
+        match &self.way {
+            Way::Server(line) => line.down_since(),
+            Way::Cluster(cluster) => cluster.away_since(slot(name.as_bytes())),
+        }
+    }
+
     /// When a request that is sent now has timed out.
     pub fn deadline(&self) -> Instant {
         Instant::now() + self.response_timeout

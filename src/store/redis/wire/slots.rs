@@ -170,6 +170,11 @@ impl ClusterView {
         &self.nodes
     }
 
+    /// Whether the node reports that the cluster serves.
+    pub fn serves(&self) -> bool {
+        self.ok
+    }
+
     /// Whether the cluster serves and every slot has a master.
     pub fn is_healthy(&self) -> bool {
         let served: u32 = self
