@@ -53,6 +53,7 @@ const MISDIRECTED: &[u8] = br#"{"status":"misdirected","hint":"without listen.ad
 const READY: &str = "ready";
 const DEGRADED: &str = "degraded";
 const UNREADY: &str = "unready";
+const PARTLY_UP: &str = "a master of the Redis Cluster cannot be reached: requests with its keys are decided without it, or refused under outage: deny";
 
 /// The application behind the admin listener.
 pub struct AdminService {
@@ -110,10 +111,11 @@ impl AdminService {
             reasons,
             ..
         } = (self.view)();
-        let serves = health.up || health.without_store == WithoutStore::Serves;
+        let serves = health.up || health.partly_up || health.without_store == WithoutStore::Serves;
         let ready = serves && health.keys.loaded && health.keys.usable && !draining;
         let leap = health.clock_leap.map(|leap| leap.to_string());
-        let of_store = leap.into_iter().chain(health.file_trouble);
+        let in_part = health.partly_up.then(|| PARTLY_UP.to_owned());
+        let of_store = leap.into_iter().chain(health.file_trouble).chain(in_part);
         let reasons: Vec<String> = of_store.chain(reasons).collect();
         Readiness {
             status: match (ready, health.up && reasons.is_empty()) {
@@ -123,6 +125,7 @@ impl AdminService {
             },
             draining,
             store_up: health.up,
+            store_partly_up: health.partly_up,
             without_store: health.without_store,
             pending_units: health.pending_units,
             keys_loaded: health.keys.loaded,

@@ -155,8 +155,11 @@ pub enum Role {
 /// The state of a store, for `/readyz` and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
-    /// Whether the store is expected to decide a charge made now.
+    /// Whether the store is expected to decide a charge made now, of whichever key.
     pub up: bool,
+    /// Whether the store, while [`Health::up`] is false, is expected to decide the charges of some keys: the other masters of a
+    /// cluster are away.
+    pub partly_up: bool,
     /// The freshness of the key table's replica.
     pub keys: Freshness,
     /// How charges are decided while [`Health::up`] is false.

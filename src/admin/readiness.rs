@@ -11,6 +11,8 @@ pub struct Readiness {
     pub(super) status: &'static str,
     pub(super) draining: bool,
     pub(super) store_up: bool,
+    /// Whether the store decides the charges of some keys, while `store_up` is false.
+    pub(super) store_partly_up: bool,
     /// How charges are decided while the store is unavailable.
     pub(super) without_store: WithoutStore,
     pub(super) pending_units: u64,

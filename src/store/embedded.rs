@@ -366,6 +366,7 @@ impl Store for EmbeddedStore {
         let trouble = self.desk.file_trouble();
         Health {
             up: trouble.is_none() && self.desk.up.load(Ordering::Relaxed),
+            partly_up: false,
             keys: self.freshness(),
             without_store: WithoutStore::Denies,
             pending_units: 0,

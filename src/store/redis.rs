@@ -407,8 +407,11 @@ impl Store for RedisStore {
         let outage = self.parts.outage.as_ref();
         let keys = self.freshness();
         let service = outage.map_or(WithoutStore::Denies, |outage| outage.service());
+        let (guard, link) = (&self.parts.guard, &self.parts.link);
+        let up = guard.is_closed() && link.is_whole();
         Health {
-            up: self.parts.guard.is_closed() && self.parts.link.is_whole(),
+            up,
+            partly_up: !up && guard.is_closed() && link.is_partly_up(),
             keys,
             without_store: match service {
                 WithoutStore::Serves if !keys.usable => WithoutStore::NoKeys,

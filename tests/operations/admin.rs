@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use harness::client::Until;
-use harness::{Answer, Call, Client, Protocol, Scene, Store, eventually};
+use harness::redis_nodes::ClusterSet;
+use harness::{Answer, Call, Client, Protocol, Scene, Store, StoreSpec, eventually};
 
-use super::{STORES, TOUCHLINE};
+use super::{MARKETS, STORES, TOUCHLINE};
 
 const PATHS: [&str; 6] = [
     "/livez",
@@ -43,6 +44,7 @@ async fn a_gateway_reports_that_it_lives_and_is_ready() {
             "status": "ready",
             "draining": false,
             "store_up": true,
+            "store_partly_up": false,
             "keys_loaded": true,
             "without_store": null,
             "pending_units": 0,
@@ -96,6 +98,59 @@ async fn a_gateway_that_denies_is_not_ready_without_its_redis_and_reports_why() 
         })
         .await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_denies_serves_on_without_one_master_of_a_cluster_and_is_unready_without_any()
+ {
+    let mut set = ClusterSet::start(0).await;
+    let nodes = set.addresses();
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| {
+            spec.store = StoreSpec::Cluster { nodes };
+            spec.redis_extra = "timeout: 300ms, outage: deny".into();
+        })
+        .start()
+        .await;
+    let ready = ask(&scene, "GET", "/readyz").await;
+    assert_eq!(
+        (ready.status, &ready.json()["status"]),
+        (200, &"ready".into())
+    );
+    let mut keys = Vec::new();
+    for master in [0, 1] {
+        keys.push(loop {
+            let key = scene.issue("starter").await;
+            if set.owner(&key.id).await == master {
+                break key;
+            }
+        });
+    }
+    let client = scene.client(Protocol::Http1);
+    set.nodes[1].kill();
+    let body = eventually("degraded", async || {
+        let ready = ask(&scene, "GET", "/readyz").await;
+        assert_eq!(ready.status, 200);
+        let body = ready.json();
+        (body["status"] == "degraded").then_some(body)
+    })
+    .await;
+    assert_eq!(body["store_up"], false, "{body}");
+    assert_eq!(body["store_partly_up"], true, "{body}");
+    assert_eq!(body["without_store"], "denies", "{body}");
+    let reason = body["reasons"][0].as_str().unwrap();
+    assert!(reason.contains("a master of the Redis Cluster"), "{body}");
+    assert_eq!(client.get(&keys[0], MARKETS).await.status, 200);
+    assert_eq!(client.get(&keys[1], MARKETS).await.status, 500);
+    for node in [0, 2] {
+        set.nodes[node].kill();
+    }
+    eventually("unready", async || {
+        let ready = ask(&scene, "GET", "/readyz").await;
+        (ready.status == 503).then_some(())
+    })
+    .await;
+    assert_eq!(client.get(&keys[0], MARKETS).await.status, 500);
 }
 
 #[tokio::test]

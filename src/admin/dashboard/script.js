@@ -105,10 +105,12 @@
       : readiness.status === "ready" ? state("good", "●", "ready")
       : readiness.status === "degraded" ? state("warn", "▲", "degraded")
       : state("bad", "■", "not ready");
-    const store = readiness.store_up ? state("good", "●", "up") : state("bad", "■", "down");
+    const store = readiness.store_up ? state("good", "●", "up")
+      : readiness.store_partly_up ? state("warn", "▲", "partly up")
+      : state("bad", "■", "down");
     const without = { serves: "requests are charged to the journal", denies: "requests are refused", journal_failed: "requests are refused: the journal cannot be written", no_keys: "requests are refused: no key is known" };
     const storeNote = [];
-    if (!readiness.store_up) storeNote.push(without[readiness.without_store] || readiness.without_store);
+    if (!readiness.store_up) storeNote.push((readiness.store_partly_up ? "some keys: " : "") + (without[readiness.without_store] || readiness.without_store));
     if (readiness.pending_units > 0) storeNote.push(plural(readiness.pending_units, "unit", "units") + " pending");
     const keysNote = !readiness.keys_loaded ? "never loaded"
       : !readiness.keys_usable ? "too old to use"
@@ -127,7 +129,7 @@
       ["In flight", last ? number(last.in_flight) : "–", last ? plural(last.connections, "connection", "connections") : ""],
       ["Keys", number(readiness.keys), keysNote],
     ];
-    const facts = [readiness.status, readiness.reasons, readiness.draining, readiness.store_up, storeNote, keysNote, readiness.keys, last];
+    const facts = [readiness.status, readiness.reasons, readiness.draining, readiness.store_up, readiness.store_partly_up, storeNote, keysNote, readiness.keys, last];
     fill(by("now"), facts, () => tiles.map(([name, value, note]) =>
       node("div", "", node("dt", "", name), node("dd", "", value, note ? node("small", "", note) : ""))));
   }

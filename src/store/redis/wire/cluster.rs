@@ -128,7 +128,7 @@ impl Cluster {
         table.nodes.iter().any(|node| node.line.is_up())
     }
 
-    /// Whether some slots are served.
+    /// Whether a node of the prepared cluster can be reached.
     pub fn is_up(&self) -> bool {
         self.shown.load(Ordering::Acquire) && self.any_line_up()
     }
@@ -146,7 +146,15 @@ impl Cluster {
             && table.view.owners().all(|owner| table.is_line_up(owner))
     }
 
-    /// Fails at once if no slot is served.
+    /// Whether some slots are served.
+    pub fn is_partly_up(&self) -> bool {
+        let table = self.table.load();
+        self.shown.load(Ordering::Acquire)
+            && table.view.serves()
+            && table.view.owners().any(|owner| table.is_line_up(owner))
+    }
+
+    /// Fails at once if no node can be reached.
     pub fn require(&self) -> Result<(), LinkError> {
         if self.is_up() {
             return Ok(());

@@ -113,6 +113,14 @@ impl RedisLink {
         }
     }
 
+    /// Whether Redis is expected to serve the commands of some slots of a cluster.
+    pub fn is_partly_up(&self) -> bool {
+        match &self.way {
+            Way::Server(_) => false,
+            Way::Cluster(cluster) => cluster.is_partly_up(),
+        }
+    }
+
     /// How many connections were made so far: a new number means that a server may have changed.
     pub fn made(&self) -> u64 {
         self.made.load(Ordering::Acquire)
