@@ -172,6 +172,8 @@ pub struct Health {
     pub clock_leap: Option<Leap>,
     /// Why a file of the store cannot be used, and the remedy; for operators.
     pub file_trouble: Option<String>,
+    /// Why the key table does not follow the store until an operator acts, and the remedy.
+    pub keys_trouble: Option<String>,
 }
 
 /// How current the replica of the key table is.

@@ -425,6 +425,7 @@ impl Store for RedisStore {
                 .map_or(0, |presence| presence.silent()),
             clock_leap: self.parts.clock.leap(),
             file_trouble: outage.and_then(|outage| outage.journal_trouble()),
+            keys_trouble: self.parts.feed.as_ref().and_then(|feed| feed.trouble()),
         }
     }
 

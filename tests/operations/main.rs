@@ -26,6 +26,7 @@ mod manual;
 mod metrics;
 mod names;
 mod redis_outage;
+mod redis_user;
 mod reload;
 mod reload_under_load;
 mod servers;

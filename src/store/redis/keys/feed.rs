@@ -12,6 +12,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
@@ -30,7 +31,7 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::{RedisLink, run_id_in};
-use crate::store::redis::wire::request::{LinkError, jittered, unreadable};
+use crate::store::redis::wire::request::{LinkError, is_absent, jittered, unreadable};
 use crate::store::redis::wire::zone::{set_zones, zone_names};
 use crate::store::{KeyTable, StoreError};
 
@@ -43,8 +44,6 @@ const READ_MAX: usize = 1_000;
 const REPAIR_EVERY: Duration = Duration::from_secs(600);
 /// How long a lost feed waits before it connects again, before jitter.
 const RECONNECT: Duration = Duration::from_millis(500);
-/// The error of Redis for a stream that does not exist.
-const NO_STREAM: &str = "no such key";
 /// How often changes are saved, and how often the instant of the last currency if nothing changed.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
 const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(30);
@@ -74,6 +73,8 @@ pub struct Feed {
     current: Current,
     /// Whether Redis itself was read since the start.
     has_followed: watch::Sender<bool>,
+    /// The error that interrupts the feed until an operator acts.
+    trouble: ArcSwapOption<StoreError>,
     advanced: Notify,
     /// Notified when the store may have lost writes.
     pub store_lost: Notify,
@@ -108,6 +109,7 @@ impl Feed {
             origin: Mutex::default(),
             current: Current::never(),
             has_followed: watch::Sender::new(false),
+            trouble: ArcSwapOption::empty(),
             advanced: Notify::new(),
             store_lost: Notify::new(),
             replica,
@@ -155,6 +157,14 @@ impl Feed {
         self.current.age()
     }
 
+    /// Why the table does not follow Redis until an operator acts, and what to do.
+    pub fn trouble(&self) -> Option<String> {
+        let error = self.trouble.load_full()?;
+        Some(format!(
+            "the key table does not follow Redis: {error}; check that the user of store.redis has the permissions that docs/redis-and-outages.md names"
+        ))
+    }
+
     fn is_current_now(&self) {
         self.current.was_current(Duration::ZERO);
         self.has_followed.send_replace(true);
@@ -176,6 +186,8 @@ impl Feed {
                 tracing::warn!(error = %text, "the feed of key changes is interrupted");
                 logged = text;
             }
+            let lasting = (!error.is_transient()).then(|| Arc::new(error));
+            self.trouble.store(lasting);
             tokio::time::sleep(jittered(RECONNECT)).await;
         }
     }
@@ -208,6 +220,7 @@ impl Feed {
             logged.clear();
             if follower.read_changes().await? < READ_MAX {
                 self.is_current_now();
+                self.trouble.store(None);
             }
         }
     }
@@ -529,7 +542,7 @@ async fn stream_state(
     ask.arg("STREAM").arg(names.feed());
     let reply = async {
         match ask.query_async(connection).await {
-            Err(error) if error.detail() == Some(NO_STREAM) => Ok(Value::Nil),
+            Err(error) if is_absent(&error) => Ok(Value::Nil),
             reply => reply,
         }
     };

@@ -11,7 +11,7 @@ use crate::store::redis::keys::codec::parse_place;
 use crate::store::redis::keys::index;
 use crate::store::redis::wire::info::Info;
 use crate::store::redis::wire::link::{Master, RedisLink};
-use crate::store::redis::wire::request::{LinkError, unreadable};
+use crate::store::redis::wire::request::{LinkError, is_absent, unreadable};
 use crate::store::status::{
     BreakerState, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
     ServiceFacts, SilentFacts, StoreFacts, StoreStatus,
@@ -151,8 +151,7 @@ async fn feed(link: &RedisLink) -> Result<FeedFacts, StoreError> {
         .to_owned();
     let value = match link.ask(&ask).await {
         Ok(value) => value,
-        // There is no stream.
-        Err(LinkError::Refused(_)) => return Ok(FeedFacts::default()),
+        Err(LinkError::Refused(error)) if is_absent(&error) => return Ok(FeedFacts::default()),
         Err(error) => return Err(error.into()),
     };
     let fields = HashMap::<String, Value>::from_redis_value(value).map_err(unreadable)?;

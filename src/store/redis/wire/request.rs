@@ -45,6 +45,11 @@ pub fn unreadable(error: redis::ParsingError) -> StoreError {
     StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
 }
 
+/// Whether Redis refused a command that needs a key because there is none of its name.
+pub fn is_absent(error: &redis::RedisError) -> bool {
+    error.detail() == Some("no such key")
+}
+
 /// The reply of `TIME`.
 pub fn read_time(value: Value) -> Result<Timestamp, StoreError> {
     let (seconds, micros) = <(i64, i64)>::from_redis_value(value).map_err(unreadable)?;

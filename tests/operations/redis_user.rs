@@ -1,0 +1,161 @@
+//! The user of Redis: with the permissions that the documents name, everything works; without one of them, an operator learns why.
+
+use std::collections::HashMap;
+use std::os::unix::fs::PermissionsExt;
+
+use harness::redis_nodes::{ClusterSet, Node};
+use harness::{Behaviour, Protocol, Scene, StoreSpec, eventually};
+use tempfile::TempDir;
+
+use super::{MARKETS, TOUCHLINE, run_beside};
+
+const DOCUMENT: &str = include_str!("../../docs/redis-and-outages.md");
+/// What `touchline store status` also asks for, and goes without.
+const OPTIONAL: &str = "config|get";
+const DAILY: u64 = 4;
+
+/// The command of the documents that makes the user.
+fn documented() -> &'static str {
+    let lines = DOCUMENT.lines();
+    let mut found = lines.filter(|line| line.starts_with("ACL SETUSER touchline "));
+    found.next().unwrap()
+}
+
+/// A gateway on these servers, as their user, whose password is in the directory.
+async fn scene(store: StoreSpec) -> (Scene, TempDir) {
+    let secrets = TempDir::new().unwrap();
+    let file = secrets.path().join("redis");
+    std::fs::write(&file, "PASSWORD").unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+    let login = format!("username: touchline, password_file: \"{}\"", file.display());
+    let builder = Scene::builder(TOUCHLINE).daily("starter", DAILY);
+    let builder = builder.spec(move |spec| {
+        spec.store = store;
+        spec.redis_extra = format!("timeout: 2s, {login}");
+    });
+    (builder.start().await, secrets)
+}
+
+/// The commands that a server refused to the user.
+async fn refused(node: &Node) -> Vec<String> {
+    let entries: Vec<HashMap<String, redis::Value>> = node.ask("ACL LOG").await;
+    let objects = entries.iter().filter_map(|entry| entry.get("object"));
+    objects
+        .map(|object| redis::from_redis_value_ref(object).unwrap())
+        .filter(|object: &String| object != OPTIONAL)
+        .collect()
+}
+
+/// Runs requests and commands of every kind, which must all work.
+async fn use_everything(scene: &mut Scene) {
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    scene.upstream.always(Behaviour::Status(503));
+    assert_eq!(client.get(&key, MARKETS).await.status, 500);
+    scene.upstream.always(Behaviour::Echo);
+    for call in 0..=DAILY {
+        let expected = if call < DAILY { 200 } else { 429 };
+        assert_eq!(client.get(&key, MARKETS).await.status, expected);
+    }
+    scene.expect_used(&key, DAILY).await;
+    let (file, backup) = (scene.outside().join("keys.csv"), scene.outside().join("b"));
+    std::fs::write(
+        &file,
+        "key,tier,customer\nimported-0123456789abcdef,pro,Acme\n",
+    )
+    .unwrap();
+    let (file, backup) = (file.to_str().unwrap(), backup.to_str().unwrap());
+    let id = key.id.as_str();
+    for words in [
+        &["keys", "list", "--customer", "Acme"][..],
+        &["keys", "show", id],
+        &["keys", "grant", id, "--extra", "5", "--reason", "cup"],
+        &["keys", "suspend", id, "--yes"],
+        &["keys", "resume", id],
+        &["keys", "set-tier", id, "pro"],
+        &["keys", "set-expiry", id, "never"],
+        &["keys", "set-label", id, "l"],
+        &["keys", "rotate", id, "--overlap", "1h"],
+        &["keys", "import", file],
+        &["keys", "export"],
+        &["keys", "revoke", id, "--yes"],
+        &["usage"],
+        &["usage", "verify"],
+        &["usage", "invoice", "--month", "2026-10"],
+        &["audit"],
+        &[
+            "explain", "--key-id", id, "--method", "GET", "--path", MARKETS,
+        ],
+        &["store", "status"],
+        &["store", "backup", backup],
+        &["store", "restore", backup, "--merge"],
+    ] {
+        run_beside(&scene.gateways[0], words).await.done();
+    }
+    scene.gateways[0].terminate();
+    scene.gateways[0].restart().await;
+    eventually("ready again", async || {
+        let (status, body) = scene.admin(0, "/readyz").await;
+        (status == 200 && body.contains(r#""status":"ready""#)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_documented_user_of_redis_may_do_all_that_gateways_and_commands_need() {
+    let node = Node::start(|_| Vec::new()).await;
+    let () = node.ask(documented()).await;
+    let (mut scene, _secrets) = scene(StoreSpec::Redis {
+        url: format!("redis://{}/0", node.address()),
+        key_prefix: "touchline".into(),
+    })
+    .await;
+    use_everything(&mut scene).await;
+    assert_eq!(refused(&node).await, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_documented_user_of_a_cluster_may_do_all_that_gateways_and_commands_need() {
+    let set = ClusterSet::start(0).await;
+    for node in &set.nodes {
+        let () = node.ask(documented()).await;
+    }
+    let nodes = set.addresses();
+    let (mut scene, _secrets) = scene(StoreSpec::Cluster { nodes }).await;
+    use_everything(&mut scene).await;
+    for node in &set.nodes {
+        assert_eq!(refused(node).await, Vec::<String>::new());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_permission_that_the_key_table_lacks_is_named_in_readyz() {
+    let node = Node::start(|_| Vec::new()).await;
+    let () = node.ask(documented()).await;
+    let (scene, _secrets) = scene(StoreSpec::Redis {
+        url: format!("redis://{}/0", node.address()),
+        key_prefix: "touchline".into(),
+    })
+    .await;
+    let key = scene.issue("pro").await;
+    let () = node.ask("ACL SETUSER touchline -info").await;
+    let _: u64 = node.ask("CLIENT KILL USER touchline").await;
+    let reason = eventually("a reason is reported", async || {
+        let (_, body) = scene.admin(0, "/readyz").await;
+        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+        let reason = body["reasons"][0].as_str()?.to_owned();
+        assert_eq!(body["status"], "degraded", "{body}");
+        Some(reason)
+    })
+    .await;
+    let refusal = "no permissions to run the 'info' command";
+    assert!(reason.contains(refusal), "{reason}");
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    let () = node.ask("ACL SETUSER touchline +info").await;
+    eventually("the reason is gone", async || {
+        let (status, body) = scene.admin(0, "/readyz").await;
+        (status == 200 && body.contains(r#""reasons":[]"#)).then_some(())
+    })
+    .await;
+}
