@@ -23,6 +23,13 @@ pub struct StoreClock {
     watch: ClockWatch,
 }
 
+/// The start of a call by a [`StoreClock`], with which the reply is compared.
+#[derive(Debug, Clone, Copy)]
+pub struct CallStart {
+    at_micros: i64,
+    offset_micros: i64,
+}
+
 impl StoreClock {
     /// A clock without a known difference, which must run evenly for `agreement` before it is trusted.
     pub fn new(clock: Clock, agreement: Duration) -> StoreClock {
@@ -45,28 +52,40 @@ impl StoreClock {
         SignedDuration::from_micros(self.offset_micros.load(Ordering::Relaxed))
     }
 
-    /// Learns from a reply with the second (Unix) in which it was made; `asked` is the reading of this clock before the call.
-    pub fn learn_second(&self, asked: Timestamp, second: i64) {
-        let earliest = second.saturating_mul(SECOND_MICROS);
-        let latest = earliest.saturating_add(SECOND_MICROS - 1);
-        let answered = self.now();
-        self.shift(if answered.as_microsecond() < earliest {
-            earliest - answered.as_microsecond()
-        } else if asked.as_microsecond() > latest {
-            latest - asked.as_microsecond()
-        } else {
-            0
-        });
+    /// The reading before a call whose reply has the store's time.
+    pub fn ask(&self) -> CallStart {
+        let offset_micros = self.offset_micros.load(Ordering::Relaxed);
+        CallStart {
+            at_micros: self.read_with(offset_micros),
+            offset_micros,
+        }
     }
 
-    /// Learns from a reply with the exact time; `asked` is the reading of this clock before the call.
-    pub fn learn(&self, asked: Timestamp, theirs: Timestamp) {
-        let (asked, answered) = (asked.as_microsecond(), self.now().as_microsecond());
-        self.shift(if (asked..=answered).contains(&theirs.as_microsecond()) {
+    /// Learns from a reply with the second (Unix) in which it was made.
+    pub fn learn_second(&self, asked: CallStart, second: i64) {
+        let earliest = second.saturating_mul(SECOND_MICROS);
+        let latest = earliest.saturating_add(SECOND_MICROS - 1);
+        let answered = self.read_with(asked.offset_micros);
+        let micros = if answered < earliest {
+            earliest - answered
+        } else if asked.at_micros > latest {
+            latest - asked.at_micros
+        } else {
+            0
+        };
+        self.shift(asked, micros);
+    }
+
+    /// Learns from a reply with the exact time.
+    pub fn learn(&self, asked: CallStart, theirs: Timestamp) {
+        let (earliest, latest) = (asked.at_micros, self.read_with(asked.offset_micros));
+        let theirs = theirs.as_microsecond();
+        let micros = if (earliest..=latest).contains(&theirs) {
             0
         } else {
-            theirs.as_microsecond() - (asked + (answered - asked) / 2)
-        });
+            theirs - (earliest + (latest - earliest) / 2)
+        };
+        self.shift(asked, micros);
     }
 
     /// Compares the store's time with the boot-time clock of this machine.
@@ -90,9 +109,23 @@ impl StoreClock {
         (now, boot)
     }
 
-    fn shift(&self, micros: i64) {
+    /// The local clock with this difference (microseconds).
+    fn read_with(&self, offset_micros: i64) -> i64 {
+        self.clock
+            .now()
+            .as_microsecond()
+            .saturating_add(offset_micros)
+    }
+
+    /// Corrects the difference with which a call was made. If the reply of another call has corrected it meanwhile, this one
+    /// would correct the same error again.
+    fn shift(&self, asked: CallStart, micros: i64) {
         if micros != 0 {
-            self.offset_micros.fetch_add(micros, Ordering::Relaxed);
+            let (wrong, right) = (asked.offset_micros, asked.offset_micros + micros);
+            let relaxed = Ordering::Relaxed;
+            let _ = self
+                .offset_micros
+                .compare_exchange(wrong, right, relaxed, relaxed);
         }
         let is_first =
             !self.is_learnt.load(Ordering::Relaxed) && !self.is_learnt.swap(true, Ordering::AcqRel);
@@ -112,11 +145,11 @@ mod tests {
         let local: Timestamp = "2026-11-21T00:00:00.5Z".parse().unwrap();
         let clock = StoreClock::new(Clock::from_fn(move || local), Duration::ZERO);
         for second in [local.as_second() + 86_400, local.as_second() - 86_400] {
-            clock.learn_second(clock.now(), second);
+            clock.learn_second(clock.ask(), second);
             assert_eq!(clock.now().as_second(), second);
         }
         let exact: Timestamp = "2026-11-23T01:02:03.004005Z".parse().unwrap();
-        clock.learn(clock.now(), exact);
+        clock.learn(clock.ask(), exact);
         assert_eq!(clock.now(), exact);
     }
 
@@ -125,11 +158,11 @@ mod tests {
         let local: Timestamp = "2026-11-21T00:00:00Z".parse().unwrap();
         for first in [0, 7 * 60] {
             let clock = StoreClock::new(Clock::from_fn(move || local), Duration::ZERO);
-            clock.learn_second(clock.now(), local.as_second() + first);
+            clock.learn_second(clock.ask(), local.as_second() + first);
             clock.look();
             assert_eq!(clock.leap(), None, "{first}");
             assert_eq!(clock.settled_at(), Some(clock.now()), "{first}");
-            clock.learn_second(clock.now(), local.as_second() + first + 86_400);
+            clock.learn_second(clock.ask(), local.as_second() + first + 86_400);
             clock.look();
             let by = clock.leap().map(|leap| leap.by.as_secs());
             assert!(
@@ -141,10 +174,32 @@ mod tests {
     }
 
     #[test]
+    fn replies_to_calls_at_the_same_time_correct_a_difference_once() {
+        let local: Timestamp = "2026-11-21T00:00:00.5Z".parse().unwrap();
+        let clock = StoreClock::new(Clock::from_fn(move || local), Duration::ZERO);
+        let stepped = local + SignedDuration::from_secs(600);
+        let asked = [(); 4].map(|()| clock.ask());
+        for asked in asked {
+            clock.learn(asked, stepped);
+            assert_eq!(clock.now(), stepped);
+        }
+        let asked = [(); 4].map(|()| clock.ask());
+        for asked in asked {
+            clock.learn_second(asked, local.as_second());
+            assert_eq!(clock.now().as_second(), local.as_second());
+        }
+        // Replies to calls of before the step arrive last.
+        let asked = [(); 2].map(|()| clock.ask());
+        clock.learn(asked[0], stepped);
+        clock.learn(asked[1], local);
+        assert_eq!(clock.now(), stepped);
+    }
+
+    #[test]
     fn a_reply_that_fits_changes_nothing() {
         let local: Timestamp = "2026-11-21T00:00:00.5Z".parse().unwrap();
         let clock = StoreClock::new(Clock::from_fn(move || local), Duration::ZERO);
-        clock.learn_second(clock.now(), local.as_second());
+        clock.learn_second(clock.ask(), local.as_second());
         assert_eq!(clock.now(), local);
     }
 }

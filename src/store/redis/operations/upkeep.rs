@@ -118,7 +118,7 @@ impl Parts {
 
     /// Asks Redis for its time; a gateway compares it, or its estimate, with the boot-time clock.
     async fn probe(&self) {
-        let asked = self.clock.now();
+        let asked = self.clock.ask();
         // The link reacts to a failure.
         let theirs = self.link.time().await;
         if self.feed.is_none() {

@@ -50,7 +50,7 @@ impl Preparation {
 
     /// Learns the server's time.
     pub async fn learn_time(&self, connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
-        let asked = self.clock.now();
+        let asked = self.clock.ask();
         let time = redis::cmd("TIME")
             .query_async(connection)
             .await

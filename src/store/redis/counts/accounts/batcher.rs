@@ -190,7 +190,7 @@ impl Accounts {
         keys: &[&str],
         argument: ChargeArgument,
     ) -> Result<Vec<Reply>, LinkError> {
-        let asked = self.clock.now();
+        let asked = self.clock.ask();
         let deadline = Instant::now() + self.timeout;
         let arguments = argument.arguments();
         let value = self.link.run(&CHARGE, keys, &arguments, deadline).await;
