@@ -33,8 +33,8 @@ mod rows;
 use file::JournalUnusable;
 pub use file::facts;
 pub use processes::{MissingCounts, Process};
-use rows::LeftOut;
 pub use rows::{CountRow, DateAndKey, JournalRows, ServeOutcome, TotalsRow};
+use rows::{DroppedUnsettled, LeftOut};
 
 /// The most queued jobs; beyond, the journal counts as failed.
 const WAITING_MAX: usize = 65_536;
@@ -277,19 +277,33 @@ impl Journal {
     }
 
     /// Records that this process is alive at `now` (Unix seconds) and the number of live gateways; drops rows that are no longer
-    /// needed at `settled`, the time of a trusted clock.
-    pub async fn keep(&self, nodes: u64, now: i64, settled: Option<i64>) -> Done {
+    /// needed at `settled`, the time of a trusted clock, and rows of days that ended `retention` seconds before.
+    pub async fn keep(
+        &self,
+        nodes: u64,
+        now: i64,
+        settled: Option<i64>,
+        retention: i64,
+    ) -> Result<(), StoreError> {
         let process = self.process.clone();
-        self.work(move |connection| {
+        let kept = self.work(move |connection| {
             rows::remember_nodes(connection, nodes)?;
             processes::see(connection, &process, now)?;
             let Some(settled) = settled else {
-                return Ok(());
+                return Ok(DroppedUnsettled::default());
             };
             processes::drop_old(connection, settled)?;
-            rows::drop_old(connection, settled)
-        })
-        .await
+            rows::drop_old(connection, settled, retention)
+        });
+        let dropped = kept.await?;
+        if dropped.rows > 0 {
+            tracing::warn!(
+                rows = dropped.rows,
+                units = dropped.units,
+                "journaled counts that were never settled are dropped: their retention is over"
+            );
+        }
+        Ok(())
     }
 
     /// Checks the file, as each transaction does.

@@ -438,7 +438,9 @@ impl OutageService {
         }
         let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
         let settled = self.clock.settled_at().map(Timestamp::as_second);
-        all_written & self.journal.keep(nodes, now, settled).await.is_ok()
+        let retention = self.guard.link().names.keeping().retention_seconds();
+        let kept = self.journal.keep(nodes, now, settled, retention).await;
+        all_written & kept.is_ok()
     }
 
     /// Queues a key's day for the journal, with the count taken while its account is locked. The totals are read after the

@@ -13,7 +13,8 @@ use crate::policy::calendar::Day;
 use crate::store::Totals;
 use crate::store::export::process_of;
 
-/// How long the name of a process is kept if its counts were never read: as long as the journal keeps counts (seconds).
+/// How long the name of a process is kept if its last counts were never read (seconds). They remain in Redis, and reading them
+/// takes all keys of each day since.
 const KEPT_SECONDS: i64 = 35 * 86_400;
 
 /// The table; added to a file of an older version when it is opened.

@@ -15,8 +15,6 @@ use crate::store::redis::identity::{meta, write_meta};
 use crate::store::redis::yielding::CooperativeYield;
 use crate::store::sqlite::{signed, unsigned};
 
-/// How long rows are kept after their day in any case: as long as Redis keeps counts.
-const KEPT_AFTER_DAY_SECONDS: i64 = 35 * 86_400;
 /// How long settled rows are kept after their day.
 const SETTLED_KEPT_AFTER_DAY_SECONDS: i64 = 120;
 
@@ -188,18 +186,42 @@ pub fn nodes(connection: &Connection) -> rusqlite::Result<Option<u64>> {
     Ok(meta(connection, "nodes")?.and_then(|value| value.parse().ok()))
 }
 
-/// Drops rows that are no longer needed at `now` (Unix seconds): all rows of a key's day, or none.
-pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
+/// The rows that were dropped although Redis is not known to have them.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct DroppedUnsettled {
+    /// Their number.
+    pub rows: u64,
+    /// Units served without Redis that it may not have.
+    pub units: u64,
+}
+
+/// Drops rows that are no longer needed at `now` (Unix seconds), all rows of a key's day or none: soon after the day if Redis has
+/// them, otherwise when `retention` seconds have passed, after which Redis drops the day, too.
+pub fn drop_old(
+    connection: &Connection,
+    now: i64,
+    retention: i64,
+) -> rusqlite::Result<DroppedUnsettled> {
+    let times = params![now - SETTLED_KEPT_AFTER_DAY_SECONDS, now - retention];
+    let mut dropped = DroppedUnsettled::default();
+    for (table, units) in [("counts", "untold"), ("sheets", "0")] {
+        let lost = format!(
+            "SELECT count(*), coalesce(sum({units}), 0) FROM {table} WHERE settled = 0 AND next < ?1"
+        );
+        let mut lost = connection.prepare_cached(&lost)?;
+        let (rows, units) = lost.query_row([now - retention], |row| {
+            Ok((unsigned(row.get(0)?), unsigned(row.get(1)?)))
+        })?;
+        dropped.rows += rows;
+        dropped.units += units;
+    }
     for table in ["counts", "sheets"] {
         let drop = format!(
             "DELETE FROM {table} WHERE next < ?2 OR (next < ?1 AND (date, key) NOT IN ({UNSETTLED}))"
         );
-        connection.prepare_cached(&drop)?.execute(params![
-            now - SETTLED_KEPT_AFTER_DAY_SECONDS,
-            now - KEPT_AFTER_DAY_SECONDS
-        ])?;
+        connection.prepare_cached(&drop)?.execute(times)?;
     }
-    Ok(())
+    Ok(dropped)
 }
 
 /// Units served without Redis, and not known to be settled, by producers whose names do not match `own`.

@@ -38,8 +38,9 @@ fn rows(counts_settled: bool, totals_settled: bool) -> JournalRows {
 }
 
 #[test]
-fn a_keys_day_is_dropped_whole_when_all_of_it_is_settled() {
-    let long_after = DAY.end + KEPT_AFTER_DAY_SECONDS + 1;
+fn a_keys_day_is_dropped_whole_when_all_of_it_is_settled_or_its_retention_is_over() {
+    const RETENTION: i64 = 396 * 86_400;
+    let long_after = DAY.end + RETENTION + 1;
     let soon_after = DAY.end + SETTLED_KEPT_AFTER_DAY_SECONDS + 1;
     for (counts_settled, totals_settled, now, kept) in [
         (true, true, soon_after - 1, true),
@@ -47,14 +48,18 @@ fn a_keys_day_is_dropped_whole_when_all_of_it_is_settled() {
         (true, false, soon_after, true),
         (false, true, soon_after, true),
         (false, false, soon_after, true),
+        (false, true, long_after - 1, true),
         (false, true, long_after, false),
+        (true, false, long_after, false),
+        (true, true, long_after, false),
     ] {
         let journal = Connection::open_in_memory().unwrap();
         journal.execute_batch(TABLES).unwrap();
         add_what_is_missing(&journal).unwrap();
-        let written = rows(counts_settled, totals_settled);
+        let mut written = rows(counts_settled, totals_settled);
+        written.counts[0].unsettled_units = if counts_settled { 0 } else { 2 };
         write(&journal, &written, &mut CooperativeYield::of(1)).unwrap();
-        drop_old(&journal, now).unwrap();
+        let dropped = drop_old(&journal, now, RETENTION).unwrap();
         let left = days_but(&journal, &left_out("", ""), None, 10).unwrap();
         let left: Vec<_> = left
             .iter()
@@ -62,6 +67,12 @@ fn a_keys_day_is_dropped_whole_when_all_of_it_is_settled() {
             .collect();
         let expected = if kept { vec![(1, 1)] } else { Vec::new() };
         assert_eq!(left, expected, "{counts_settled} {totals_settled} {now}");
+        let lost = |settled: bool| u64::from(!kept && !settled);
+        let expected = DroppedUnsettled {
+            rows: lost(counts_settled) + lost(totals_settled),
+            units: 2 * lost(counts_settled),
+        };
+        assert_eq!(dropped, expected, "{counts_settled} {totals_settled} {now}");
     }
 }
 
