@@ -39,7 +39,10 @@ pub enum ChangeError {
     /// The id or a digest is in use already.
     #[error("the key {0} exists already")]
     Exists(KeyId),
-    /// The store failed.
+    /// The store failed before anything was written.
+    #[error("nothing was written: {0}")]
+    Unwritten(StoreError),
+    /// The store failed; whether the change was made is unknown if it is [`StoreError::Unavailable`].
     #[error(transparent)]
     Store(#[from] StoreError),
 }

@@ -494,7 +494,8 @@ impl Store for RedisStore {
     }
 
     async fn create_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
-        self.claim_zone().await?;
+        let claimed = self.claim_zone().await;
+        claimed.map_err(ChangeError::Unwritten)?;
         let (record, mark) = self.parts.records.create(record).await?;
         self.parts.keys.apply(record.clone());
         Ok((record, mark))

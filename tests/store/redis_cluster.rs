@@ -17,7 +17,9 @@ use touchline::policy::key_record::KeyRecord;
 use touchline::store::export::Exported;
 use touchline::store::redis::{RedisSettings, RedisStore, Servers, open};
 use touchline::store::status::StoreFacts;
-use touchline::store::{Decision, KeyEntry, NodeName, RefusalReason, Role, Store, StoreError};
+use touchline::store::{
+    ChangeError, Decision, KeyEntry, NodeName, RefusalReason, Role, Store, StoreError,
+};
 
 use crate::redis_nodes::{ClusterSet, Node};
 use crate::suite::{
@@ -257,6 +259,23 @@ async fn while_the_master_that_has_the_zone_is_away_gateways_and_commands_use_th
             "{refused:?}"
         );
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_is_not_issued_without_a_zone_and_the_error_states_that_nothing_was_written() {
+    let mut set = ClusterSet::start(0).await;
+    let away = set.owner("touchline:zone").await;
+    set.nodes[away].kill();
+    let command = command(&set).await;
+    let refused = command.create_key(new_record("pro")).await.unwrap_err();
+    assert!(matches!(refused, ChangeError::Unwritten(_)), "{refused:?}");
+    let text = refused.to_string();
+    assert!(text.starts_with("nothing was written"), "{text}");
+    set.nodes[away].restart().await;
+    eventually("the zone can be set", async || {
+        command.create_key(new_record("pro")).await.ok()
+    })
+    .await;
 }
 
 /// Whether the ledger of a key's day is at the master that has the key's slot.

@@ -116,6 +116,7 @@ pub(super) async fn make(
             Err(
                 error @ (ChangeError::UnknownKey(_)
                 | ChangeError::Exists(_)
+                | ChangeError::Unwritten(_)
                 | ChangeError::Store(_)),
             ) => {
                 return Err(error.into());

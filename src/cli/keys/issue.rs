@@ -115,6 +115,7 @@ fn unconfirmed(id: KeyId, error: ChangeError) -> anyhow::Error {
         ChangeError::UnknownKey(_)
         | ChangeError::Conflict(_)
         | ChangeError::Exists(_)
+        | ChangeError::Unwritten(_)
         | ChangeError::Store(_) => error.into(),
     }
 }

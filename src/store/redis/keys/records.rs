@@ -175,7 +175,7 @@ impl RecordTable {
 
     /// Adds a record.
     pub async fn create(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
-        let now = self.link.time().await?;
+        let now = self.link.time().await.map_err(ChangeError::Unwritten)?;
         let record = KeyRecord {
             created: now,
             updated: now,
@@ -188,11 +188,12 @@ impl RecordTable {
     /// Replaces a record of the same version as `record`.
     pub async fn update(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
         let id = record.id;
-        let old = self.get(id).await?.ok_or(ChangeError::UnknownKey(id))?;
+        let old = self.get(id).await.map_err(ChangeError::Unwritten)?;
+        let old = old.ok_or(ChangeError::UnknownKey(id))?;
         if old.version != record.version {
             return Err(ChangeError::Conflict(id));
         }
-        let now = self.link.time().await?;
+        let now = self.link.time().await.map_err(ChangeError::Unwritten)?;
         let record = KeyRecord {
             created: old.created,
             updated: now.max(old.updated),
