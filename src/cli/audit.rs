@@ -54,14 +54,14 @@ impl AuditArguments {
         {
             return Err(UsageError(format!("--from {from} is after --to {to}")).into());
         }
-        let from = self.from.map(|from| calendar.day_of(from)).transpose()?;
+        let from = self.from.map(|from| calendar.start_of(from)).transpose()?;
         let to = self.to.map(|to| calendar.day_of(to)).transpose()?;
-        let instant = |seconds: Option<i64>| seconds.map(Timestamp::from_second).transpose();
+        let until = to.map(|day| Timestamp::from_second(day.end)).transpose()?;
         Ok(Wanted {
             // Resolved once the store is open.
             key: None,
-            from: instant(from.map(|day| day.start))?,
-            until: instant(to.map(|day| day.end))?,
+            from,
+            until,
             who: self.who.clone(),
             what: self.what,
         })

@@ -47,6 +47,14 @@ pub enum CalendarError {
     /// The instant is outside the supported years.
     #[error("the clock shows an instant outside the calendar")]
     OutOfRange,
+    /// The date is outside the supported years.
+    #[error("{date} is outside the calendar, whose last day is {last}")]
+    DateOutOfRange {
+        /// The date.
+        date: Date,
+        /// The last possible one.
+        last: Date,
+    },
 }
 
 /// How instants are divided into quota days.
@@ -118,21 +126,35 @@ impl Calendar {
         }
     }
 
+    /// The first instant of the quota day with this date; the day itself may end after the last instant.
+    pub fn start_of(&self, date: Date) -> Result<Timestamp, CalendarError> {
+        match &self.division {
+            Division::Zone(zone) => {
+                let last = zone.to_datetime(Timestamp::MAX).date();
+                let outside = |_| CalendarError::DateOutOfRange { date, last };
+                first_instant(zone, date).map_err(outside)
+            }
+            Division::Fixed { .. } => Timestamp::from_second(self.day_of(date)?.start)
+                .map_err(|_| CalendarError::OutOfRange),
+        }
+    }
+
     /// The quota day with this date.
     pub fn day_of(&self, date: Date) -> Result<Day, CalendarError> {
         match &self.division {
             Division::Zone(zone) => {
-                let first_second = |date: Date| {
-                    date.to_zoned(zone.clone())
-                        .and_then(|midnight| midnight.start_of_day())
-                        .map(|start| start.timestamp().as_second())
-                        .map_err(|_| CalendarError::OutOfRange)
+                let start = first_instant(zone, date);
+                let end = date.tomorrow().and_then(|next| first_instant(zone, next));
+                let (Ok(start), Ok(end)) = (start, end) else {
+                    // The day of the last instant has no end.
+                    let last = zone.to_datetime(Timestamp::MAX).date();
+                    let last = last.yesterday().unwrap_or(last);
+                    return Err(CalendarError::DateOutOfRange { date, last });
                 };
-                let tomorrow = date.tomorrow().map_err(|_| CalendarError::OutOfRange)?;
                 Ok(Day {
                     date,
-                    start: first_second(date)?,
-                    end: first_second(tomorrow)?,
+                    start: start.as_second(),
+                    end: end.as_second(),
                 })
             }
             Division::Fixed {
@@ -152,6 +174,12 @@ impl Calendar {
             }
         }
     }
+}
+
+/// The first instant of a date, which is after midnight where a clock change skips midnight.
+fn first_instant(zone: &TimeZone, date: Date) -> Result<Timestamp, jiff::Error> {
+    let midnight = date.to_zoned(zone.clone())?;
+    Ok(midnight.start_of_day()?.timestamp())
 }
 
 const FIRST_FIXED_DATE: Date = jiff::civil::date(2001, 1, 1);
@@ -238,6 +266,37 @@ mod tests {
             Calendar::of_zone("Mars/Olympus"),
             Err(CalendarError::UnknownZone { .. })
         ));
+    }
+
+    #[test]
+    fn a_date_outside_the_calendar_is_an_error_with_the_last_possible_one() {
+        for (zone, last, last_begun) in [
+            ("UTC", "9999-12-29", "9999-12-30"),
+            ("America/New_York", "9999-12-29", "9999-12-30"),
+            ("Pacific/Kiritimati", "9999-12-30", "9999-12-31"),
+        ] {
+            let calendar = Calendar::of_zone(zone).unwrap();
+            let date = |text: &str| text.parse::<Date>().unwrap();
+            assert_eq!(calendar.day_of(date(last)).unwrap().date, date(last));
+            assert_eq!(
+                calendar.start_of(date(last)).unwrap().as_second(),
+                calendar.day_of(date(last)).unwrap().start
+            );
+            assert!(calendar.start_of(date(last_begun)).is_ok(), "{zone}");
+            assert_eq!(
+                calendar.day_of(Date::MAX).unwrap_err().to_string(),
+                format!("9999-12-31 is outside the calendar, whose last day is {last}")
+            );
+            for early in [
+                calendar.day_of(Date::MIN),
+                calendar.day_of(date(last_begun)),
+            ] {
+                assert!(matches!(early, Err(CalendarError::DateOutOfRange { .. })));
+            }
+        }
+        let utc = Calendar::of_zone("UTC").unwrap();
+        let late = utc.start_of(Date::MAX).unwrap_err().to_string();
+        assert!(late.ends_with("whose last day is 9999-12-30"), "{late}");
     }
 
     proptest! {

@@ -28,14 +28,23 @@ pub(super) enum When {
 }
 
 impl When {
-    pub(super) fn instant(self, calendar: Option<&Calendar>) -> Timestamp {
-        let day = match self {
-            When::Day(date) => calendar.and_then(|calendar| calendar.day_of(date).ok()),
-            When::Instant(instant) => return instant,
+    /// The instant of the value at `at`. `None` if its date is outside the calendar, which is a problem, or without a calendar:
+    /// then `quota.timezone` is wrong, which is reported there.
+    pub(super) fn instant(
+        self,
+        check: &mut Check<'_>,
+        at: &Path,
+        calendar: Option<&Calendar>,
+    ) -> Option<Timestamp> {
+        let date = match self {
+            When::Day(date) => date,
+            When::Instant(instant) => return Some(instant),
         };
-        let start = day.and_then(|day| Timestamp::from_second(day.start).ok());
-        // Without a calendar, quota.timezone is wrong, which is reported there.
-        start.unwrap_or(Timestamp::UNIX_EPOCH)
+        let start = calendar?.start_of(date).map_err(|error| {
+            let hint = "write an earlier date, or an instant such as 2027-06-30T12:00:00Z";
+            Wrong::new(error.to_string(), hint)
+        });
+        check.accept(at, start)
     }
 }
 
@@ -65,8 +74,8 @@ pub(super) fn retirement(
     links: LinksRows,
     calendar: Option<&Calendar>,
 ) -> Retirement {
-    let [deprecation, sunset] =
-        [deprecation, sunset].map(|when| when.map(|when| when.instant(calendar)));
+    let [deprecation, sunset] = [("deprecation", deprecation), ("sunset", sunset)]
+        .map(|(key, when)| when?.instant(check, &at.key(key), calendar));
     let links = [
         (Relation::Deprecation, links.deprecation),
         (Relation::Sunset, links.sunset),

@@ -226,7 +226,10 @@ fn endpoint(
         calendar,
     );
     let maintenance = rows.maintenance.map(|maintenance| Maintenance {
-        until: maintenance.until.map(|until| until.instant(calendar)),
+        until: maintenance.until.and_then(|until| {
+            let at = at.key("maintenance").key("until");
+            until.instant(check, &at, calendar)
+        }),
         message: maintenance.message,
     });
     Some(Endpoint {

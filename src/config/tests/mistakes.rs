@@ -463,6 +463,16 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_reported_at_their_places() {
         ),
         (
             tiers,
+            "endpoints: [{path: /a, tiers: [pro], upstream: u, deprecation: 9999-12-31, sunset: 9999-12-31, maintenance: {until: 9999-12-31}}]",
+            upstreams,
+            vec![
+                "2:64 endpoints[0].deprecation: 9999-12-31 is outside the calendar, whose last day is 9999-12-30",
+                "2:84 endpoints[0].sunset: 9999-12-31 is outside the calendar, whose last day is 9999-12-30",
+                "2:117 endpoints[0].maintenance.until: 9999-12-31 is outside the calendar, whose last day is 9999-12-30",
+            ],
+        ),
+        (
+            tiers,
             "endpoints: [{path: '/{x}', tiers: [pro], upstream: u}]",
             upstreams,
             vec!["2:20 endpoints[0].path: the gateway answers this path itself"],

@@ -231,9 +231,9 @@ impl<'a> Checker<'a> {
     /// The first instant after a subscription: a given instant, or the end of its last day.
     fn expires(&self, text: &str) -> Result<Timestamp, String> {
         if let Ok(last_day) = parse_date(text) {
-            let day = self.setting.calendar.day_of(last_day).ok();
-            let end = day.and_then(|day| Timestamp::from_second(day.end).ok());
-            return end.ok_or_else(|| "the day is outside the calendar".to_owned());
+            let day = self.setting.calendar.day_of(last_day);
+            let day = day.map_err(|error| error.to_string())?;
+            return Timestamp::from_second(day.end).map_err(|error| error.to_string());
         }
         text.parse().map_err(|_| {
             "write the last day, such as 2027-01-31, or the instant of its end, such as \
