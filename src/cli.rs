@@ -2,7 +2,7 @@
 //!
 //! Every command reads the same `gateway.yaml`. Results are written to standard output and messages to standard error, so that
 //! output can be piped. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stored but not confirmed by every gateway, 78 bad
-//! configuration (`EX_CONFIG` of BSD's sysexits). A reader that closes the pipe early (`| head`) is no failure.
+//! configuration (`EX_CONFIG` of BSD's sysexits). A reader that closes the pipe early (`| head`) is no failure, and hides none.
 
 use std::io;
 use std::path::PathBuf;
@@ -129,7 +129,7 @@ pub fn run() -> ExitCode {
     };
     match dispatch(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let code = exit_code(&error);
             let text = match error.downcast_ref::<ConfigErrors>() {
@@ -193,19 +193,6 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     } else {
         EXIT_FAILED
     }
-}
-
-/// Whether the reader of the output has closed it; a writer of JSON or CSV wraps that error.
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let plain = error.downcast_ref::<io::Error>().map(io::Error::kind);
-    let json = error.downcast_ref::<serde_json::Error>();
-    let csv = error.downcast_ref::<csv::Error>();
-    let csv = csv.and_then(|error| match error.kind() {
-        csv::ErrorKind::Io(error) => Some(error.kind()),
-        _ => None,
-    });
-    let kind = plain.or(json.and_then(serde_json::Error::io_error_kind));
-    kind.or(csv) == Some(io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]
@@ -373,7 +360,7 @@ mod tests {
         assert_eq!(exit_code(&UsageError("no".into()).into()), 2);
         assert_eq!(exit_code(&NotConfirmed("no".into()).into()), 3);
         assert_eq!(exit_code(&anyhow::anyhow!("no")), 1);
-        assert!(!is_closed_pipe(&anyhow::anyhow!("no")));
+        assert!(!output::is_closed_pipe(&anyhow::anyhow!("no")));
     }
 
     #[test]
@@ -391,7 +378,7 @@ mod tests {
                 output::write_csv(&mut closed(), &["name"], rows()),
                 output::write_table(&mut closed(), &["name"], &[], &vec![vec![]; length]),
             ] {
-                assert!(is_closed_pipe(&error.unwrap_err()), "{length} rows");
+                assert!(output::is_closed_pipe(&error.unwrap_err()), "{length} rows");
             }
         }
     }

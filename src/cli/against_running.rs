@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
 
 use super::output::{RecordFormat, cells, prose, write_json, write_table};
-use super::session::{Session, UsageError};
+use super::session::{Session, UsageError, judged};
 use crate::config::{About, Config, Difference, Effective, Secret};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
 
@@ -77,17 +77,17 @@ pub(super) fn run(
         differences,
         keys,
     };
-    match output {
-        RecordFormat::Json => write_json(out, &report)?,
-        RecordFormat::Table => write_people(out, &report)?,
-    }
-    if needs_restart {
-        bail!("the running gateway would refuse this file: a change needs a restart");
-    }
-    if held {
-        bail!("the running gateway would refuse this file: it removes a tier that keys have");
-    }
-    Ok(())
+    let shown = match output {
+        RecordFormat::Json => write_json(out, &report),
+        RecordFormat::Table => write_people(out, &report),
+    };
+    let reason = match (needs_restart, held) {
+        (true, _) => "a change needs a restart",
+        (false, true) => "it removes a tier that keys have",
+        (false, false) => return shown,
+    };
+    let refused = anyhow!("the running gateway would refuse this file: {reason}");
+    judged(shown, Err(refused))
 }
 
 /// The configuration of the gateway behind an admin listener; `token` is for a listener that requires one.

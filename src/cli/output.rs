@@ -126,6 +126,19 @@ fn shown_chars(text: &str) -> usize {
     plain + coloured.sum::<usize>()
 }
 
+/// Whether the reader of the output has closed it; a writer of JSON or CSV wraps that error.
+pub(super) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let plain = error.downcast_ref::<io::Error>().map(io::Error::kind);
+    let json = error.downcast_ref::<serde_json::Error>();
+    let csv = error.downcast_ref::<csv::Error>();
+    let csv = csv.and_then(|error| match error.kind() {
+        csv::ErrorKind::Io(error) => Some(error.kind()),
+        _ => None,
+    });
+    let kind = plain.or(json.and_then(serde_json::Error::io_error_kind));
+    kind.or(csv) == Some(io::ErrorKind::BrokenPipe)
+}
+
 /// Writes one JSON value and a newline.
 pub(super) fn write_json(out: &mut dyn Write, value: &impl Serialize) -> anyhow::Result<()> {
     let mut text = serde_json::to_vec_pretty(value)?;

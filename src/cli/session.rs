@@ -4,6 +4,8 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::anyhow;
+
 use super::output;
 use crate::clock::Clock;
 use crate::config::Config;
@@ -34,6 +36,16 @@ pub fn note(text: &str) {
     // A closed standard error is ignored.
     let columns = output::columns_of(io::stderr());
     let _ = writeln!(io::stderr(), "{}", output::broken(text, columns));
+}
+
+/// The result of a command with a verdict, whose output was written or not: a failed verdict wins.
+pub fn judged(shown: anyhow::Result<()>, verdict: anyhow::Result<()>) -> anyhow::Result<()> {
+    if let (Err(error), Err(_)) = (&shown, &verdict)
+        && !output::is_closed_pipe(error)
+    {
+        note(&format!("touchline: {error:#}"));
+    }
+    verdict.and(shown)
 }
 
 /// Runs a command's future to its end.
@@ -94,6 +106,25 @@ impl Session {
             None => Ok(()),
             Some(text) => Err(NotConfirmed(text).into()),
         }
+    }
+
+    /// Waits like [`Self::applied`] after the result of the change was written or not.
+    ///
+    /// # Errors
+    /// [`NotConfirmed`], also if the result could not be written; otherwise the error of writing it.
+    pub async fn applied_after(
+        &self,
+        shown: anyhow::Result<()>,
+        mark: Option<&ChangeMark>,
+    ) -> anyhow::Result<()> {
+        let applied = self.applied(mark).await;
+        let shown = shown.map_err(|error| match output::is_closed_pipe(&error) {
+            true => error,
+            false => anyhow!(
+                "the change is stored, but its result could not be shown ({error:#}): do not repeat it"
+            ),
+        });
+        judged(shown, applied)
     }
 
     /// Writes a note if a failover of the store could still lose the change.

@@ -12,7 +12,7 @@ use super::keys::ChangeOptions;
 use super::output::{
     RecordFormat, escape, parse_name, to_the_second, write_json, write_record, write_table,
 };
-use super::session::Session;
+use super::session::{Session, judged};
 use crate::config::{Config, Purpose, StoreConfig};
 use crate::store::redis::journal_facts;
 use crate::store::status::{
@@ -166,11 +166,11 @@ fn show_status(config: Config, output: RecordFormat, out: &mut dyn Write) -> any
                 error: error.to_string(),
                 journal,
             };
-            match output {
-                RecordFormat::Json => write_json(out, &without)?,
-                RecordFormat::Table => write_record(out, &journal_fields(&without.journal))?,
-            }
-            Err(error)
+            let shown = match output {
+                RecordFormat::Json => write_json(out, &without),
+                RecordFormat::Table => write_record(out, &journal_fields(&without.journal)),
+            };
+            judged(shown, Err(error))
         }
         (None, outcome, _) => outcome,
     }

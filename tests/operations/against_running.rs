@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use harness::{Protocol, Scene, eventually};
 use serde_json::Value;
 
-use super::{MARKETS, RANKINGS, STORES, TOUCHLINE, run_on};
+use super::{MARKETS, RANKINGS, STORES, TOUCHLINE, closed_pipe, run_into, run_on};
 
 /// A next file beside the one that runs.
 fn next(scene: &Scene, text: &str) -> PathBuf {
@@ -121,6 +121,8 @@ async fn what_the_gateway_would_refuse_is_reported_and_exits_1() {
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stdout.contains("runtime.threads"), "{ran:?}");
     assert!(ran.stderr.contains("needs a restart"), "{ran:?}");
+    let unread = run_into(&file, closed_pipe(), &["check", &asked(&scene)]).failed(1);
+    assert!(unread.contains("needs a restart"), "{unread}");
 
     let mut spec = scene.spec.clone();
     spec.tiers.remove(1);

@@ -13,7 +13,7 @@ use touchline::policy::calendar::Calendar;
 use touchline::store::embedded::{Settings, open};
 use touchline::store::{Charge, Decision, NodeName, RefusalReason, Role, Store};
 
-use super::{MARKETS, Ran, TOUCHLINE, run_beside};
+use super::{MARKETS, Ran, TOUCHLINE, closed_pipe, run_beside, run_into};
 use harness::Store as StoreKind;
 
 /// Days ago; a day is closed seven days after its end.
@@ -147,6 +147,9 @@ async fn a_closed_day_that_was_changed_by_hand_is_named() {
         for reported in [&ran.stdout, &ran.stderr] {
             assert!(reported.contains(&dates[1].to_string()), "{what}: {ran:?}");
         }
+        let words = ["usage", "verify", "--from", &dates[0].to_string()];
+        let ran = run_into(&scene.gateways[0].config, closed_pipe(), &words);
+        assert_eq!(ran.code, Some(1), "{what}: {ran:?}");
         // A day's digest covers all its keys: for one of them it is not compared.
         verify(&scene, &dates, &["--key", &sound.id]).await.done();
         change(&scene, undone, dates[1], &broken);

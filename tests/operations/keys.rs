@@ -1,11 +1,11 @@
 //! `touchline keys` beside a running gateway, on both stores.
 
-use std::process::{Command, Stdio};
+use std::fs::File;
 
 use harness::{IssuedKey, Protocol, Scene, Store};
 use serde_json::Value;
 
-use super::{MARKETS, RANKINGS, STORES, TOUCHLINE, run_beside};
+use super::{MARKETS, RANKINGS, STORES, TOUCHLINE, closed_pipe, run_beside, run_into};
 
 async fn scene(store: Store) -> Scene {
     Scene::builder(TOUCHLINE).store(store).start().await
@@ -244,23 +244,57 @@ async fn a_gateway_that_hangs_is_named_and_the_change_is_stored() {
 }
 
 #[tokio::test]
+async fn a_change_whose_result_cannot_be_shown_is_not_to_be_repeated() {
+    let scene = scene(Store::Embedded).await;
+    let key = scene.issue("starter").await;
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    let grant = ["keys", "grant", &key.id, "--extra", "5", "--reason", "cup"];
+    for arguments in [grant.to_vec(), [&grant[..], &["--output", "json"]].concat()] {
+        let message = run_into(&scene.gateways[0].config, full(), &arguments).failed(1);
+        assert!(message.contains("the change is stored"), "{message}");
+        assert!(message.contains("do not repeat it"), "{message}");
+    }
+    let show = ["keys", "show", &key.id, "--output", "json"];
+    let shown = json(&scene.cli(&show).await);
+    assert_eq!(
+        shown["grants"]
+            .as_object()
+            .unwrap()
+            .values()
+            .next()
+            .unwrap(),
+        10
+    );
+}
+
+#[tokio::test]
+async fn an_unconfirmed_change_is_reported_also_if_its_result_cannot_be_written() {
+    let mut scene = Scene::builder(TOUCHLINE).gateways(2).start().await;
+    let key = scene.issue("starter").await;
+    let file = scene.outside().join("keys.csv");
+    let row = "key,customer,tier\nacme-live-0123456789abcdef,Acme,starter\n";
+    std::fs::write(&file, row).unwrap();
+    let hanging = format!("-{}-", scene.gateways[1].process().pid());
+    scene.gateways[1].process().stop();
+    for arguments in [
+        vec!["keys", "suspend", &key.id, "--yes"],
+        vec!["keys", "import", file.to_str().unwrap()],
+    ] {
+        let ran = run_into(&scene.gateways[0].config, closed_pipe(), &arguments);
+        assert_eq!(ran.code, Some(3), "{ran:?}");
+        assert!(ran.stderr.contains(&hanging), "{ran:?}");
+    }
+    scene.gateways[1].process().resume();
+    assert_eq!(state_of(&scene, &key).await, "suspended");
+}
+
+#[tokio::test]
 async fn a_reader_that_went_away_is_no_failure_unless_a_key_is_lost() {
     let scene = scene(Store::Embedded).await;
     let key = scene.issue("starter").await;
     let run = |command: &str| {
-        let (reader, writer) = std::io::pipe().unwrap();
-        drop(reader);
-        let output = Command::new(TOUCHLINE)
-            .args(command.split(' '))
-            .arg("--config")
-            .arg(&scene.gateways[0].config)
-            .stdin(Stdio::null())
-            .stdout(writer)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
-            .wait_with_output();
-        super::Ran::from(output.unwrap())
+        let words: Vec<&str> = command.split(' ').collect();
+        run_into(&scene.gateways[0].config, closed_pipe(), &words)
     };
     for command in [
         "keys list",

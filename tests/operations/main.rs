@@ -42,8 +42,9 @@ mod upstream_tls;
 mod usage;
 mod zone;
 
+use std::io::PipeWriter;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 
 use harness::{Gateway, Store};
 
@@ -95,6 +96,26 @@ impl Ran {
 /// Runs a command on the configuration of a gateway.
 async fn run_beside(gateway: &Gateway, arguments: &[&str]) -> Ran {
     gateway.cli(arguments).await.into()
+}
+
+/// Runs a command on a configuration file, with its standard output given.
+fn run_into(config: &Path, output: impl Into<Stdio>, arguments: &[&str]) -> Ran {
+    let child = Command::new(TOUCHLINE)
+        .args(arguments)
+        .arg("--config")
+        .arg(config)
+        .stdin(Stdio::null())
+        .stdout(output)
+        .stderr(Stdio::piped())
+        .spawn();
+    child.unwrap().wait_with_output().unwrap().into()
+}
+
+/// A pipe whose reader is gone.
+fn closed_pipe() -> PipeWriter {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    writer
 }
 
 /// Runs a command on a configuration file.

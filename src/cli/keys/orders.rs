@@ -215,7 +215,7 @@ async fn announce(
     sentence: &str,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    match output {
+    let shown = match output {
         RecordFormat::Json => write_json(
             out,
             &ChangedView {
@@ -224,15 +224,14 @@ async fn announce(
                 grant,
                 detail: DetailView::of(outcome.after(), outcome.now),
             },
-        )?,
-        RecordFormat::Table => {
-            writeln!(out, "{sentence}")?;
-            out.flush()?;
-        }
-    }
+        ),
+        RecordFormat::Table => writeln!(out, "{sentence}")
+            .and_then(|()| out.flush())
+            .map_err(anyhow::Error::from),
+    };
     // Also after a command that changed nothing: it may repeat one whose change was not confirmed.
     let mark = outcome.made.as_ref().map(|(_, mark)| mark);
-    session.applied(mark).await
+    session.applied_after(shown, mark).await
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::{LedgerQuery, Session, chain};
 use crate::cli::output::{RecordFormat, cells, write_json, write_record, write_table};
+use crate::cli::session::judged;
 use crate::policy::api_key::KeyId;
 use crate::store::chain::CheckedChain;
 use crate::store::{Proof, Totals, keys_at_once};
@@ -110,25 +111,11 @@ pub(super) async fn run(
         missing.clone_from(&checked.missing);
         verdict.take(checked);
     }
-    match output {
-        RecordFormat::Json => write_json(out, &verdict)?,
-        RecordFormat::Table => table(out, &verdict)?,
-    }
-    match verdict.faults.first() {
-        None => {}
-        Some(DayFault { date, key, fault }) => anyhow::bail!(
-            "the ledger does not reconcile in {} places; the first is {}{date}: {fault}",
-            verdict.faults.len(),
-            key.map_or_else(String::new, |key| format!("key {key} on ")),
-        ),
-    }
-    match (digest, &verdict.chain, missing) {
-        (None, _, _) | (Some(_), Some(_), None) => Ok(()),
-        (Some(_), None, _) => anyhow::bail!("only the embedded store has a chain of closed days"),
-        (Some(_), Some(_), Some(digest)) => anyhow::bail!(
-            "no entry of the chain of closed days has the digest {digest}: the chain was changed or replaced since that digest was taken"
-        ),
-    }
+    let shown = match output {
+        RecordFormat::Json => write_json(out, &verdict),
+        RecordFormat::Table => table(out, &verdict),
+    };
+    judged(shown, verdict.outcome(digest, missing))
 }
 
 /// Whether a second check may have another result.
@@ -137,6 +124,27 @@ fn is_unsettled(proof: &Proof) -> bool {
 }
 
 impl Verification {
+    /// The error of the first fault, or of a `digest` from earlier that is `missing` in the chain.
+    fn outcome(&self, digest: Option<&str>, missing: Option<String>) -> anyhow::Result<()> {
+        match self.faults.first() {
+            None => {}
+            Some(DayFault { date, key, fault }) => anyhow::bail!(
+                "the ledger does not reconcile in {} places; the first is {}{date}: {fault}",
+                self.faults.len(),
+                key.map_or_else(String::new, |key| format!("key {key} on ")),
+            ),
+        }
+        match (digest, &self.chain, missing) {
+            (None, _, _) | (Some(_), Some(_), None) => Ok(()),
+            (Some(_), None, _) => {
+                anyhow::bail!("only the embedded store has a chain of closed days")
+            }
+            (Some(_), Some(_), Some(digest)) => anyhow::bail!(
+                "no entry of the chain of closed days has the digest {digest}: the chain was changed or replaced since that digest was taken"
+            ),
+        }
+    }
+
     /// Adds a day of a key.
     fn add(&mut self, Proof { usage, faults }: &Proof) {
         let endpoints: i64 = usage.endpoints.values().map(Totals::net).sum();

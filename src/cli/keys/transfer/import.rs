@@ -78,10 +78,10 @@ pub(in crate::cli::keys) async fn import(
         (outcome.imported, outcome.present) = (writing.added, writing.present);
         mark = writing.mark;
     }
-    write_outcome(&outcome, order.options.output, out)?;
+    let shown = write_outcome(&outcome, order.options.output, out);
     match order.dry_run {
-        false => session.applied(mark.as_ref()).await,
-        true => Ok(()),
+        false => session.applied_after(shown, mark.as_ref()).await,
+        true => shown,
     }
 }
 
