@@ -16,8 +16,6 @@ use crate::policy::key_record::KeyRecord;
 
 /// The replacement of a key in a message.
 const STRUCK: &str = "(an API key, not repeated)";
-/// The characters of an id.
-const ID_CHARS: usize = 12;
 /// The least characters of a secret that are worth hiding.
 const SECRET_CHARS_MIN: usize = 8;
 
@@ -177,24 +175,12 @@ pub(super) fn without_keys(text: &str) -> String {
         let end = from.find(|c| !is_of_key(c)).unwrap_or(from.len());
         let (run, after) = from.split_at(end);
         shown.push_str(before);
-        shown.push_str(if has_secret(run) { STRUCK } else { run });
+        let has_secret = api_key::secrets(run).any(|secret| secret.len() >= SECRET_CHARS_MIN);
+        shown.push_str(if has_secret { STRUCK } else { run });
         rest = after;
     }
     shown.push_str(rest);
     shown
-}
-
-/// Whether a run of letters, digits and underscores contains an id followed by enough of a secret.
-fn has_secret(run: &str) -> bool {
-    let parts = run.split('_').skip(1);
-    let mut parts = parts.map(str::len).peekable();
-    while let Some(chars) = parts.next() {
-        let secret = parts.peek().copied().unwrap_or(0);
-        if chars == ID_CHARS && secret >= SECRET_CHARS_MIN {
-            return true;
-        }
-    }
-    false
 }
 
 /// Whether an argument may be a key of any format: long enough, of visible ASCII characters, with letters and digits.

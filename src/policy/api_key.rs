@@ -3,11 +3,12 @@
 //! The id (12 base62 characters) is public, the secret (32 base62 characters, 190 bits) comes from the operating
 //! system, the check is the CRC-32 of everything before it as 6 base62 characters: a typing mistake is refused without
 //! a look-up. Only the SHA-256 digest of a whole key is ever stored; a fast hash is right for secrets of this entropy
-//! (OWASP ASVS 6.5.2). Keys made elsewhere have any form of 24 to 256 visible ASCII characters that does not begin with
-//! our prefix.
+//! (OWASP ASVS 6.5.2). Keys made elsewhere have any form of 24 to 256 visible ASCII characters. The prefix of issued keys may
+//! change; keys with an earlier one stay valid.
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -273,7 +274,7 @@ impl fmt::Debug for ApiKey {
 }
 
 /// The digest of a presented `X-API-Key` value, or [`KeyError::Malformed`] if it can be refused without a look-up: an impossible
-/// length or character, or, with our prefix, a wrong format or checksum.
+/// length or character, or, with our prefix and the format of an issued key, a wrong checksum.
 pub fn parse_presented(value: &[u8], prefix: &KeyPrefix) -> Result<KeyDigest, KeyError> {
     let fits = (KEY_CHARS_MIN..=KEY_CHARS_MAX).contains(&value.len())
         && !octets::any(value, |octet| !octet.is_ascii_graphic());
@@ -283,9 +284,8 @@ pub fn parse_presented(value: &[u8], prefix: &KeyPrefix) -> Result<KeyDigest, Ke
     let ours = value
         .strip_prefix(prefix.as_str().as_bytes())
         .and_then(|rest| rest.strip_prefix(b"_"));
-    if let Some(body) = ours
-        && !is_issued_shape(value, body)
-    {
+    // Any other key with our prefix may have been made elsewhere, before the prefix was configured.
+    if ours.is_some_and(is_issued_shape) && !has_checksum(value) {
         return Err(KeyError::Malformed);
     }
     Ok(KeyDigest::of(value))
@@ -307,39 +307,30 @@ pub fn issued_id(text: &str) -> Result<Option<KeyId>, KeyError> {
     ) else {
         return Ok(None);
     };
-    if is_issued_shape(text.as_bytes(), body.as_bytes()) {
+    if is_issued_shape(body.as_bytes()) && has_checksum(text.as_bytes()) {
         Ok(Some(id))
     } else {
         Err(KeyError::Malformed)
     }
 }
 
-/// `text` with the secrets of our keys redacted, so that a key in a path or an id never reaches a log. Allocates only if there is
+/// `text` with the secrets of our keys redacted, so that a key in a path or an id never reaches a log: whole secrets, whatever the
+/// prefix of their key, because keys of earlier prefixes stay valid, and parts of secrets after `prefix`. Allocates only if there is
 /// one.
 pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
-    if !text.contains(prefix.as_str()) {
-        return Cow::Borrowed(text);
-    }
-    let start = format!("{}_", prefix.as_str());
     let mut shown = String::new();
-    let (mut written, mut searched) = (0, 0);
-    // Every place where a key may begin is examined, also inside what looks like the id of another key. No two matches redact the
-    // same characters: an underscore stands before each secret, and no secret contains one.
-    while let Some(found) = text.get(searched..).and_then(|rest| rest.find(&start)) {
-        let id_end = searched + found + start.len() + ID_CHARS;
-        searched += found + start.len();
-        let secret = text
-            .get(id_end..)
-            .and_then(|tail| tail.strip_prefix('_'))
-            .map_or(0, |tail| {
-                let characters = tail.bytes().take_while(u8::is_ascii_alphanumeric).count();
-                // What looks like the end of a secret may be the beginning of the next key.
-                characters.min(tail.find(&start).unwrap_or(characters))
-            });
-        if secret >= REDACTED_CHARS_MIN {
-            shown.push_str(text.get(written..id_end).unwrap_or_default());
-            shown.push_str("_REDACTED");
-            written = id_end + 1 + secret;
+    let mut written = 0;
+    for secret in secrets(text) {
+        let key = text.get(..secret.start - ID_CHARS - 2);
+        let is_ours = key.is_some_and(|key| key.ends_with(prefix.as_str()));
+        let chars_min = match is_ours {
+            true => REDACTED_CHARS_MIN,
+            false => SECRET_CHARS + CHECK_CHARS,
+        };
+        if secret.len() >= chars_min {
+            shown.push_str(text.get(written..secret.start).unwrap_or_default());
+            shown.push_str("REDACTED");
+            written = secret.end;
         }
     }
     if written == 0 {
@@ -349,23 +340,47 @@ pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
     Cow::Owned(shown)
 }
 
-/// Whether `body` (all after `prefix_`) is `<id>_<secret><check>` and the check belongs to `value`.
-fn is_issued_shape(value: &[u8], body: &[u8]) -> bool {
+/// The places of what may be secrets in a text, in its order: all letters and digits after `_`, the 12 characters of an id and `_`. No
+/// two overlap. Cost for a text without `_`, or too short for a key: none, or one search.
+pub fn secrets(text: &str) -> impl Iterator<Item = Range<usize>> {
+    let octets = text.as_bytes();
+    let text = match octets.len() > ID_CHARS + 2 {
+        true => text,
+        false => "",
+    };
+    text.match_indices('_').filter_map(move |(underscore, _)| {
+        let id_end = underscore + 1 + ID_CHARS;
+        let id = octets.get(underscore + 1..id_end)?;
+        let rest = octets.get(id_end..)?.strip_prefix(b"_")?;
+        if !id.iter().all(u8::is_ascii_alphanumeric) {
+            return None;
+        }
+        let characters = rest
+            .iter()
+            .take_while(|octet| octet.is_ascii_alphanumeric());
+        let start = id_end + 1;
+        Some(start..start + characters.count())
+    })
+}
+
+/// Whether `body`, all after `prefix_`, is like `<id>_<secret><check>` in its length and characters.
+fn is_issued_shape(body: &[u8]) -> bool {
     let Some((id, rest)) = body.split_at_checked(ID_CHARS) else {
         return false;
     };
-    let Some(secret_and_check) = rest.strip_prefix(b"_") else {
-        return false;
-    };
-    let Some(checked_len) = value.len().checked_sub(CHECK_CHARS) else {
-        return false;
-    };
-    let (checked, check) = value.split_at(checked_len);
-    secret_and_check.len() == SECRET_CHARS + CHECK_CHARS
-        && ![id, secret_and_check]
-            .iter()
-            .any(|part| octets::any(part, |octet| !octet.is_ascii_alphanumeric()))
-        && check == checksum(checked).as_slice()
+    rest.len() == 1 + SECRET_CHARS + CHECK_CHARS
+        && rest.strip_prefix(b"_").is_some_and(|secret| {
+            ![id, secret]
+                .iter()
+                .any(|part| octets::any(part, |octet| !octet.is_ascii_alphanumeric()))
+        })
+}
+
+/// Whether the last characters of `value` are the checksum of all before them.
+fn has_checksum(value: &[u8]) -> bool {
+    value
+        .split_last_chunk()
+        .is_some_and(|(checked, check)| *check == checksum(checked))
 }
 
 /// CRC-32 (ISO-HDLC, as in zip) in base62, most significant character first.
@@ -457,6 +472,22 @@ mod tests {
     }
 
     #[test]
+    fn a_key_made_elsewhere_may_begin_with_the_prefix_of_issued_keys() {
+        let prefix = KeyPrefix::default();
+        for foreign in [
+            "fpd_0123456789abcdef0123",
+            "fpd_4fZk09QwXy2B_of-another-gateway",
+            "fpd_4fZk09QwXy2B_0123456789abcdef0123456789abcdef012345x",
+        ] {
+            let digest = parse_presented(foreign.as_bytes(), &prefix);
+            assert_eq!(digest, Ok(KeyDigest::of(foreign.as_bytes())), "{foreign}");
+        }
+        let mistyped = "fpd_4fZk09QwXy2B_0123456789abcdef0123456789abcdef012345";
+        let refused = parse_presented(mistyped.as_bytes(), &prefix);
+        assert_eq!(refused, Err(KeyError::Malformed));
+    }
+
+    #[test]
     fn a_key_in_a_text_loses_its_secret_and_keeps_its_id() {
         let prefix = KeyPrefix::default();
         let key = key();
@@ -472,8 +503,14 @@ mod tests {
         assert!(!redacted(&within, &prefix).contains(&key.reveal()[17..]));
         let half = &key.reveal()[..30];
         assert!(!redacted(half, &prefix).contains(&key.reveal()[17..30]));
+        let earlier = ApiKey::generate(&"live".parse().unwrap(), &mut os_entropy);
+        let shown = format!("/a/live_{}_REDACTED/é", earlier.id());
+        let logged = format!("/a/{}/é", earlier.reveal());
+        assert_eq!(redacted(&logged, &prefix), shown);
         for plain in [
             "",
+            "/files/monthly_transactions_20261121/",
+            "live_abcdefghijkl_0123456789abcdef0123456789abcdef01234",
             "/a",
             "/fpd_",
             "fpd_x",
@@ -495,13 +532,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_single_character_mistake_in_an_issued_key_is_refused_without_a_look_up(at in 0usize..55, with in 0x21u8..0x7f) {
+        fn a_letter_or_digit_mistaken_in_an_issued_key_is_refused_without_a_look_up(at in 0usize..55, with in 0x21u8..0x7f) {
             let key = key();
             let mut text = key.reveal().as_bytes().to_vec();
             prop_assume!(text[at] != with);
             text[at] = with;
-            // With a mistake inside the prefix it looks like a key made elsewhere, which the digest look-up refuses.
-            if at > 3 {
+            // With a mistake in the prefix or in the format it may be a key made elsewhere, which the digest look-up refuses.
+            if at > 3 && at != 16 && with.is_ascii_alphanumeric() {
                 prop_assert_eq!(parse_presented(&text, &KeyPrefix::default()), Err(KeyError::Malformed));
             } else {
                 prop_assert_ne!(parse_presented(&text, &KeyPrefix::default()), Ok(key.digest()));

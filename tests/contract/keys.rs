@@ -1,6 +1,6 @@
 //! Steps 2 and 3: who may come in.
 
-use harness::{Answer, Call, Protocol, Scene, Store};
+use harness::{Answer, Call, Protocol, Scene, Store, eventually};
 
 use touchline::policy::key_record::KeyState;
 
@@ -155,12 +155,31 @@ async fn a_key_in_the_path_or_the_request_id_reaches_no_log() {
         key.key
     );
     let exchange = client
-        .raw(request, harness::client::Until::Answers(1))
+        .raw(request.clone(), harness::client::Until::Answers(1))
         .await;
     let answer = &exchange.answers[0];
     assert_problem(answer, 404, "NOT_FOUND");
     assert_ne!(answer.header("x-request-id"), Some(key.key.as_str()));
     let lines = scene.gateways[0].logged(1).await;
+    let line = lines.last().unwrap();
+    assert_eq!(line["path"], format!("/api/fpd_{}_REDACTED", key.id));
+    assert!(!line.to_string().contains(&key.key[17..]));
+
+    // The key stays valid after the prefix of new keys is changed.
+    let file = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
+    scene.gateways[0].put_file(&format!("{file}\nkeys: {{ prefix: live }}\n"));
+    eventually("the prefix is applied", async || {
+        let issued = scene.admin(0, "/config").await.1;
+        issued.contains("\"live\"").then_some(())
+    })
+    .await;
+    let exchange = client
+        .raw(request, harness::client::Until::Answers(1))
+        .await;
+    let answer = &exchange.answers[0];
+    assert_problem(answer, 404, "NOT_FOUND");
+    assert_ne!(answer.header("x-request-id"), Some(key.key.as_str()));
+    let lines = scene.gateways[0].logged(2).await;
     let line = lines.last().unwrap();
     assert_eq!(line["path"], format!("/api/fpd_{}_REDACTED", key.id));
     assert!(!line.to_string().contains(&key.key[17..]));

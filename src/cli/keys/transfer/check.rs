@@ -209,9 +209,15 @@ impl<'a> Checker<'a> {
                 let prefix = self.setting.prefix;
                 let digest = api_key::parse_presented(key.as_bytes(), prefix);
                 let digest = digest.map_err(|_| key_problem(key, prefix))?;
-                let issued = key.strip_prefix(prefix.as_str());
-                let id = issued.and_then(|rest| rest.strip_prefix('_')?.get(..12)?.parse().ok());
-                Ok(RowSecret { digest, id })
+                let rest = key.strip_prefix(prefix.as_str());
+                if rest.is_none_or(|rest| !rest.starts_with('_')) {
+                    return Ok(RowSecret { digest, id: None });
+                }
+                // A key made elsewhere may begin so too, but a part of a key issued here is more likely.
+                match api_key::issued_id(key) {
+                    Ok(id @ Some(_)) => Ok(RowSecret { digest, id }),
+                    Ok(None) | Err(_) => Err(key_problem(key, prefix)),
+                }
             }
         }
     }
@@ -319,7 +325,7 @@ struct RowSecret {
 
 const DIGEST_WRONG: &str = "digest: write the 64 hexadecimal characters of a SHA-256";
 
-/// The reason why a client could never send a key, if any.
+/// The reason why a key is refused.
 fn key_problem(key: &str, prefix: &KeyPrefix) -> String {
     if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
         return "key: the key may have visible ASCII characters only".to_owned();
@@ -333,8 +339,8 @@ fn key_problem(key: &str, prefix: &KeyPrefix) -> String {
         return format!("key: the key is longer than {KEY_CHARS_MAX} characters");
     }
     format!(
-        "key: the key begins with {}_ like a key issued here, but is not valid: it is mistyped, or \
-         another keys.prefix must be configured",
+        "key: the key begins with {}_ like a key issued here, but is not valid: it is mistyped. \
+         Import a key made elsewhere that begins so by its digest",
         prefix.as_str()
     )
 }
