@@ -67,13 +67,16 @@ pub(super) fn run(
     })?;
     let differences = running.differences(&config.effective);
     let file = config.hash.clone();
-    let keys = concerned(config, &differences)?;
+    let (keys, unknown) = match concerned(config, &differences) {
+        Ok(keys) => (keys, None),
+        Err(error) => (Vec::new(), Some(error)),
+    };
     let needs_restart = differences.iter().any(|one| one.about == About::Restart);
     let held = keys.iter().any(|one| one.daily.is_none() && one.keys > 0);
     let report = ChangeReport {
         running: running.hash,
         file,
-        applies: !needs_restart && !held,
+        applies: !needs_restart && !held && unknown.is_none(),
         differences,
         keys,
     };
@@ -81,10 +84,14 @@ pub(super) fn run(
         RecordFormat::Json => write_json(out, &report),
         RecordFormat::Table => write_people(out, &report),
     };
-    let reason = match (needs_restart, held) {
-        (true, _) => "a change needs a restart",
-        (false, true) => "it removes a tier that keys have",
-        (false, false) => return shown,
+    let reason = match (needs_restart, held, unknown) {
+        (true, _, _) => "a change needs a restart",
+        (false, true, _) => "it removes a tier that keys have",
+        (false, false, Some(error)) => {
+            let unknown = error.context("the keys of changed tiers are unknown");
+            return judged(shown, Err(unknown));
+        }
+        (false, false, None) => return shown,
     };
     let refused = anyhow!("the running gateway would refuse this file: {reason}");
     judged(shown, Err(refused))
@@ -123,20 +130,26 @@ fn ask(address: SocketAddr, token: Option<&Secret>) -> anyhow::Result<Effective>
 
 /// The keys affected by tiers with fewer units and by removed tiers. Reads the store only if there are such tiers.
 fn concerned(config: Config, differences: &[Difference]) -> anyhow::Result<Vec<Concerned>> {
-    let number = |text: &Option<String>| text.as_deref().and_then(|text| text.parse::<u64>().ok());
-    let lowered: BTreeMap<String, Option<u64>> = differences
+    let lowered: BTreeMap<TierName, Option<u64>> = differences
         .iter()
         .filter(|one| one.about == About::Tier && one.fact == "daily" && one.from.is_some())
-        .filter(|one| number(&one.to) < number(&one.from))
-        .map(|one| (one.name.clone(), number(&one.to)))
+        .filter_map(|one| {
+            let name: TierName = one.name.parse().ok()?;
+            let next = config.tier(&name).map(|tier| tier.daily.get());
+            // A limit from a variable of the gateway is unknown here, and may be higher.
+            let from = one.from.as_deref().and_then(|from| from.parse().ok());
+            (next < Some(from.unwrap_or(u64::MAX))).then_some((name, next))
+        })
         .collect();
     if lowered.is_empty() {
         return Ok(Vec::new());
     }
-    let another_store =
-        |one: &Difference| one.about == About::Restart && one.name.starts_with("store.");
+    let another_store = |one: &Difference| {
+        let is_of_store = one.name.starts_with("store.") || one.name == "quota.timezone";
+        one.about == About::Restart && is_of_store
+    };
     if differences.iter().any(another_store) {
-        // Another store has other keys than the running gateway.
+        // Another store, or its days in another zone, has other keys than the running gateway.
         return Ok(Vec::new());
     }
     let mut concerned = Vec::new();
@@ -147,7 +160,6 @@ fn concerned(config: Config, differences: &[Difference]) -> anyhow::Result<Vec<C
         let usage = session.store.usage(today, today, None).await?;
         let used: BTreeMap<_, _> = usage.iter().map(|day| (day.key, day.used)).collect();
         for (tier, daily) in lowered {
-            let name: TierName = tier.parse()?;
             let counts = |key: &&KeyRecord| {
                 let used = used.get(&key.id).copied().unwrap_or(0);
                 match daily {
@@ -157,9 +169,9 @@ fn concerned(config: Config, differences: &[Difference]) -> anyhow::Result<Vec<C
                     None => key.state != KeyState::Revoked,
                 }
             };
-            let of_tier = keys.iter().filter(|key| key.tier == name);
+            let of_tier = keys.iter().filter(|key| key.tier == tier);
             concerned.push(Concerned {
-                tier,
+                tier: tier.to_string(),
                 daily,
                 keys: of_tier.filter(counts).count() as u64,
             });

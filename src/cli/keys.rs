@@ -126,7 +126,23 @@ pub(super) fn run(
     {
         configured_tier(&config, tier)?;
     }
-    Session::run(config, async |session| match command {
+    let creates = match command {
+        KeysCommand::Issue(_) => true,
+        KeysCommand::Import(order) => order.writes(),
+        KeysCommand::List(_)
+        | KeysCommand::Show { .. }
+        | KeysCommand::Rotate(_)
+        | KeysCommand::Suspend(_)
+        | KeysCommand::Resume(_)
+        | KeysCommand::Revoke(_)
+        | KeysCommand::SetTier(_)
+        | KeysCommand::SetExpiry(_)
+        | KeysCommand::SetLabel(_)
+        | KeysCommand::SetCustomer(_)
+        | KeysCommand::Grant(_)
+        | KeysCommand::Export(_) => false,
+    };
+    let work = async |session: &Session| match command {
         KeysCommand::Issue(order) => issue::issue(session, order, out).await,
         KeysCommand::List(wanted) => find::list(session, wanted, out).await,
         KeysCommand::Show { id, output } => {
@@ -143,7 +159,11 @@ pub(super) fn run(
         KeysCommand::Grant(order) => orders::grant(session, order, out).await,
         KeysCommand::Import(order) => transfer::import(session, order, out).await,
         KeysCommand::Export(order) => transfer::export(session, order, out).await,
-    })
+    };
+    match creates {
+        true => Session::run_creating(config, work),
+        false => Session::run(config, work),
+    }
 }
 
 fn configured_tier(config: &Config, name: &str) -> anyhow::Result<TierName> {

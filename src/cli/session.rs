@@ -1,14 +1,15 @@
 //! A command's work on an open store, its notes to the operator, and its errors.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::anyhow;
+use anyhow::{anyhow, bail};
 
 use super::output;
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{Config, StoreConfig};
 use crate::server;
 use crate::store::{ChangeMark, Role, Store, Unconfirmed};
 
@@ -58,6 +59,14 @@ pub fn on_runtime<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::R
     runtime.block_on(work)
 }
 
+/// The store's database file, if it is missing.
+pub fn missing_file(store: &StoreConfig) -> Option<PathBuf> {
+    match store {
+        StoreConfig::Embedded(file) if !file.path.exists() => Some(file.path.clone()),
+        StoreConfig::Embedded(_) | StoreConfig::Redis(_) => None,
+    }
+}
+
 /// A configuration and its open store, during one command.
 pub struct Session {
     /// The configuration.
@@ -68,7 +77,25 @@ pub struct Session {
 
 impl Session {
     /// Opens the store, runs `work` and closes the store, also after an error.
+    ///
+    /// # Errors
+    /// Also if the file of the embedded store is missing: a command in the wrong directory would report an empty store.
     pub fn run(
+        config: Config,
+        work: impl AsyncFnOnce(&Session) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        if let Some(path) = missing_file(&config.store) {
+            bail!(
+                "there is no database {}: run the command in the gateway's working directory, or correct store.embedded.path. \
+                 `touchline serve`, `keys issue` and `keys import` create a database",
+                std::path::absolute(&path).unwrap_or(path).display()
+            );
+        }
+        Session::run_creating(config, work)
+    }
+
+    /// As [`Self::run`], and creates the file of an embedded store if it is missing.
+    pub fn run_creating(
         config: Config,
         work: impl AsyncFnOnce(&Session) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {

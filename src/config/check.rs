@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde_yaml::{Mapping, Value};
+use sha2::{Digest, Sha256};
 
 use super::outline::{Outline, Path};
 use super::outside::{Purpose, Surroundings, expand, has_variable, read_secret, unreadable};
@@ -27,7 +28,12 @@ pub(super) struct LeafValue {
     pub(super) shown: String,
     /// Whether a change needs a restart.
     pub(super) needs_restart: bool,
+    /// A part of the digest of a value that needs a restart: of what is not shown of a text as written, or of the content of a file.
+    pub(super) hidden: Option<String>,
 }
+
+/// The octets of a digest that show a change of a hidden value, and at most that much of the value itself.
+const DIGEST_OCTETS: usize = 2;
 
 /// One check of one file.
 pub(super) struct Check<'a> {
@@ -128,8 +134,11 @@ impl<'a> Check<'a> {
         if self.is_silent {
             return;
         }
+        let open = without_user(&shown);
+        let is_hidden = self.in_foundation && open != shown;
         let reading = LeafValue {
-            shown: without_user(shown),
+            hidden: is_hidden.then(|| short_digest(&shown)),
+            shown: open,
             needs_restart: self.in_foundation,
         };
         self.readings.insert(at.as_str().to_owned(), reading);
@@ -367,6 +376,10 @@ impl<'a> Check<'a> {
         })?;
         // Moving the same secret to another file changes nothing.
         self.found(at, secret.reveal().to_owned());
+        if let Some(reading) = self.readings.get_mut(at.as_str()) {
+            let digest = reading.needs_restart.then(|| short_digest(secret.reveal()));
+            reading.hidden = digest;
+        }
         Some(secret)
     }
 
@@ -407,13 +420,20 @@ impl<'a> Check<'a> {
     }
 }
 
+/// The first octets of a text's digest, in hexadecimal.
+fn short_digest(text: &str) -> String {
+    let digest = Sha256::digest(text);
+    let first = digest.iter().take(DIGEST_OCTETS);
+    first.map(|octet| format!("{octet:02x}")).collect()
+}
+
 /// The text without the user and password of a URL in it.
-fn without_user(text: String) -> String {
+fn without_user(text: &str) -> String {
     let parts = text.split_once("://").and_then(|(scheme, rest)| {
         let (_, place) = rest.rsplit_once('@')?;
         Some(format!("{scheme}://…@{place}"))
     });
-    parts.unwrap_or(text)
+    parts.unwrap_or_else(|| text.to_owned())
 }
 
 /// A key as written in the file.

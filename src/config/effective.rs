@@ -3,7 +3,8 @@
 //! A running gateway serves its facts on the admin listener, and `touchline check --against-running` compares them with those
 //! of a new file. Facts are the values read, with defaults filled in and each value in one form, so that two configurations with
 //! the same effect have the same facts. No fact shows a secret: not the value of a variable or of a `…_file`, nor the user and
-//! password of a URL.
+//! password of a URL. A hidden value whose change needs a restart has a fact `digest`: 16 bits, with which a change is noticed and the
+//! value cannot be guessed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,6 +15,11 @@ use crate::policy::endpoint::EndpointTable;
 
 /// The value of a tier's fact for each endpoint that it includes.
 const INCLUDED: &str = "included";
+
+/// The fact of a path of the file.
+const VALUE: &str = "value";
+/// The fact of a hidden value that only a restart changes.
+const DIGEST: &str = "digest";
 
 /// The subject of a fact, in the order in which differences are listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -87,7 +93,12 @@ impl Effective {
         let places: BTreeSet<_> = one.keys().chain(other.keys()).collect();
         let differing = places
             .into_iter()
-            .filter(|place| one.get(*place) != other.get(*place));
+            .filter(|place| one.get(*place) != other.get(*place))
+            .filter(|(about, name, fact)| {
+                // A shown change is reported once.
+                let value = (*about, *name, VALUE);
+                *fact != DIGEST || one.get(&value) == other.get(&value)
+            });
         differing
             .map(|place| {
                 let (about, name, fact) = *place;
@@ -108,7 +119,10 @@ impl Effective {
     fn place(&mut self, path: &str, patterns: &[&str], reading: &LeafValue) {
         let value = reading.shown.clone();
         if reading.needs_restart {
-            return self.note(About::Restart, path, "value", value);
+            if let Some(digest) = &reading.hidden {
+                self.note(About::Restart, path, DIGEST, digest.clone());
+            }
+            return self.note(About::Restart, path, VALUE, value);
         }
         let named = |section: &str| path.strip_prefix(section)?.split_once('.');
         if let Some((tier, fact)) = named("tiers.") {
@@ -118,7 +132,7 @@ impl Effective {
             return self.note(About::Upstream, upstream, fact, value);
         }
         let Some((index, fact)) = named("endpoints[") else {
-            return self.note(About::Setting, path, "value", value);
+            return self.note(About::Setting, path, VALUE, value);
         };
         let index = index.trim_end_matches(']').parse::<usize>().ok();
         let pattern = index.and_then(|index| patterns.get(index));
@@ -229,6 +243,22 @@ limits: {connections: \"${N}\"}
                 "setting listen.https.certificate value: self-signed → -",
                 "setting listen.https.proxy_protocol value: false → -",
             ]
+        );
+    }
+
+    #[test]
+    fn a_hidden_value_that_needs_a_restart_is_compared_by_its_digest() {
+        let url = |user: &str| format!("store: {{redis: {{url: 'redis://{user}host:1/0'}}}}{FILE}");
+        assert_eq!(differences(&url(":old@"), &url(":old@")), [""; 0]);
+        let changed = differences(&url(":old@"), &url(":new@"));
+        assert_eq!(changed.len(), 1);
+        let path = "restart store.redis.url digest: ";
+        let digests = changed[0].strip_prefix(path).unwrap();
+        assert_eq!(digests.chars().count(), "3fa9 → 81c2".chars().count());
+        let first = differences(&url(""), &url(":new@"));
+        assert_eq!(
+            first,
+            ["restart store.redis.url value: redis://host:1/0 → redis://…@host:1/0"]
         );
     }
 

@@ -1,11 +1,12 @@
 //! `touchline check --against-running`: what a file would change in the gateway that runs, told beforehand.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use harness::{Protocol, Scene, eventually};
+use harness::{Protocol, Scene, Store, eventually};
 use serde_json::Value;
 
-use super::{MARKETS, RANKINGS, STORES, TOUCHLINE, closed_pipe, run_into, run_on};
+use super::{MARKETS, RANKINGS, Ran, STORES, TOUCHLINE, closed_pipe, run_into, run_on};
 
 /// A next file beside the one that runs.
 fn next(scene: &Scene, text: &str) -> PathBuf {
@@ -141,6 +142,57 @@ async fn what_the_gateway_would_refuse_is_reported_and_exits_1() {
     let file = next(&scene, &text_of(&scene).replace("daily", "dayly"));
     let message = run_on(&file, &["check", &asked(&scene)]).await.failed(78);
     assert!(message.contains("dayly"), "{message}");
+}
+
+#[tokio::test]
+async fn a_changed_password_of_redis_is_reported_as_the_restart_that_it_needs() {
+    let scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
+    let text = text_of(&scene);
+    let secret = scene.directory().join("redis.password");
+    std::fs::write(&secret, "hunter2").unwrap();
+    let password = format!("redis: {{ password_file: {},", secret.display());
+    let with = text.replacen("redis: {", &password, 1);
+    assert_ne!(with, text);
+    let file = next(&scene, &with);
+    let ran = run_on(&file, &["check", &asked(&scene)]).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(!format!("{ran:?}").contains("hunter2"), "{ran:?}");
+    assert!(ran.stderr.contains("needs a restart"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn a_limit_from_a_variable_is_no_removed_tier_and_a_missing_store_hides_no_change() {
+    let scene = Scene::builder(TOUCHLINE)
+        .store(Store::Embedded)
+        .start()
+        .await;
+    let key = scene.issue("pro").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    scene.expect_used(&key, 1).await;
+    let text = text_of(&scene);
+    let lowered = text.replacen("daily: 3000", "daily: \"${LESS}\"", 1);
+    assert_ne!(lowered, text);
+    let file = next(&scene, &lowered);
+    let check = |directory: &Path, file: &Path| -> Ran {
+        let mut command = Command::new(TOUCHLINE);
+        command
+            .args(["check", &asked(&scene), "--config"])
+            .arg(file);
+        command.current_dir(directory).env("LESS", "1");
+        command.output().unwrap().into()
+    };
+    let report = check(scene.directory(), &file).done();
+    assert!(
+        report.contains("used 1 units or more today") && report.contains(": 1\n"),
+        "{report}"
+    );
+    // Another zone needs a new store: the changes are shown without it.
+    let zone = lowered.replace("timezone: UTC", "timezone: Europe/London");
+    let ran = check(scene.directory(), &next(&scene, &zone));
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stdout.contains("quota.timezone"), "{ran:?}");
+    assert!(ran.stderr.contains("needs a restart"), "{ran:?}");
 }
 
 #[tokio::test]

@@ -80,6 +80,45 @@ async fn every_command_refuses_a_bad_configuration_and_does_nothing() {
 }
 
 #[tokio::test]
+async fn a_command_in_a_wrong_directory_names_the_missing_database_and_creates_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gateway.yaml");
+    let database = directory.path().join("touchline.db");
+    let text = format!(
+        "store: {{embedded: {{path: {}}}}}\ntiers: {{pro: {{daily: 5}}}}\n\
+         endpoints: [{{path: /a, tiers: [pro], upstream: u}}]\nupstreams: {{u: {{servers: [127.0.0.1:1]}}}}\n",
+        database.display()
+    );
+    std::fs::write(&file, text).unwrap();
+    for command in [
+        "keys list",
+        "keys export",
+        "keys revoke 4fZk09QwXy2B --yes",
+        "usage",
+        "usage verify",
+        "audit",
+        "explain --key-id 4fZk09QwXy2B --path /a",
+        "store status",
+    ] {
+        let words: Vec<&str> = command.split(' ').collect();
+        let message = run_on(&file, &words).await.failed(1);
+        assert!(
+            message.contains(database.to_str().unwrap()),
+            "{command}: {message}"
+        );
+        assert!(!database.exists(), "{command}");
+    }
+    let issue = ["keys", "issue", "--tier", "pro", "--customer", "Acme"];
+    run_on(&file, &issue).await.done();
+    assert!(
+        run_on(&file, &["keys", "list"])
+            .await
+            .done()
+            .contains("Acme")
+    );
+}
+
+#[tokio::test]
 async fn a_configuration_that_is_not_there_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("none.yaml");

@@ -1,6 +1,6 @@
 //! A store as an argument: a configuration file, the URL of a Redis, or a database file.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::cli::session::UsageError;
 use crate::config::{Config, Purpose, StoreConfig};
@@ -38,14 +38,6 @@ pub(super) fn kind(store: &StoreConfig) -> &'static str {
     match store {
         StoreConfig::Embedded(_) => "embedded",
         StoreConfig::Redis(_) => "redis",
-    }
-}
-
-/// The store's database file, if it is missing.
-pub(super) fn missing_file(store: &StoreConfig) -> Option<PathBuf> {
-    match store {
-        StoreConfig::Embedded(file) if !file.path.exists() => Some(file.path.clone()),
-        StoreConfig::Embedded(_) | StoreConfig::Redis(_) => None,
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use super::{journal_of, place};
 use crate::cli::output::{RecordFormat, private_file, to_the_second, write_json, write_record};
-use crate::cli::session::{CLOSE_DEADLINE, note, on_runtime};
+use crate::cli::session::{CLOSE_DEADLINE, missing_file, note, on_runtime};
 use crate::clock::Clock;
 use crate::config::{Config, Purpose};
 use crate::server;
@@ -227,7 +227,7 @@ fn note_journal(from: &Config) {
 }
 
 async fn open_source(from: &Config) -> anyhow::Result<Arc<dyn Store>> {
-    if let Some(path) = place::missing_file(&from.store) {
+    if let Some(path) = missing_file(&from.store) {
         bail!(
             "there is no database {}: correct --from or store.embedded.path",
             path.display()
@@ -288,7 +288,7 @@ impl TransferTarget {
             true => ImportMode::DryRun,
             false => ImportMode::Write,
         };
-        let missing = how.dry_run && place::missing_file(&to.store).is_some();
+        let missing = how.dry_run && missing_file(&to.store).is_some();
         let store = match missing {
             true => None,
             false => Some(open(to).await?),

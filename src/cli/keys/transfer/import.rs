@@ -38,6 +38,13 @@ pub(in crate::cli) struct ImportArguments {
     options: ChangeOptions,
 }
 
+impl ImportArguments {
+    /// Whether the import writes into the store, or only checks the file.
+    pub(in crate::cli) fn writes(&self) -> bool {
+        !self.dry_run
+    }
+}
+
 /// The outcome of an import.
 #[derive(Debug, Default, Serialize)]
 struct ImportOutcome {
