@@ -9,6 +9,7 @@ use std::io::{BufWriter, Write};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use anyhow::bail;
 use jiff::civil::Date;
 use jiff::{Span, Timestamp};
 use serde::Serialize;
@@ -131,6 +132,17 @@ impl<'c> BillingTerms<'c> {
         let days: Result<Vec<Day>, _> = dates.map(|date| config.calendar.day_of(date)).collect();
         let mut days = days?;
         let now = now.as_second();
+        let retention = config.keeping.retention_seconds();
+        // Gateways delete a day from this instant on.
+        let is_deleted = |day: &Day| day.end.saturating_add(retention) <= now;
+        if days.first().is_some_and(is_deleted) {
+            bail!(
+                "the ledger may lack days of {month}: a day is deleted {} days after its end (quota.retention). Invoice a month \
+                 before; or restore a backup into a store of its own, in whose configuration quota.retention is longer, and \
+                 invoice the month there",
+                retention / 86_400
+            );
+        }
         let is_closed = |day: &Day| config.keeping.is_closed(day.end, now);
         let closed = days.iter().all(is_closed);
         days.retain(|day| day.start <= now);

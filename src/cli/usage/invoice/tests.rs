@@ -54,6 +54,20 @@ fn a_month_has_one_form() {
 }
 
 #[test]
+fn a_month_is_refused_from_the_instant_on_at_which_its_first_day_is_deleted() {
+    let config = config();
+    let terms = |now: &str| BillingTerms::of(&config, month("2026-10"), now.parse().unwrap());
+    assert!(terms("2027-11-01T23:59:59Z").unwrap().closed);
+    let Err(refused) = terms("2027-11-02T00:00:00Z") else {
+        panic!("the first day is deleted");
+    };
+    let refused = refused.to_string();
+    for part in ["2026-10", "396 days", "quota.retention", "backup"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+}
+
+#[test]
 fn a_month_is_closed_with_its_last_day_and_has_the_days_that_have_begun() {
     let config = config();
     for (now, days, closed) in [
