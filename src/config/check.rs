@@ -355,6 +355,11 @@ impl<'a> Check<'a> {
         None
     }
 
+    /// Whether the contents of certificates are checked now. A gateway reads them later, and keeps the present ones if new ones are wrong.
+    pub(super) fn reads_certificates(&self) -> bool {
+        self.surroundings.purpose == Purpose::Check
+    }
+
     /// The result of `read` for a file whose name was read.
     pub(super) fn named_file<U>(
         &mut self,

@@ -119,6 +119,47 @@ async fn a_command_in_a_wrong_directory_names_the_missing_database_and_creates_n
 }
 
 #[tokio::test]
+async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let file = directory.path().join(name);
+        std::fs::write(&file, text).unwrap();
+        file.display().to_string()
+    };
+    let made = || rcgen::generate_simple_self_signed(["a.example".to_owned()]).unwrap();
+    let (own, other) = (made(), made());
+    let certificate = write("own.pem", &own.cert.pem());
+    let key = write("own.key", &own.signing_key.serialize_pem());
+    let other_key = write("other.key", &other.signing_key.serialize_pem());
+    let empty = write("empty.pem", "no certificate");
+    for (pair, problem) in [
+        ((&certificate, &key), None),
+        ((&empty, &key), Some("listen.https.certificate: ")),
+        ((&certificate, &empty), Some("listen.https.private_key: ")),
+        (
+            (&certificate, &other_key),
+            Some("listen.https.private_key: the private key does not belong"),
+        ),
+    ] {
+        let (certificate, key) = pair;
+        let text = format!(
+            "listen: {{https: {{certificate: {certificate}, private_key: {key}}}}}\n\
+             tiers: {{pro: {{daily: 5}}}}\nendpoints: [{{path: /a, tiers: [pro], upstream: u}}]\n\
+             upstreams: {{u: {{servers: [127.0.0.1:1]}}}}\n"
+        );
+        let file = write("gateway.yaml", &text);
+        let ran = run_on(file.as_ref(), &["check"]).await;
+        match problem {
+            None => drop(ran.done()),
+            Some(problem) => {
+                let message = ran.failed(78);
+                assert!(message.contains(problem), "{message}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_configuration_that_is_not_there_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("none.yaml");

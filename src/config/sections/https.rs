@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::upstream_tls;
 use super::values::{DAY, loopback, not_empty};
 use crate::config::check::Check;
 use crate::config::choices::{ClientMode, ProxyProtocol};
@@ -130,12 +131,46 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https 
             private_key: rows.private_key.unwrap_or_default(),
         }]
     };
+    if check.reads_certificates() {
+        for (index, certificate) in certificates.iter().enumerate() {
+            let at = match check.is_given(&at.key("certificates")) {
+                true => at.key("certificates").index(index),
+                false => at.clone(),
+            };
+            readable_pair(check, &at, certificate);
+        }
+    }
     Https {
         address: rows.address,
         certificates,
         client_certificates: rows.client_certificates,
         hsts: rows.hsts,
         proxy_protocol: rows.proxy_protocol,
+    }
+}
+
+/// Checks that the files of a certificate have it and its key.
+fn readable_pair(check: &mut Check<'_>, at: &Path, certificate: &Certificate) {
+    let Certificate::Files {
+        certificate,
+        private_key,
+    } = certificate
+    else {
+        return;
+    };
+    // A name that could not be read is empty, and its problem is noted.
+    if certificate.as_os_str().is_empty() || private_key.as_os_str().is_empty() {
+        return;
+    }
+    let (certificate, private_key) = (certificate.to_string_lossy(), private_key.to_string_lossy());
+    let chain = check.accept(
+        &at.key("certificate"),
+        upstream_tls::certificates(&certificate),
+    );
+    let key_at = at.key("private_key");
+    let key = check.accept(&key_at, upstream_tls::private_key(&private_key));
+    if let (Some((_, chain)), Some((_, key))) = (chain, key) {
+        check.accept(&key_at, upstream_tls::pair(&chain, &key));
     }
 }
 

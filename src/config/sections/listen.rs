@@ -127,9 +127,9 @@ pub(super) fn listen(check: &mut Check<'_>, at: &Path, mut listen: Listen) -> Li
             );
         }
         let mut before = listeners.iter().take(index);
-        let other = before.find(|(_, other)| other.is_some_and(|(other, _)| other == *address));
-        // Port 0 means any free port: never the same twice.
-        if let (Some((other, _)), true) = (other, address.port() != 0) {
+        let other =
+            before.find(|(_, other)| other.is_some_and(|(other, _)| collide(other, *address)));
+        if let Some((other, _)) = other {
             check.wrong(
                 &at.key(name).key("address"),
                 format!("the {other} listener has this address already"),
@@ -138,6 +138,18 @@ pub(super) fn listen(check: &mut Check<'_>, at: &Path, mut listen: Listen) -> Li
         }
     }
     listen
+}
+
+/// Whether a process cannot listen on both addresses.
+fn collide(one: SocketAddr, other: SocketAddr) -> bool {
+    // On Linux, [::] includes the addresses of IPv4.
+    let includes = |all: SocketAddr, other: SocketAddr| {
+        all.ip().is_unspecified() && (all.is_ipv6() || other.is_ipv4())
+    };
+    // Port 0 means any free port: never the same twice.
+    one.port() == other.port()
+        && one.port() != 0
+        && (one.ip() == other.ip() || includes(one, other) || includes(other, one))
 }
 
 fn http(check: &mut Check<'_>, at: &Path, http: Http) -> Http {
@@ -225,6 +237,8 @@ mod tests {
             proxy_protocol: ProxyProtocol::Absent,
         };
         assert_eq!(written.redirect, Some(redirect));
+        let apart = "https: {address: \"[::1]:80\"}, redirect: {address: 0.0.0.0:80}";
+        assert!(listen(apart).is_ok());
         let bare = listen("https: {}, redirect: {address: 0.0.0.0:80}").unwrap();
         let rule = bare.redirect.unwrap().rule;
         assert_eq!((rule.port, rule.hosts), (443, Vec::new()));
@@ -258,6 +272,16 @@ mod tests {
             (
                 "https: {}, redirect: {address: 127.0.0.1:8443}",
                 "1:41 listen.redirect.address: the https listener has this address already \
+                 (give each listener a port of its own)",
+            ),
+            (
+                "https: {}, redirect: {address: 0.0.0.0:8443}",
+                "1:41 listen.redirect.address: the https listener has this address already \
+                 (give each listener a port of its own)",
+            ),
+            (
+                "https: {}, redirect: {address: \"[::]:9090\"}",
+                "1:1 listen.admin.address: the redirect listener has this address already \
                  (give each listener a port of its own)",
             ),
             (

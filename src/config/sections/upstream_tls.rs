@@ -68,9 +68,7 @@ pub(super) fn tls(check: &mut Check<'_>, at: &Path, rows: UpstreamTlsRows) -> Op
     let (certificate, chain) = rows.certificate.unzip();
     let (key_file, key) = rows.private_key.unzip();
     let identity = chain.zip(key).and_then(|(chain, key)| {
-        let paired = pair(&chain, &key)
-            .map_err(|reason| Wrong::new(reason, "use the key that the certificate was made for"));
-        check.accept(&at.key("private_key"), paired)?;
+        check.accept(&at.key("private_key"), pair(&chain, &key))?;
         let key = PrivateKey(key.secret_der().to_vec());
         Some(ClientIdentity { chain, key })
     });
@@ -93,7 +91,7 @@ fn server_name(text: &str) -> Result<String, Wrong> {
     }
 }
 
-fn certificates(file: &str) -> Result<(PathBuf, Chain), Wrong> {
+pub(super) fn certificates(file: &str) -> Result<(PathBuf, Chain), Wrong> {
     let hint = "a PEM file with one certificate or more, readable by the gateway's user";
     match read_certificates(file.as_ref()) {
         Ok(chain) => Ok((file.into(), chain)),
@@ -117,7 +115,7 @@ fn read_certificates(file: &FilePath) -> Result<Vec<Vec<u8>>, String> {
         .collect())
 }
 
-fn private_key(file: &str) -> Result<(PathBuf, PrivateKeyDer<'static>), Wrong> {
+pub(super) fn private_key(file: &str) -> Result<(PathBuf, PrivateKeyDer<'static>), Wrong> {
     let hint = "a PEM file with the private key, readable by the gateway's user";
     match PrivateKeyDer::from_pem_file(file) {
         Ok(key) => Ok((file.into(), key)),
@@ -126,15 +124,17 @@ fn private_key(file: &str) -> Result<(PathBuf, PrivateKeyDer<'static>), Wrong> {
 }
 
 /// Whether a key can sign for the first of these certificates.
-fn pair(chain: &[Vec<u8>], key: &PrivateKeyDer<'static>) -> Result<(), String> {
-    let signer = any_supported_type(key).map_err(|error| error.to_string())?;
+pub(super) fn pair(chain: &[Vec<u8>], key: &PrivateKeyDer<'static>) -> Result<(), Wrong> {
+    let wrong =
+        |reason: String| Wrong::new(reason, "use the key that the certificate was made for");
+    let signer = any_supported_type(key).map_err(|error| wrong(error.to_string()))?;
     let chain = chain.iter().map(|der| CertificateDer::from(der.clone()));
     let certified = CertifiedKey::new(chain.collect(), signer);
     match certified.keys_match() {
         Ok(()) => Ok(()),
-        Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch)) => {
-            Err("the private key does not belong to the certificate".to_owned())
-        }
-        Err(error) => Err(error.to_string()),
+        Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch)) => Err(wrong(
+            "the private key does not belong to the certificate".to_owned(),
+        )),
+        Err(error) => Err(wrong(error.to_string())),
     }
 }
