@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::outline::{Outline, Path};
 use super::outside::{Purpose, Surroundings, expand, has_variable, read_secret, unreadable};
-use super::problem::Problem;
+use super::problem::{Problem, quotable, without_user};
 pub(super) use super::problem::Wrong;
 use super::scalar::Scalar;
 use super::secret::Secret;
@@ -325,7 +325,7 @@ impl<'a> Check<'a> {
                 }
                 let fits = T::parse(text).is_some();
                 let hint = if fits { "remove the quotes" } else { T::HINT };
-                (format!("{text:?}"), hint)
+                (format!("{:?}", quotable(text)), hint)
             }
             Value::Number(number) if T::NUMBER => return Ok(number.to_string()),
             Value::Bool(value) if T::BOOLEAN => return Ok(value.to_string()),
@@ -430,15 +430,6 @@ fn short_digest(text: &str) -> String {
     let digest = Sha256::digest(text);
     let first = digest.iter().take(DIGEST_OCTETS);
     first.map(|octet| format!("{octet:02x}")).collect()
-}
-
-/// The text without the user and password of a URL in it.
-fn without_user(text: &str) -> String {
-    let parts = text.split_once("://").and_then(|(scheme, rest)| {
-        let (_, place) = rest.rsplit_once('@')?;
-        Some(format!("{scheme}://…@{place}"))
-    });
-    parts.unwrap_or_else(|| text.to_owned())
 }
 
 /// A key as written in the file.

@@ -474,6 +474,25 @@ fn a_host_name_of_an_upstream_is_resolved_to_ipv4_where_it_can() {
 }
 
 #[test]
+fn a_password_in_a_wrong_place_is_in_no_problem() {
+    for more in [
+        "store: {redis: {cluster: ['redis://me:hunter2@host:1']}}",
+        "store: {redis: {sentinels: ['redis://me:hunter2@host:1'], master: m}}",
+        "store: {redis: {cluster: ['me:hunter2@host:1']}}",
+        "limits: {connections: 'redis://me:hunter2@host:1'}",
+        "limits: {header_bytes: 'redis://me:hunter2@host:1'}",
+    ] {
+        let errors = with(more).unwrap_err().to_string();
+        assert!(errors.contains("…@host:1"), "{errors}");
+        assert!(!errors.contains("hunter2"), "{errors}");
+    }
+    let url = NEEDED.replace("127.0.0.1:9000", "'http://me:hunter2@host:1'");
+    let errors = parse(&url).unwrap_err().to_string();
+    assert!(errors.contains("http://…@host:1"), "{errors}");
+    assert!(!errors.contains("hunter2"), "{errors}");
+}
+
+#[test]
 fn a_name_that_does_not_resolve_is_a_warning_and_one_that_is_given_twice_a_problem() {
     let servers = |servers: &str| parse(&NEEDED.replace("127.0.0.1:9000", servers));
     let config = servers("127.0.0.1:9000, bad.example:1").unwrap();
