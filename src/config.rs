@@ -192,6 +192,8 @@ fn parse_in(
         let end = end_of(&String::from_utf8_lossy(valid));
         vec![end.of_file("the file is not UTF-8", "save it as UTF-8")]
     })?;
+    // Some editors put a byte order mark before the text.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let outline = Arc::new(Outline::of(text)?);
     if outline.is_empty() {
         let hint = "begin with the shipped gateway.yaml";

@@ -323,8 +323,15 @@ impl<'a> Check<'a> {
                 if !(T::NUMBER || T::BOOLEAN) || expanded != *text {
                     return Ok(expanded);
                 }
-                let fits = T::parse(text).is_some();
-                let hint = if fits { "remove the quotes" } else { T::HINT };
+                let is_scalar = |value: Value| value.is_number() || value.is_bool();
+                let hint = match T::parse(text) {
+                    Some(_) if serde_yaml::from_str(text).is_ok_and(is_scalar) => {
+                        "remove the quotes"
+                    }
+                    // YAML takes such digits for a text.
+                    Some(_) if T::NUMBER => "write it without the leading zero",
+                    Some(_) | None => T::HINT,
+                };
                 (format!("{:?}", quotable(text)), hint)
             }
             Value::Number(number) if T::NUMBER => return Ok(number.to_string()),

@@ -493,6 +493,24 @@ fn a_password_in_a_wrong_place_is_in_no_problem() {
 }
 
 #[test]
+fn a_byte_order_mark_before_the_first_key_is_ignored() {
+    assert!(parse(&format!("\u{feff}{NEEDED}")).is_ok());
+}
+
+#[test]
+fn quotes_are_named_only_where_a_number_has_them() {
+    for (daily, hint) in [
+        ("'30'", "remove the quotes"),
+        ("030", "write it without the leading zero"),
+        ("'3x'", "write digits only"),
+    ] {
+        let text = NEEDED.replace("daily: 5", &format!("daily: {daily}"));
+        let errors = parse(&text).unwrap_err().to_string();
+        assert!(errors.contains(hint), "{daily}: {errors}");
+    }
+}
+
+#[test]
 fn a_name_that_does_not_resolve_is_a_warning_and_one_that_is_given_twice_a_problem() {
     let servers = |servers: &str| parse(&NEEDED.replace("127.0.0.1:9000", servers));
     let config = servers("127.0.0.1:9000, bad.example:1").unwrap();

@@ -57,6 +57,10 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
             "1:34 limits.failed_authentications: 0 is too small",
         ),
         (
+            "limits: {header_count: 064}",
+            "1:24 limits.header_count: expected a whole number, found \"064\"",
+        ),
+        (
             "limits: {header_count: -1}",
             "1:24 limits.header_count: \"-1\" is not a whole number",
         ),
