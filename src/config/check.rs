@@ -12,8 +12,8 @@ use sha2::{Digest, Sha256};
 
 use super::outline::{Outline, Path};
 use super::outside::{Purpose, Surroundings, expand, has_variable, read_secret, unreadable};
-use super::problem::{Problem, quotable, without_user};
 pub(super) use super::problem::Wrong;
+use super::problem::{Problem, quotable, without_user};
 use super::scalar::Scalar;
 use super::secret::Secret;
 use crate::policy::address;
@@ -395,14 +395,14 @@ impl<'a> Check<'a> {
         Some(secret)
     }
 
-    /// The addresses in use of an upstream's server, a `host:port`; empty if its name does not resolve, which is a warning, or if
+    /// The addresses in use of an upstream's server, a `host:port` that is written as `shown`; empty if its name does not resolve, which is a warning, or if
     /// names are not resolved.
-    pub(super) fn addresses(&mut self, at: &Path, server: &str) -> Vec<SocketAddr> {
+    pub(super) fn addresses(&mut self, at: &Path, server: &str, shown: &str) -> Vec<SocketAddr> {
         if let Ok(address) = server.parse() {
             return vec![address];
         }
         match self.surroundings.purpose {
-            Purpose::Serve | Purpose::Check => self.resolve(at, server, &format!("{server:?}")),
+            Purpose::Serve | Purpose::Check => self.resolve(at, server, &format!("{shown:?}")),
             Purpose::Commands | Purpose::Offline => Vec::new(),
         }
     }

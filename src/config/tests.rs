@@ -474,6 +474,55 @@ fn a_host_name_of_an_upstream_is_resolved_to_ipv4_where_it_can() {
 }
 
 #[test]
+fn names_with_one_address_are_a_warning_and_one_name_twice_is_a_problem() {
+    let servers = |servers: &str| parse(&NEEDED.replace("127.0.0.1:9000", servers));
+    let config = servers("good.example:9000, 192.0.2.1:9000").unwrap();
+    assert_eq!(config.upstreams[0].1.servers.len(), 2);
+    assert_eq!(
+        config.warnings[0].to_string(),
+        "upstreams.u.servers[1]: 192.0.2.1:9000 has an address of another server of the list \
+         (hint: that address gets the requests of both)"
+    );
+    for (written, column, shown) in [
+        (
+            "good.example:9000, good.example:9000",
+            46,
+            "good.example:9000",
+        ),
+        (
+            "'[::1]:1', '[0:0:0:0:0:0:0:1]:1'",
+            38,
+            "[0:0:0:0:0:0:0:1]:1",
+        ),
+    ] {
+        assert_eq!(
+            problems_of(servers(written), 0),
+            [format!(
+                "3:{column} upstreams.u.servers[1]: {shown} is in the list already"
+            )]
+        );
+    }
+}
+
+#[test]
+fn a_byte_order_mark_before_the_first_key_is_ignored() {
+    assert!(parse(&format!("\u{feff}{NEEDED}")).is_ok());
+}
+
+#[test]
+fn quotes_are_named_only_where_a_number_has_them() {
+    for (daily, hint) in [
+        ("'30'", "remove the quotes"),
+        ("030", "write it without the leading zero"),
+        ("'3x'", "write digits only"),
+    ] {
+        let text = NEEDED.replace("daily: 5", &format!("daily: {daily}"));
+        let errors = parse(&text).unwrap_err().to_string();
+        assert!(errors.contains(hint), "{daily}: {errors}");
+    }
+}
+
+#[test]
 fn a_password_in_a_wrong_place_is_in_no_problem() {
     for more in [
         "store: {redis: {cluster: ['redis://me:hunter2@host:1']}}",
@@ -493,21 +542,16 @@ fn a_password_in_a_wrong_place_is_in_no_problem() {
 }
 
 #[test]
-fn a_byte_order_mark_before_the_first_key_is_ignored() {
-    assert!(parse(&format!("\u{feff}{NEEDED}")).is_ok());
-}
-
-#[test]
-fn quotes_are_named_only_where_a_number_has_them() {
-    for (daily, hint) in [
-        ("'30'", "remove the quotes"),
-        ("030", "write it without the leading zero"),
-        ("'3x'", "write digits only"),
-    ] {
-        let text = NEEDED.replace("daily: 5", &format!("daily: {daily}"));
-        let errors = parse(&text).unwrap_err().to_string();
-        assert!(errors.contains(hint), "{daily}: {errors}");
-    }
+fn a_server_from_a_variable_is_shown_as_written() {
+    let text = NEEDED.replace(
+        "127.0.0.1:9000",
+        "'${ZONE}.example:1', {address: '${ZONE}:2', weight: 3}",
+    );
+    let facts = serde_json::to_string(&*parse(&text).unwrap().effective).unwrap();
+    assert!(
+        facts.contains("${ZONE}.example:1, ${ZONE}:2 (weight 3)") && !facts.contains("Europe"),
+        "{facts}"
+    );
 }
 
 #[test]

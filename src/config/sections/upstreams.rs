@@ -187,55 +187,89 @@ pub(super) fn upstream(
     Some((name.into(), upstream))
 }
 
-/// A server as written: a text, or a section of its own, read as the path of its address, the address and the weight. The list is
-/// noted as a whole.
-fn server_item() -> Kind<(Path, Option<String>, NonZeroU32)> {
+/// An item of a list of servers.
+struct ServerItem {
+    /// The path of its address.
+    at: Path,
+    /// Its `host:port`, if it is valid.
+    name: Option<String>,
+    weight: NonZeroU32,
+    /// Its `host:port` as written.
+    shown: Option<String>,
+}
+
+/// A server as written: a text, or a section of its own. The list is noted as a whole.
+fn server_item() -> Kind<ServerItem> {
     Kind::new(
         |check, at, written| {
             check.silently(|check| {
-                if !written.as_ref().is_some_and(Value::is_mapping) {
-                    return (at.clone(), text(server).read(check, at, written), ONE);
+                let shown = shown(written.as_ref());
+                let (at, name, weight) = if written.as_ref().is_some_and(Value::is_mapping) {
+                    let rows: ServerRows = plain().read(check, at, written);
+                    (at.key("address"), rows.address, rows.weight)
+                } else {
+                    (at.clone(), text(server).read(check, at, written), ONE)
+                };
+                ServerItem {
+                    at,
+                    name,
+                    weight,
+                    shown,
                 }
-                let rows: ServerRows = plain().read(check, at, written);
-                (at.key("address"), rows.address, rows.weight)
             })
         },
         || Form::either(text(server).form(), plain::<ServerRows>().form()),
     )
 }
 
-fn servers(
-    check: &mut Check<'_>,
-    at: &Path,
-    written: Vec<(Path, Option<String>, NonZeroU32)>,
-) -> Vec<UpstreamServer> {
-    let shown = written
-        .iter()
-        .filter_map(|(_, name, weight)| match weight.get() {
-            1 => name.clone(),
-            weight => Some(format!("{} (weight {weight})", name.as_ref()?)),
-        });
+/// The address of a server as written, with its variables.
+fn shown(written: Option<&Value>) -> Option<String> {
+    let address = match written? {
+        Value::Mapping(rows) => rows.get("address")?,
+        other => other,
+    };
+    address.as_str().map(str::to_owned)
+}
+
+fn servers(check: &mut Check<'_>, at: &Path, written: Vec<ServerItem>) -> Vec<UpstreamServer> {
+    let shown = written.iter().filter_map(|item| {
+        item.name.as_ref()?;
+        let shown = item.shown.as_ref()?;
+        Some(match item.weight.get() {
+            1 => shown.clone(),
+            weight => format!("{shown} (weight {weight})"),
+        })
+    });
     let shown: Vec<String> = shown.collect();
     check.note(at, shown.join(", "), shown.join(", "));
     let mut servers: Vec<UpstreamServer> = Vec::new();
-    for (at, name, weight) in written {
+    for item in written {
+        let ServerItem {
+            at, name, weight, ..
+        } = item;
         let Some(name) = name else { continue };
-        let addresses = check.addresses(&at, &name);
-        let mut before = servers.iter().flat_map(|server| &server.addresses);
-        let again = before.find(|address| addresses.contains(address));
-        let again = again.map(SocketAddr::to_string);
-        let known = || servers.iter().any(|server| server.name == name);
-        match again.or_else(|| known().then(|| name.clone())) {
-            Some(server) => {
-                let message = format!("{server} is in the list already");
-                check.wrong(&at, message, "remove one of them");
-            }
-            None => servers.push(UpstreamServer {
-                name,
-                weight,
-                addresses,
-            }),
+        let shown = item.shown.unwrap_or_default();
+        let address = name.parse::<SocketAddr>().ok();
+        let is_known = |server: &UpstreamServer| {
+            server.name == name || address.is_some_and(|own| server.name.parse() == Ok(own))
+        };
+        if servers.iter().any(is_known) {
+            let message = format!("{shown} is in the list already");
+            check.wrong(&at, message, "remove one of them");
+            continue;
         }
+        let addresses = check.addresses(&at, &name, &shown);
+        let mut before = servers.iter().flat_map(|server| &server.addresses);
+        if before.any(|address| addresses.contains(address)) {
+            // Names may resolve differently tomorrow, or elsewhere.
+            let message = format!("{shown} has an address of another server of the list");
+            check.warn(&at, message, "that address gets the requests of both");
+        }
+        servers.push(UpstreamServer {
+            name,
+            weight,
+            addresses,
+        });
     }
     servers
 }
