@@ -28,6 +28,7 @@ use crate::telemetry::metrics::Metrics;
 use crate::telemetry::traces::Tracer;
 
 mod accept;
+mod admin_limit;
 mod descriptors;
 mod entrance;
 mod error;

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::accept::{Behind, Door};
+use super::admin_limit::LimitedAdmin;
 use super::error::{ListenError, ServeError};
 use super::handover::{Handed, Label};
 use super::tls::Acceptor;
@@ -183,13 +184,14 @@ impl Listener {
                 limiter: limiter.clone(),
             });
         }
+        let admin = LimitedAdmin::new(admin, gate.metrics.limit_hits.clone());
         let admin = admin_service(admin, &self.admin);
         Ok(Ready { doors, admin })
     }
 }
 
 /// pingora's own service, with its socket, for operators, who are few and trusted.
-fn admin_service(admin: AdminService, socket: &Socket) -> Option<(Service<AdminService>, Fds)> {
+fn admin_service(admin: LimitedAdmin, socket: &Socket) -> Option<(Service<LimitedAdmin>, Fds)> {
     let listener = socket.listener.lock().take()?;
     let address = socket.address.to_string();
     let mut fds = Fds::new();
@@ -203,7 +205,7 @@ fn admin_service(admin: AdminService, socket: &Socket) -> Option<(Service<AdminS
 /// Services that are ready to be opened.
 pub struct Ready {
     doors: Vec<Door>,
-    admin: Option<(Service<AdminService>, Fds)>,
+    admin: Option<(Service<LimitedAdmin>, Fds)>,
 }
 
 impl Ready {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use harness::client::Until;
 use harness::redis_nodes::ClusterSet;
 use harness::{Answer, Call, Client, Protocol, Scene, Store, StoreSpec, eventually};
+use tokio::net::TcpStream;
 
 use super::{MARKETS, STORES, TOUCHLINE};
 
@@ -291,5 +292,33 @@ async fn with_a_token_the_admin_listener_is_asked_for_by_any_name() {
             .header("Host", "touchline.monitoring.svc:9090")
             .header("Authorization", format!("Bearer {TOKEN}"));
         assert_eq!(client.call(call).await.status, 200, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn silent_connections_to_the_admin_listener_are_few_and_end() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let address = scene.gateways[0].admin;
+    let mut silent = Vec::new();
+    for _ in 0..70 {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    let ended = |silent: &[TcpStream]| {
+        let mut byte = [0];
+        let ended = |socket: &&TcpStream| matches!(socket.try_read(&mut byte), Ok(0));
+        silent.iter().filter(ended).count()
+    };
+    let at_once = eventually("those beyond the limit are closed", async || {
+        let ended = ended(&silent);
+        (ended >= 6).then_some(ended)
+    });
+    assert_eq!(at_once.await, 6);
+    eventually("the others are closed too", async || {
+        (ended(&silent) == silent.len()).then_some(())
+    })
+    .await;
+    for limit in ["admin_connections", "admin_request"] {
+        let series = format!("touchline_limit_hits_total{{limit=\"{limit}\"}}");
+        assert!(scene.metric(&series).await > 0.0, "{limit}");
     }
 }
