@@ -35,6 +35,7 @@ mod error;
 mod events;
 mod exporter;
 mod handover;
+mod known_series;
 mod listeners;
 mod logs;
 mod notify;
@@ -202,6 +203,7 @@ async fn run(
     ));
 
     warn_of(&gate.snapshot());
+    known_series::create(&metrics, &gate.snapshot().config);
     if let Some(acceptor) = listener.acceptor() {
         note_certificates(acceptor, &gate);
     }

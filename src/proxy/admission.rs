@@ -276,7 +276,7 @@ impl Edge<'_> {
         let (from, today) = (usage::first_day(quota_status.day), quota_status.day.date);
         let asked = Instant::now();
         let history = self.gate.store.usage(from, today, Some(record.id)).await;
-        self.note_call("usage", asked, &history);
+        self.note_call(metrics::USAGE, asked, &history);
         let table = &self.snapshot.config.endpoints;
         let report = Report::new(record, quota_status, used, table, &history?).to_json();
         Ok((used, report))
@@ -287,7 +287,7 @@ impl Edge<'_> {
         let asked = Instant::now();
         let (id, today) = (caller.key.record.id, caller.quota_status.day);
         let used = self.gate.store.used(id, today).await;
-        self.note_call("read", asked, &used);
+        self.note_call(metrics::READ, asked, &used);
         used
     }
 

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::signal::unix::Signal;
 
+use super::known_series;
 use super::logs::{certificates_are_due, note_certificates, open_access_log, warn_of};
 use super::notify;
 use super::tls::{Acceptor, NextTlsServer};
@@ -223,6 +224,7 @@ impl Reloader {
         if let Some(sink) = sink {
             self.retired.extend(self.gate.access_log.redirect(sink));
         }
+        known_series::create(&self.gate.metrics, &snapshot.config);
         self.gate.replace(snapshot);
         let tls_server = successor.and_then(|successor| successor.tls_server);
         if let (Some(acceptor), Some(tls_server)) = (&self.acceptor, tls_server) {

@@ -29,6 +29,10 @@ const HANDSHAKE_FAILURES: [&str; 7] = [
 ];
 /// The call of the store that every forwarded request waits for.
 pub const CHARGE: &str = "charge";
+/// The calls of the store for `/api/v1/usage`: the units used today, and the ledger of the last days.
+pub const READ: &str = "read";
+/// See [`READ`].
+pub const USAGE: &str = "usage";
 /// The label value of a request without endpoint, tier or upstream.
 pub const NONE: &str = "none";
 
@@ -235,7 +239,8 @@ impl Metrics {
         );
         registered(&metrics.registry, build)?.set(1);
         // Created at the start, so that Prometheus sees the first event as an increase.
-        let outcomes: [(&IntCounterVec, &[&str]); 4] = [
+        let outcomes: [(&IntCounterVec, &[&str]); 5] = [
+            (&metrics.store_errors, &[CHARGE, READ, USAGE]),
             (&metrics.handshakes_failed, &HANDSHAKE_FAILURES),
             (&metrics.config_reloads, &["applied", "refused"]),
             (
@@ -332,6 +337,7 @@ mod tests {
         assert!(text.contains("touchline_store_errors_total{operation=\"charge\"} 1"));
         assert!(text.contains("touchline_build_info{version="));
         assert!(text.contains("touchline_tls_handshakes_failed_total{reason=\"closed\"} 0"));
+        assert!(text.contains("touchline_store_errors_total{operation=\"usage\"} 0"));
     }
 
     #[test]

@@ -71,8 +71,11 @@ async fn counted(scene: &Scene) -> BTreeMap<u64, u64> {
                 continue;
             };
             let (share, rest) = rest.split_once('"').unwrap();
-            assert!(rest.contains("tier=\"starter\""), "{line}");
             let value: u64 = rest.rsplit(' ').next().unwrap().parse().unwrap();
+            if value == 0 {
+                continue;
+            }
+            assert!(rest.contains("tier=\"starter\""), "{line}");
             *counted.entry(share.parse().unwrap()).or_default() += value;
         }
     }
