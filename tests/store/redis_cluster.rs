@@ -220,8 +220,7 @@ async fn issued_apart_from(set: &ClusterSet, store: &Arc<dyn Store>, away: usize
 async fn while_the_master_that_has_the_zone_is_away_gateways_and_commands_use_the_others() {
     let mut set = ClusterSet::start(0).await;
     let away = set.owner("touchline:zone").await;
-    let commands = command(&set).await;
-    let key = issued_apart_from(&set, &commands, away).await;
+    let key = issued_apart_from(&set, &command(&set).await, away).await;
     let running = gateway(place(&set)).await;
     set.nodes[away].kill();
     let is_charged = async |store: &Arc<RedisStore>| {
@@ -248,8 +247,9 @@ async fn while_the_master_that_has_the_zone_is_away_gateways_and_commands_use_th
         tier: "starter".parse().unwrap(),
         ..key.record.clone()
     };
-    let (changed, _) = command(&set).await.update_key(record).await.unwrap();
-    assert_eq!(commands.key(changed.id).await.unwrap(), Some(changed));
+    let later = command(&set).await;
+    let (changed, _) = later.update_key(record).await.unwrap();
+    assert_eq!(later.key(changed.id).await.unwrap(), Some(changed));
     for role in [Role::Gateway(NodeName("elsewhere".into())), Role::Command] {
         let settings = patient(place(&set));
         let opened = open(settings, role, "Europe/London", Clock::system()).await;
