@@ -29,7 +29,7 @@ async fn a_reader_who_stalls_holds_up_neither_requests_nor_the_end() {
     let path = scene.gateways[0].process().stderr.clone();
     let mut pipe = pipe(&path);
     scene.gateways[0].restart().await;
-    // Whoever looks through the files of the test would wait for the end of the pipe.
+    // The harness reads the files of a test that fails; from the pipe it would read for ever.
     std::fs::remove_file(&path).unwrap();
     while pipe.write(b".").is_ok() {}
 

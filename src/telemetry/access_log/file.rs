@@ -1,8 +1,9 @@
-//! A log file that is created again under its name after it was moved or removed, as by logrotate, without a signal.
+//! A log file that is created again under its name after it was moved or removed, as by logrotate, without a signal. A line that a full
+//! disk or the end of an earlier process has torn does not swallow the next one.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// A file that is appended to under its name. Each write first checks that the name still refers to the open file: a microsecond
@@ -11,6 +12,10 @@ use std::path::{Path, PathBuf};
 pub struct NamedFile {
     path: PathBuf,
     file: File,
+    /// Whether the last byte written does not end a line.
+    is_within_line: bool,
+    /// Whether the file ends within a line whose rest does not follow.
+    is_torn: bool,
 }
 
 impl NamedFile {
@@ -19,10 +24,25 @@ impl NamedFile {
     /// # Errors
     /// Those of the file system.
     pub fn open(path: &Path) -> io::Result<NamedFile> {
+        let (file, is_torn) = appended(path)?;
         Ok(NamedFile {
             path: path.to_owned(),
-            file: appended(path)?,
+            file,
+            is_within_line: false,
+            is_torn,
         })
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.is_torn {
+            self.file.write_all(b"\n")?;
+            (self.is_torn, self.is_within_line) = (false, false);
+        }
+        let written = self.file.write(bytes)?;
+        if let Some(last) = bytes.get(..written).and_then(<[u8]>::last) {
+            self.is_within_line = *last != b'\n';
+        }
+        Ok(written)
     }
 
     fn is_there(&self) -> io::Result<bool> {
@@ -39,11 +59,14 @@ impl Write for NamedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // If no new file can be opened, lines are still written to the old one.
         if let Ok(false) = self.is_there()
-            && let Ok(file) = appended(&self.path)
+            && let Ok((file, is_torn)) = appended(&self.path)
         {
-            self.file = file;
+            (self.file, self.is_torn) = (file, is_torn);
         }
-        self.file.write(bytes)
+        let written = self.append(bytes);
+        // The rest of the bytes does not follow.
+        self.is_torn |= written.is_err() && self.is_within_line;
+        written
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -51,8 +74,17 @@ impl Write for NamedFile {
     }
 }
 
-fn appended(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(path)
+/// The file, to append to, and whether it ends within a line.
+fn appended(path: &Path) -> io::Result<(File, bool)> {
+    let file = OpenOptions::new().create(true).append(true).open(path)?;
+    let mut last = [b'\n'];
+    // What cannot be read, as a pipe, has no earlier lines.
+    if let Some(before_last) = file.metadata()?.len().checked_sub(1)
+        && let Ok(read) = File::open(path)
+    {
+        let _ = read.read_at(&mut last, before_last);
+    }
+    Ok((file, last != *b"\n"))
 }
 
 #[cfg(test)]
@@ -84,5 +116,27 @@ mod tests {
         std::fs::rename(&own, &moved).unwrap();
         file.write_all(b"one\n").unwrap();
         assert_eq!(std::fs::read(moved.join("log")).unwrap(), b"one\n");
+    }
+
+    #[test]
+    fn a_torn_line_does_not_swallow_the_next_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, moved) = (directory.path().join("log"), directory.path().join("log.1"));
+        std::fs::write(&path, "earlier").unwrap();
+        let mut file = NamedFile::open(&path).unwrap();
+        file.write_all(b"one\ntw").unwrap();
+        // The rest of a line may follow in another write.
+        file.write_all(b"o\nthr").unwrap();
+        let writable = std::mem::replace(&mut file.file, File::open(&path).unwrap());
+        file.write_all(b"ee\n").unwrap_err();
+        file.file = writable;
+        file.write_all(b"four\nfi").unwrap();
+        assert_eq!(
+            std::fs::read(&path).unwrap(),
+            b"earlier\none\ntwo\nthr\nfour\nfi"
+        );
+        std::fs::rename(&path, &moved).unwrap();
+        file.write_all(b"six\n").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"six\n");
     }
 }
