@@ -15,7 +15,10 @@ pub(super) async fn settle(
     failure: &Failure,
     forwarding: &mut Forwarding,
 ) {
-    let refusal = refusal(failure, client, forwarding);
+    let header_passed = client.header_passed();
+    let is_clients = matches!(failure.fault, Fault::Client(_));
+    // Once the answer has begun, a silent upstream is one that broke off.
+    let refusal = refusal(failure, client, forwarding).filter(|_| is_clients || !header_passed);
     let hit = match (&refusal, failure.fault) {
         (Some(rejection), _) => limit_hit(rejection),
         (None, Fault::Client(ClientFault::Slow)) => Some("response_rate"),
@@ -25,12 +28,8 @@ pub(super) async fn settle(
         let hits = &gate.metrics.limit_hits;
         hits.with_label_values(&[limit]).inc();
     }
-    let header_passed = client.header_passed();
     let (ending, reason) = match (refusal, failure.fault) {
-        (Some(rejection), _) if !header_passed => {
-            (Ending::Rejected(rejection), Some(RefundReason::Body))
-        }
-        (Some(rejection), Fault::Client(_)) if !is_clients_answer(client, forwarding) => {
+        (Some(rejection), _) if !header_passed || !keeps_charge(client, forwarding) => {
             (Ending::Rejected(rejection), Some(RefundReason::Body))
         }
         (_, Fault::Client(fault)) => (Ending::ClientClosed, hung_up(fault, forwarding)),
@@ -107,13 +106,13 @@ fn hung_up(fault: ClientFault, forwarding: &Forwarding) -> Option<RefundReason> 
     }
 }
 
-/// Whether a client that breaks its own request keeps the answer that was being sent to it, and so the charge: the upstream had
-/// ended the answer, or the gateway was waiting for the client to read. Otherwise a client could end each request this way after
-/// the part of the answer that it needs.
-fn is_clients_answer(client: &Client<'_>, forwarding: &mut Forwarding) -> bool {
+/// Whether a client that breaks its own request keeps the charge: it has got a part of the answer's body, or the upstream had ended
+/// the answer, or the gateway was waiting for the client to read. Otherwise it could end each request this way after the part that it
+/// needs, and read a stream of events for nothing.
+fn keeps_charge(client: &Client<'_>, forwarding: &mut Forwarding) -> bool {
     let now = Instant::now();
     forwarding.client_waits.note(client.blocked(), now);
-    forwarding.answer_ended || forwarding.client_waits.was_waiting(now)
+    client.bytes_sent() > 0 || forwarding.answer_ended || forwarding.client_waits.was_waiting(now)
 }
 
 /// Whether the answer was cut because of the client: the gateway was waiting for the client when the upstream broke off, or the

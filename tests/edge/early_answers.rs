@@ -1,5 +1,5 @@
-//! Requests that turn out malformed or too large after the upstream has begun to answer them: the answer is cut and refunded, unless
-//! the upstream had ended it.
+//! Requests that turn out malformed or too large after the upstream has begun to answer them: the answer is cut, and refunded unless
+//! a part of its body was sent or the upstream had ended it.
 
 use harness::client::HOST;
 use harness::{IssuedKey, PATIENCE, Scene};
@@ -7,10 +7,12 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::frames::{DATA, END_STREAM, Frame, RST_STREAM, Wire};
+use super::frames::{DATA, END_STREAM, Frame, HEADERS, RST_STREAM, Wire};
 use super::{MARKETS, TOUCHLINE};
 
-/// An answer whose end does not come.
+/// An answer of which no more comes.
+const HEAD: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+/// One whose end does not come.
 const BEGUN: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nearly\r\n";
 /// A whole one.
 const WHOLE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nearly";
@@ -48,8 +50,8 @@ async fn answered_early(answer: &'static str) -> (Scene, IssuedKey) {
     (scene, key)
 }
 
-/// Sends `rest` once the answer has begun; everything received.
-async fn send_after_answer_began(scene: &Scene, key: &IssuedKey, rest: &[u8]) -> Vec<u8> {
+/// Sends `rest` once `begun` of the answer has arrived; everything received.
+async fn send_after(scene: &Scene, key: &IssuedKey, begun: &[u8], rest: &[u8]) -> Vec<u8> {
     let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
     let head = format!(
         "POST {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n",
@@ -57,7 +59,7 @@ async fn send_after_answer_began(scene: &Scene, key: &IssuedKey, rest: &[u8]) ->
     );
     socket.write_all(head.as_bytes()).await.unwrap();
     let mut received = Vec::new();
-    while !received.windows(5).any(|bytes| bytes == b"early") {
+    while !received.windows(begun.len()).any(|bytes| bytes == begun) {
         assert!(socket.read_buf(&mut received).await.unwrap() > 0);
     }
     // The gateway may close before it has read all.
@@ -72,53 +74,76 @@ async fn line(scene: &Scene, number: usize) -> Value {
     scene.gateways[0].logged(number).await.remove(number - 1)
 }
 
+/// What breaks the body of a request, with the outcome.
+fn broken_bodies() -> [(Vec<u8>, &'static str); 3] {
+    let large = format!("{BODY_BYTES_MAX:x}\r\n{}", "x".repeat(BODY_BYTES_MAX));
+    [
+        (b"zz\r\n".to_vec(), "BAD_REQUEST"),
+        (large.into_bytes(), "PAYLOAD_TOO_LARGE"),
+        // Never ends.
+        (Vec::new(), "BAD_REQUEST"),
+    ]
+}
+
+/// Breaks the announced length of a body over HTTP/2 once the frame of the answer that is `awaited` has come.
+async fn break_length(wire: &mut Wire, key: &IssuedKey, awaited: u8) {
+    let length = [("content-length", "5")];
+    wire.post(1, MARKETS, &key.key, &length).await;
+    while wire.next().await.expect("a part of the answer").kind != awaited {}
+    wire.send(&Frame::new(DATA, END_STREAM, 1, *b"abcdefg"))
+        .await;
+    while wire.next().await.expect("the connection stays").kind != RST_STREAM {}
+}
+
 #[tokio::test]
 async fn a_request_that_breaks_its_body_after_its_answer_began_is_cut_and_refunded() {
-    let (scene, key) = answered_early(BEGUN).await;
-    let large = format!("{BODY_BYTES_MAX:x}\r\n{}", "x".repeat(BODY_BYTES_MAX));
-    let broken = [
-        (&b"zz\r\n"[..], "BAD_REQUEST"),
-        (large.as_bytes(), "PAYLOAD_TOO_LARGE"),
-        // Never ends.
-        (b"", "BAD_REQUEST"),
-    ];
-    for (number, (rest, outcome)) in broken.into_iter().enumerate() {
-        let received = send_after_answer_began(&scene, &key, rest).await;
+    let (scene, key) = answered_early(HEAD).await;
+    let mut lines = 0;
+    for (rest, outcome) in broken_bodies() {
+        let received = send_after(&scene, &key, b"\r\n\r\n", &rest).await;
         let text = received.escape_ascii().to_string();
         assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
-        assert!(text.ends_with("early\\r\\n"), "{text}");
-        let line = line(&scene, number + 1).await;
+        assert!(text.ends_with("\\r\\n\\r\\n"), "{text}");
+        lines += 1;
+        let line = line(&scene, lines).await;
         assert_eq!(line["outcome"], outcome, "{line}");
         assert_eq!(line["status"], 200, "{line}");
         assert_eq!(line["refunded"], true, "{line}");
     }
-    let mut wire = Wire::open(&scene).await;
-    let length = [("content-length", "5")];
-    wire.post(1, MARKETS, &key.key, &length).await;
-    while wire.next().await.expect("a part of the answer").kind != DATA {}
-    wire.send(&Frame::new(DATA, END_STREAM, 1, *b"abcdefg"))
-        .await;
-    while wire.next().await.expect("the connection stays").kind != RST_STREAM {}
-    let line = line(&scene, broken.len() + 1).await;
+    break_length(&mut Wire::open(&scene).await, &key, HEADERS).await;
+    let line = line(&scene, lines + 1).await;
     assert_eq!(line["outcome"], "BAD_REQUEST", "{line}");
     assert_eq!(line["refunded"], true, "{line}");
     scene.expect_used(&key, 0).await;
 }
 
 #[tokio::test]
-async fn a_client_that_breaks_its_body_to_get_an_ended_answer_for_nothing_pays_for_it() {
+async fn a_client_that_breaks_its_body_to_get_an_answer_for_nothing_pays_for_it() {
+    let (scene, key) = answered_early(BEGUN).await;
+    let mut lines = 0;
+    for (rest, _) in broken_bodies() {
+        let received = send_after(&scene, &key, b"early", &rest).await;
+        let text = received.escape_ascii().to_string();
+        assert!(text.ends_with("early\\r\\n"), "cut: {text}");
+        lines += 1;
+        let line = line(&scene, lines).await;
+        assert_eq!(line["outcome"], "client_closed", "{line}");
+        assert_eq!(line["refunded"], false, "{line}");
+    }
+    break_length(&mut Wire::open(&scene).await, &key, DATA).await;
+    assert_eq!(line(&scene, lines + 1).await["refunded"], false);
+    scene.expect_used(&key, lines as u64 + 1).await;
+}
+
+#[tokio::test]
+async fn a_client_that_breaks_its_body_pays_for_an_answer_that_the_upstream_had_ended() {
     let (scene, key) = answered_early(WHOLE).await;
-    send_after_answer_began(&scene, &key, b"zz\r\n").await;
+    send_after(&scene, &key, b"early", b"zz\r\n").await;
     let first = line(&scene, 1).await;
     assert_eq!(first["outcome"], "served", "{first}");
-    // Its window leaves out the last byte.
-    let mut wire = Wire::with_settings(&scene, &[(4, 4)]).await;
-    let length = [("content-length", "5")];
-    wire.post(1, MARKETS, &key.key, &length).await;
-    while wire.next().await.expect("a part of the answer").kind != DATA {}
-    wire.send(&Frame::new(DATA, END_STREAM, 1, *b"abcdefg"))
-        .await;
-    while wire.next().await.expect("the connection stays").kind != RST_STREAM {}
+    // Its window has no room for the answer's body.
+    let mut wire = Wire::with_settings(&scene, &[(4, 0)]).await;
+    break_length(&mut wire, &key, HEADERS).await;
     let second = line(&scene, 2).await;
     assert_eq!(second["outcome"], "client_closed", "{second}");
     assert_eq!(second["refunded"], false, "{second}");
