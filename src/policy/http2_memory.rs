@@ -3,7 +3,8 @@
 
 const KIB: u64 = 1024;
 
-/// A request that waits for its upstream: its task and the connection to the upstream, measured with an HTTP/1.1 upstream.
+/// A request that waits for its upstream: its task and the connection to the upstream. In clear over HTTP/1.1, 12 KiB were measured; TLS
+/// takes more.
 const REQUEST_BYTES: u64 = 36 * KIB;
 /// The part of a request's body kept for another attempt.
 const KEPT_BYTES: u64 = 64 * KIB;

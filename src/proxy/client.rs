@@ -265,7 +265,7 @@ impl<'c> Client<'c> {
     pub fn blocked(&self) -> Duration {
         match &self.side {
             Side::Http1(side) => side.blocked(),
-            Side::Http2(side) => side.turn().paused(),
+            Side::Http2(side) => side.turn().paused_by_client(),
         }
     }
 }

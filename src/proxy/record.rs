@@ -25,8 +25,10 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
     let prefix = &exchange.snapshot.config.keys.prefix;
     let outcome = RecordedOutcome::of(&exchange.stage);
     let endpoint = outcome.endpoint.unwrap_or(NONE);
-    let waited = client.turn().map(|turn| turn.waited());
-    let duration = waited.unwrap_or_default() + exchange.started.elapsed();
+    // Over HTTP/2 a request is examined when its turn has come.
+    let waited = client.turn().map_or(Duration::ZERO, |turn| turn.waited());
+    let duration = waited + exchange.started.elapsed();
+    let arrived = exchange.time.checked_sub(waited).unwrap_or(exchange.time);
     let metrics = &gate.metrics;
     let tier = outcome.tier.unwrap_or(NONE);
     match &exchange.stage {
@@ -61,8 +63,11 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
     let status = client.status().map_or(0, |status| status.as_u16());
     if let Some(recording) = &exchange.admission_trace.recording {
         let facts = RequestFacts {
-            time: exchange.time,
-            started: exchange.started,
+            time: arrived,
+            started: exchange
+                .started
+                .checked_sub(waited)
+                .unwrap_or(exchange.started),
             request_id: exchange.request_id_str(),
             method: head.method(),
             endpoint: outcome.endpoint,
@@ -88,7 +93,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
         RequestSender::Forwarded(client) => Cow::Owned(client.to_string()),
     });
     gate.access_log.write(&Line {
-        time: exchange.time,
+        time: arrived,
         request_id: exchange.request_id_str(),
         client: sender.as_deref(),
         protocol: match head.version() {

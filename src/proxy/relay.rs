@@ -211,10 +211,6 @@ impl Relay<'_, '_> {
             let cause = "protocol is http2, but the server did not agree to it by ALPN";
             return Err(Failure::server(ServerFault::NotHttp2, cause));
         }
-        if self.client.turn().is_some_and(|turn| turn.is_missed()) {
-            let cause = "other requests of the client's connection took limits.h2_memory for limits.response_write";
-            return Err(Failure::gateway(cause));
-        }
         if let Some(gone) = self.client.gone_already().await {
             return Err(gone);
         }
@@ -347,7 +343,7 @@ impl Relay<'_, '_> {
                         .is_some_and(|turn| turn.is_paused() || turn.paused() > paused) =>
                 {
                     // The gateway did not wait for the server.
-                    paused = self.client.blocked();
+                    paused = turn.as_ref().map_or(Duration::ZERO, |turn| turn.paused());
                     deadline = Instant::now() + patience;
                 }
                 NextEvent::Late if !listens => {

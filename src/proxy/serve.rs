@@ -135,17 +135,23 @@ async fn forward(
     let (Some(forwarding), exchange) = (&mut under_way.forwarding, &mut *under_way.exchange) else {
         return Ok(());
     };
-    if client.head.expects_continue() && !client.is_body_done() {
-        // If the client has disconnected, reading its body will show it.
-        let _ = client.ask_for_body().await;
-    }
-    let relay = Relay {
-        gate,
-        client,
-        exchange,
-        forwarding,
+    let relayed = if client.turn().is_some_and(|turn| turn.is_missed()) {
+        let cause = "other requests of the client's connection took limits.h2_memory for limits.response_write";
+        Err(Failure::gateway(cause))
+    } else {
+        if client.head.expects_continue() && !client.is_body_done() {
+            // If the client has disconnected, reading its body will show it.
+            let _ = client.ask_for_body().await;
+        }
+        let relay = Relay {
+            gate,
+            client,
+            exchange,
+            forwarding,
+        };
+        Box::pin(relay.run()).await
     };
-    let Err(failure) = Box::pin(relay.run()).await else {
+    let Err(failure) = relayed else {
         forwarding.ending = None;
         return Ok(());
     };

@@ -397,6 +397,12 @@ async fn are_served_beside_a_compressed_stream_of_events(limits: &'static str) {
     scene.upstream.behave_for("events", events);
     let mut events = ask("events").await;
     assert!(!events.data().await.unwrap().unwrap().is_empty());
+    // The client reads: that this answer waited for the encoder of the other is no reason to charge it.
+    let broken = Behaviour::ResetMidBody { after: 4 };
+    scene.upstream.behave_for("broken", broken);
+    let mut broken = ask("broken").await;
+    while let Some(Ok(_)) = broken.data().await {}
+    scene.expect_used(&key, 1).await;
     for _ in 0..20 {
         let mut answer = ask("other").await;
         while let Some(part) = answer.data().await {

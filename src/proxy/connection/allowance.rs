@@ -8,8 +8,8 @@
 //! A connection begins with a fraction of its allowance, which each answer increases: its beginning the number of requests, so that
 //! answers without an end do not keep others out, and its end the memory of answers. A request that waits longer than
 //! `limits.response_write` for its turn is answered with 500; if an answer waits as long for the client to read others, its client is
-//! given up as one that does not read. Encoders last as long as their answers, which may be endless, so they delay others only
-//! briefly: [`ENCODER_PATIENCE`].
+//! given up as one that does not read. Encoders last as long as their answers, which may be endless, so they delay others for a second
+//! at most.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -53,12 +53,21 @@ struct Answers {
     bytes: u64,
     /// Those of encoders.
     encoder_bytes: u64,
-    /// Whether none of the encoders has ended while an answer waited for [`ENCODER_PATIENCE`]: others do not wait for them.
+    /// Whether an answer has waited for them for [`ENCODER_PATIENCE`], and none has ended since: others do not wait for them.
     encoders_last: bool,
     bytes_max: u64,
     /// The bytes by which the bound may still grow.
     growth_bytes: u64,
     waiting: Vec<Waker>,
+}
+
+/// Why an answer waits for room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Obstacle {
+    /// The client does not read other answers.
+    Client,
+    /// The encoders of other answers.
+    Encoders,
 }
 
 impl Answers {
@@ -121,7 +130,7 @@ impl Allowance {
             has_grown: AtomicBool::new(false),
             may_compress: AtomicBool::new(true),
             held_bytes: AtomicU64::new(0),
-            paused_ms: AtomicU64::new(0),
+            paused_ms: Default::default(),
             is_paused: AtomicBool::new(false),
         })
     }
@@ -145,28 +154,41 @@ impl Allowance {
         let growth = answers.growth_bytes.min(bytes);
         answers.growth_bytes -= growth;
         answers.bytes_max += growth;
+        let woken = match growth {
+            0 => Vec::new(),
+            _ => std::mem::take(&mut answers.waiting),
+        };
+        drop(answers);
+        woken.into_iter().for_each(Waker::wake);
     }
 
     fn note_wait(&self) {
         self.limit_hits.with_label_values(&["h2_memory"]).inc();
     }
 
-    /// Ready if there is room for a part of another answer; registers the waker otherwise. Room that only encoders occupy counts
-    /// unless the answer `awaits_encoders`, which is in vain if they last.
-    fn poll_room(&self, turn: &Turn, awaits_encoders: bool, context: &Context<'_>) -> Poll<()> {
+    /// Why there is no room for a part of another answer, if there is none; the waker is registered then. Room that only encoders
+    /// occupy counts unless the answer `awaits_encoders`, which is in vain if they last.
+    fn obstacle(
+        &self,
+        turn: &Turn,
+        awaits_encoders: bool,
+        context: &Context<'_>,
+    ) -> Option<Obstacle> {
         let mut answers = self.answers.lock();
-        if answers.has_room() {
-            return Poll::Ready(());
-        }
-        if answers.has_room_without_encoders() && (!awaits_encoders || answers.encoders_last) {
-            turn.may_compress.store(false, Ordering::Relaxed);
-            return Poll::Ready(());
+        let is_encoders = answers.has_room_without_encoders();
+        let has_room = answers.has_room();
+        if has_room || is_encoders && (!awaits_encoders || answers.encoders_last) {
+            turn.may_compress.store(has_room, Ordering::Relaxed);
+            return None;
         }
         let waker = context.waker();
         if !answers.waiting.iter().any(|other| other.will_wake(waker)) {
             answers.waiting.push(waker.clone());
         }
-        Poll::Pending
+        Some(match is_encoders {
+            true => Obstacle::Encoders,
+            false => Obstacle::Client,
+        })
     }
 
     /// Notes that an answer has waited for the encoders of others as long as it may.
@@ -220,7 +242,8 @@ pub struct Turn {
     has_grown: AtomicBool,
     may_compress: AtomicBool,
     held_bytes: AtomicU64,
-    paused_ms: AtomicU64,
+    /// Because of the client, and because of the encoders of other answers.
+    paused_ms: [AtomicU64; 2],
     is_paused: AtomicBool,
 }
 
@@ -248,13 +271,29 @@ impl Turn {
     }
 
     /// How long the request was paused because of the client.
-    pub fn paused(&self) -> Duration {
-        Duration::from_millis(self.paused_ms.load(Ordering::Relaxed))
+    pub fn paused_by_client(&self) -> Duration {
+        let [by_client, _] = &self.paused_ms;
+        Duration::from_millis(by_client.load(Ordering::Relaxed))
     }
 
-    /// Counts a time for which it was paused.
+    /// How long it was paused in all.
+    pub fn paused(&self) -> Duration {
+        let all = self.paused_ms.iter();
+        Duration::from_millis(all.map(|paused| paused.load(Ordering::Relaxed)).sum())
+    }
+
+    /// Counts a time for which it was paused because of the client.
     pub fn note_paused(&self, paused: Duration) {
-        self.paused_ms.fetch_add(millis(paused), Ordering::Relaxed);
+        self.note_obstacle(Obstacle::Client, paused);
+    }
+
+    fn note_obstacle(&self, obstacle: Obstacle, paused: Duration) {
+        let [by_client, by_encoders] = &self.paused_ms;
+        let counter = match obstacle {
+            Obstacle::Client => by_client,
+            Obstacle::Encoders => by_encoders,
+        };
+        counter.fetch_add(millis(paused), Ordering::Relaxed);
     }
 
     /// Whether it is paused now.
@@ -312,9 +351,32 @@ pub struct Reads {
 /// A wait for room.
 struct Pause {
     since: Instant,
-    /// Whether the encoders of others were waited for as long as they are.
+    /// The obstacle since an instant; what was before is counted.
+    now: (Obstacle, Instant),
+    /// Whether it has lasted for [`ENCODER_PATIENCE`].
     is_long: bool,
     over: Pin<Box<Sleep>>,
+}
+
+impl Pause {
+    fn new(obstacle: Obstacle, patience: Duration) -> Pause {
+        let since = Instant::now();
+        let over = tokio::time::sleep_until(since + ENCODER_PATIENCE.min(patience));
+        Pause {
+            since,
+            now: (obstacle, since),
+            is_long: false,
+            over: Box::pin(over),
+        }
+    }
+
+    /// Counts the time that has passed.
+    fn count(&mut self, turn: &Turn) {
+        let (obstacle, since) = self.now;
+        let now = Instant::now();
+        turn.note_obstacle(obstacle, now - since);
+        self.now = (obstacle, now);
+    }
 }
 
 impl Reads {
@@ -359,33 +421,33 @@ impl Reads {
         loop {
             let is_long = self.pause.as_ref().is_some_and(|pause| pause.is_long);
             let awaits_encoders = self.may_begin_encoder && !is_long;
-            if holds
-                || allowance
-                    .poll_room(turn, awaits_encoders, context)
-                    .is_ready()
-            {
-                break;
+            let obstacle = match holds {
+                true => None,
+                false => allowance.obstacle(turn, awaits_encoders, context),
+            };
+            if let Some(pause) = &mut self.pause {
+                pause.count(turn);
             }
+            let Some(obstacle) = obstacle else {
+                break;
+            };
             let pause = self.pause.get_or_insert_with(|| {
                 allowance.note_wait();
                 turn.is_paused.store(true, Ordering::Relaxed);
-                let over = tokio::time::sleep(ENCODER_PATIENCE.min(allowance.patience));
-                Pause {
-                    since: Instant::now(),
-                    is_long: false,
-                    over: Box::pin(over),
-                }
+                Pause::new(obstacle, allowance.patience)
             });
+            pause.now.0 = obstacle;
             ready!(pause.over.as_mut().poll(context));
             if pause.is_long {
                 return Poll::Ready(Err(Failure::given_up()));
             }
             pause.is_long = true;
             pause.over.as_mut().reset(pause.since + allowance.patience);
-            allowance.note_lasting_encoders();
+            if obstacle == Obstacle::Encoders {
+                allowance.note_lasting_encoders();
+            }
         }
-        if let Some(pause) = self.pause.take() {
-            turn.note_paused(pause.since.elapsed());
+        if self.pause.take().is_some() {
             turn.is_paused.store(false, Ordering::Relaxed);
         }
         Poll::Ready(Ok(Some(turn.hold(UNSEEN_BYTES))))
