@@ -101,7 +101,8 @@ impl Prepared {
 }
 
 impl Reloader {
-    /// A follower of `file`, from which the configuration of `gate` was read and whose certificates were just noted. Outcomes are shown in `view`.
+    /// A follower of `file`, from which the configuration of `gate` was read and whose certificates were just noted. Outcomes are
+    /// shown in `view`.
     pub fn new(
         file: &Path,
         gate: Arc<Gate>,
