@@ -202,24 +202,21 @@ pub fn drop_old(
     now: i64,
     retention: i64,
 ) -> rusqlite::Result<DroppedUnsettled> {
-    let times = params![now - SETTLED_KEPT_AFTER_DAY_SECONDS, now - retention];
     let mut dropped = DroppedUnsettled::default();
     for (table, units) in [("counts", "untold"), ("sheets", "0")] {
-        let lost = format!(
-            "SELECT count(*), coalesce(sum({units}), 0) FROM {table} WHERE settled = 0 AND next < ?1"
-        );
-        let mut lost = connection.prepare_cached(&lost)?;
-        let (rows, units) = lost.query_row([now - retention], |row| {
-            Ok((unsigned(row.get(0)?), unsigned(row.get(1)?)))
-        })?;
-        dropped.rows += rows;
-        dropped.units += units;
-    }
-    for table in ["counts", "sheets"] {
         let drop = format!(
-            "DELETE FROM {table} WHERE next < ?2 OR (next < ?1 AND (date, key) NOT IN ({UNSETTLED}))"
+            "DELETE FROM {table} WHERE next < ?2 OR (next < ?1 AND (date, key) NOT IN ({UNSETTLED}))
+             RETURNING settled, {units}"
         );
-        connection.prepare_cached(&drop)?.execute(times)?;
+        let mut drop = connection.prepare_cached(&drop)?;
+        let times = params![now - SETTLED_KEPT_AFTER_DAY_SECONDS, now - retention];
+        for row in drop.query_map(times, |row| Ok((row.get(0)?, unsigned(row.get(1)?))))? {
+            let (is_settled, units): (bool, u64) = row?;
+            if !is_settled {
+                dropped.rows += 1;
+                dropped.units += units;
+            }
+        }
     }
     Ok(dropped)
 }
