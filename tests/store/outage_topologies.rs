@@ -262,8 +262,16 @@ async fn a_cluster_that_stops_as_a_whole_leaves_every_key_its_share() {
     }
 }
 
-/// Kills some masters of a cluster, and serves keys of masters 1 and 2 more than the cold part of their limit, long afterwards.
-async fn the_count_remains_known(full_coverage: &str, killed: &[usize]) {
+/// How masters become unavailable.
+enum Away {
+    Killed,
+    /// They refuse each write.
+    Refusing,
+}
+
+/// Makes some masters of a cluster unavailable, and serves keys of masters 1 and 2 more than the cold part of their limit, long
+/// afterwards.
+async fn the_count_remains_known(full_coverage: &str, away: Away, masters: &[usize]) {
     // The others take a few seconds to notice that one is gone.
     const STALENESS: Duration = Duration::from_secs(6);
     let (mut set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
@@ -280,26 +288,48 @@ async fn the_count_remains_known(full_coverage: &str, killed: &[usize]) {
     for key in &keys {
         served(&store, key).await;
     }
-    for master in killed {
-        set.nodes[*master].kill();
+    for master in masters {
+        match away {
+            Away::Killed => set.nodes[*master].kill(),
+            Away::Refusing => {
+                let refuse = "CONFIG SET min-replicas-to-write 1";
+                let () = set.nodes[*master].ask(refuse).await;
+            }
+        }
+    }
+    let mut served_before = 0;
+    if let Away::Refusing = away {
+        // It is noticed by the first charge.
+        for key in &keys {
+            served(&store, key).await;
+        }
+        served_before = 1;
     }
     tokio::time::sleep(STALENESS + Duration::from_secs(2)).await;
-    assert!(store.health().pending_units == 0 && !store.health().up);
-    let rest = (LIMIT - 1).try_into().unwrap();
+    let health = store.health();
+    assert_eq!(health.pending_units, 2 * served_before);
+    assert_eq!(health.up, matches!(away, Away::Refusing));
+    let rest = (LIMIT - 1 - served_before).try_into().unwrap();
     for key in &keys {
         granted(store.charge(charge(key, today(), LIMIT, rest)).await);
     }
-    assert_eq!(store.health().pending_units, 2 * u64::from(rest));
+    let pending = 2 * (served_before + u64::from(rest));
+    assert_eq!(store.health().pending_units, pending);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_count_grows_no_older_while_its_master_of_a_cluster_is_away() {
-    the_count_remains_known("no", &[1, 2]).await;
+    the_count_remains_known("no", Away::Killed, &[1, 2]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_count_grows_no_older_while_its_master_of_a_cluster_refuses_writes() {
+    the_count_remains_known("no", Away::Refusing, &[1, 2]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_count_grows_no_older_while_a_cluster_does_not_serve() {
-    the_count_remains_known("yes", &[2]).await;
+    the_count_remains_known("yes", Away::Killed, &[2]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

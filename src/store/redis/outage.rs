@@ -243,7 +243,8 @@ impl OutageService {
                 cold_percent: self.settings.cold_percent,
             },
             bound,
-            known_since: away_since.checked_sub(self.settings.count_staleness),
+            away_since,
+            count_staleness: self.settings.count_staleness,
         }
     }
 

@@ -13,6 +13,7 @@ use jiff::civil::Date;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use self::moment::Moment;
 use crate::clock::timer::Timers;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
@@ -29,6 +30,7 @@ use crate::store::{KeyEntry, KeyTable, StoreError};
 
 mod batcher;
 mod charging;
+mod moment;
 pub mod offline;
 
 /// How long after its day an idle account is kept, for refunds of requests that crossed midnight.
@@ -96,6 +98,8 @@ pub struct Notes {
     pub listed: bool,
     /// Its part of the sum of unsettled units.
     unsettled_units: u64,
+    /// When a charge of it was first served without Redis since the last reply.
+    away_since: Option<Moment>,
 }
 
 /// Accounts whose calls are to be sent.

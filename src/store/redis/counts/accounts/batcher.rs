@@ -363,6 +363,7 @@ impl Batcher {
                 state.shunned = false;
                 state.account.leave_out(is_waiting);
                 let verdicts = state.account.settle(call.number, &reply, now);
+                state.offline.away_since = None;
                 // The store has lost its record: the next call, made at once, restores it.
                 let held = reply.version.map_or(0, |version| version + 1);
                 if held < slot.held_below.swap(held, Ordering::Relaxed) {

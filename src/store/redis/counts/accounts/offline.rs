@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use jiff::civil::Date;
 
+use super::moment::Moment;
 use super::{
     AccountCall, AccountSlot, Accounts, COUNT_MAX, Context, KeyEntry, SlotState, Source, Units,
 };
@@ -36,8 +37,10 @@ pub struct OutageRule {
     pub share: NodeShare,
     /// Whether the share is a bound.
     pub bound: OutageBound,
-    /// A count that was learnt earlier than this is treated as unknown.
-    pub known_since: Option<Instant>,
+    /// Since when Redis is away, or now if it is not.
+    pub away_since: Instant,
+    /// A count that was older than this when Redis went away is treated as unknown.
+    pub count_staleness: Duration,
 }
 
 /// The outcome of a reservation.
@@ -88,6 +91,7 @@ impl Accounts {
             return Reservation::Exhausted { used };
         }
         state.offline.limit = limit;
+        state.offline.away_since.get_or_insert_with(Moment::now);
         let allowance = rule.allowance(&state, limit);
         let served = state.account.offline() + u64::from(cost);
         if rule.bound == OutageBound::Share && served > allowance {
@@ -286,10 +290,14 @@ impl AccountSlot {
 
 impl OutageRule {
     fn allowance(&self, state: &SlotState, limit: u64) -> u64 {
+        // A master that refuses calls is not away to others.
+        let own = state.offline.away_since.map(Moment::instant);
+        let away_since = own.map_or(self.away_since, |own| own.min(self.away_since));
+        let known_since = away_since.checked_sub(self.count_staleness);
         let known = state
             .account
             .known()
-            .filter(|known| self.known_since.is_none_or(|since| known.at >= since));
+            .filter(|known| known_since.is_none_or(|since| known.at >= since));
         self.share.allowance(limit, known.map(|known| known.used))
     }
 }
