@@ -401,6 +401,52 @@ async fn an_emptied_master_of_a_cluster_is_filled_again() {
     }
 }
 
+/// How often a command ran on a server.
+async fn calls(node: &Node, command: &str) -> u64 {
+    let info: String = node.ask("INFO commandstats").await;
+    let name = format!("cmdstat_{command}:calls=");
+    let calls = info.split_once(&name);
+    let calls = calls.map_or("0", |(_, rest)| rest.split(',').next().unwrap());
+    calls.parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_keys_cannot_be_loaded_again_what_may_be_lost_is_not_repeated_each_time() {
+    let mut set = ClusterSet::start(0).await;
+    let store = gateway(place(&set)).await;
+    let feed = set.owner("touchline:feed").await;
+    let (refuses, restarts) = ((feed + 1) % 3, (feed + 2) % 3);
+    let () = set.nodes[refuses]
+        .ask("CONFIG SET min-replicas-to-write 1")
+        .await;
+    set.nodes[restarts].restart().await;
+    let looked = async |times: u64| {
+        let before = calls(&set.nodes[feed], "xinfo|stream").await;
+        eventually("the feed is looked at again", async || {
+            let now = calls(&set.nodes[feed], "xinfo|stream").await;
+            (now >= before + times).then_some(())
+        })
+        .await;
+    };
+    eventually("all masters are there", async || {
+        store.health().up.then_some(())
+    })
+    .await;
+    looked(2).await;
+    let losses = store.losses();
+    looked(3).await;
+    let repeated = store.losses() - losses;
+    // A connection that was made a moment ago has what it may lack repeated, too.
+    assert!(repeated <= 1, "{repeated} times");
+    let () = set.nodes[refuses]
+        .ask("CONFIG SET min-replicas-to-write 0")
+        .await;
+    eventually("the key table is current again", async || {
+        (store.freshness().age < Duration::from_secs(2)).then_some(())
+    })
+    .await;
+}
+
 /// The number of a key's days that are reported for a long span.
 async fn days_reported(store: &Arc<dyn Store>, key: KeyId) -> usize {
     let today = Timestamp::now().to_zoned(TimeZone::UTC).date();

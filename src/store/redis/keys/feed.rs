@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, Value};
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::codec::{parse_place, stream_id, unpacked};
 use super::current::Current;
@@ -44,6 +44,8 @@ const READ_MAX: usize = 1_000;
 const REPAIR_EVERY: Duration = Duration::from_secs(600);
 /// How long a lost feed waits before it connects again, before jitter.
 const RECONNECT: Duration = Duration::from_millis(500);
+/// The longest pause before all keys are loaded again for the same reason, before jitter.
+const RELOAD_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How often changes are saved, and how often the instant of the last currency if nothing changed.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
 const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(30);
@@ -96,8 +98,22 @@ struct FeedConnection<'a> {
     connection: MultiplexedConnection,
     /// The processes of all servers that were reachable when the connection was made.
     run_ids: BTreeSet<String>,
-    /// Why all keys were loaded again, until a look finds no reason to.
-    loaded_because: Option<&'static str>,
+    reload: &'a mut Option<Reload>,
+}
+
+/// Why all keys are loaded again, until a look finds no reason to. Kept across connections, because a load that fails ends one.
+struct Reload {
+    why: &'static str,
+    /// The processes for which it was noticed.
+    run_ids: BTreeSet<String>,
+    /// The pause before the next load for it.
+    pause: Duration,
+}
+
+impl Reload {
+    fn is_of(&self, why: &str, run_ids: &BTreeSet<String>) -> bool {
+        self.why == why && self.run_ids == *run_ids
+    }
 }
 
 impl Feed {
@@ -179,8 +195,9 @@ impl Feed {
     /// Follows the feed. Never returns.
     pub async fn follow(self: Arc<Self>) {
         let mut logged = String::new();
+        let mut reload = None;
         loop {
-            let Err(error) = self.follow_one_connection(&mut logged).await;
+            let Err(error) = self.follow_one_connection(&mut logged, &mut reload).await;
             let text = error.to_string();
             if text != logged {
                 tracing::warn!(error = %text, "the feed of key changes is interrupted");
@@ -195,6 +212,7 @@ impl Feed {
     async fn follow_one_connection(
         &self,
         logged: &mut String,
+        reload: &mut Option<Reload>,
     ) -> Result<std::convert::Infallible, StoreError> {
         // Only a server that the link has accepted (zone, readiness) is followed.
         let link = &self.setting.link;
@@ -207,7 +225,7 @@ impl Feed {
             feed: self,
             connection,
             run_ids,
-            loaded_because: None,
+            reload,
         };
         loop {
             if link.made() != made {
@@ -222,6 +240,15 @@ impl Feed {
                 self.is_current_now();
                 self.trouble.store(None);
             }
+        }
+    }
+
+    /// Waits before loading again; not for longer than until another connection to Redis is made.
+    async fn pause(&self, pause: Duration) {
+        let made = self.setting.link.made();
+        let end = Instant::now() + jittered(pause);
+        while Instant::now() < end && self.setting.link.made() == made {
+            sleep_until(end.min(Instant::now() + RECONNECT)).await;
         }
     }
 
@@ -426,25 +453,48 @@ impl FeedConnection<'_> {
         let Some(place) = applied else {
             return feed.load(state.last, &self.run_ids, Lookups::Trusted).await;
         };
-        let lost = self.lost(&state, place).await?;
-        let before = std::mem::replace(&mut self.loaded_because, lost);
-        match lost {
-            None if state.last == place => feed.is_current_now(),
-            None => {}
-            Some(why) => {
-                if before == lost {
-                    // Loading did not help: Redis is not to be asked for all keys again and again without a pause.
-                    tokio::time::sleep(jittered(RECONNECT)).await;
-                } else {
-                    tracing::warn!(
-                        why,
-                        "the feed of key changes no longer contains this gateway's position: loading all keys again"
-                    );
+        match self.lost(&state, place).await? {
+            None => {
+                *self.reload = None;
+                if state.last == place {
+                    feed.is_current_now();
                 }
-                feed.store_lost.notify_one();
-                feed.remember_zone().await?;
-                feed.load(state.last, &self.run_ids, Lookups::Lost).await?;
+                Ok(())
             }
+            Some(why) => self.load_again(why, state.last).await,
+        }
+    }
+
+    /// Loads all keys because changes may be missing. The first time for a reason, what else may be lost is repeated at once.
+    async fn load_again(&mut self, why: &'static str, last: u128) -> Result<(), StoreError> {
+        let feed = self.feed;
+        let is_repeated = match self.reload {
+            Some(reload) if reload.is_of(why, &self.run_ids) => {
+                // Loading failed or did not help: Redis is not to be asked for all keys again and again without a pause.
+                let pause = reload.pause;
+                reload.pause = (2 * pause).min(RELOAD_PAUSE_MAX);
+                feed.pause(pause).await;
+                true
+            }
+            Some(_) | None => {
+                *self.reload = Some(Reload {
+                    why,
+                    run_ids: self.run_ids.clone(),
+                    pause: RECONNECT,
+                });
+                tracing::warn!(
+                    why,
+                    "the feed of key changes no longer contains this gateway's position: loading all keys again"
+                );
+                feed.store_lost.notify_one();
+                false
+            }
+        };
+        feed.remember_zone().await?;
+        feed.load(last, &self.run_ids, Lookups::Lost).await?;
+        if is_repeated {
+            // More may have been lost since the first time.
+            feed.store_lost.notify_one();
         }
         Ok(())
     }
