@@ -261,6 +261,35 @@ async fn while_the_master_that_has_the_zone_is_away_gateways_and_commands_use_th
     }
 }
 
+/// The names of the copies of the zone.
+fn zone_copies() -> impl Iterator<Item = String> {
+    (0..16).map(|set| format!("touchline:zone:{{{set}}}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_does_not_copy_its_zone_into_a_cluster_that_has_another_by_now() {
+    let set = ClusterSet::start(0).await;
+    let store = gateway(place(&set)).await;
+    let ask = async |name: &str, command: &str| {
+        let owner = set.owner(name).await;
+        let _: redis::Value = set.nodes[owner].ask(command).await;
+    };
+    for copy in zone_copies() {
+        ask(&copy, &format!("DEL {copy}")).await;
+    }
+    ask("touchline:zone", "SET touchline:zone Europe/London").await;
+    let refused = store.repair().await;
+    assert!(
+        matches!(refused, Err(StoreError::OtherCalendar(_))),
+        "{refused:?}"
+    );
+    for copy in zone_copies() {
+        let owner = set.owner(&copy).await;
+        let found: u64 = set.nodes[owner].ask(&format!("EXISTS {copy}")).await;
+        assert_eq!(found, 0, "{copy}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_is_not_issued_without_a_zone_and_the_error_states_that_nothing_was_written() {
     let mut set = ClusterSet::start(0).await;

@@ -31,8 +31,8 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::{RedisLink, run_id_in};
-use crate::store::redis::wire::request::{LinkError, is_absent, jittered, unreadable};
-use crate::store::redis::wire::zone::{set_zones, zone_names};
+use crate::store::redis::wire::request::{is_absent, jittered, unreadable};
+use crate::store::redis::wire::zone::{self, EmptyStore, ZoneCheck, zone_names};
 use crate::store::{KeyTable, StoreError};
 
 /// How long one read of the feed blocks, and how late its reply may be.
@@ -347,18 +347,19 @@ impl Feed {
         self.write_back(&walked).await
     }
 
+    /// Sets the zone of an emptied store again.
+    ///
+    /// # Errors
+    /// [`StoreError::OtherCalendar`] if the store has another zone by now, and those of Redis.
     async fn remember_zone(&self) -> Result<(), StoreError> {
-        let link = &self.setting.link;
+        let (link, zone) = (&self.setting.link, &self.setting.zone);
         let names = zone_names(&link.names, link.is_cluster());
-        for result in link.ask_each(&set_zones(&names, &self.setting.zone)).await {
-            match result {
-                Ok(_) => {}
-                // Another master of the cluster is unavailable: a later walk sets it there.
-                Err(LinkError::NoConnection(_) | LinkError::Lost(_)) if link.is_cluster() => {}
-                Err(error) => return Err(error.into()),
-            }
+        match zone::check(&names, zone, EmptyStore::Claimed, &**link).await? {
+            ZoneCheck::Same => Ok(()),
+            // Masters of the cluster are unavailable: a later walk sets it there.
+            ZoneCheck::Unread(_) if link.is_cluster() => Ok(()),
+            ZoneCheck::Unread(error) => Err(error),
         }
-        Ok(())
     }
 
     /// The gateway's heartbeat.
