@@ -291,6 +291,40 @@ async fn a_gateway_does_not_copy_its_zone_into_a_cluster_that_has_another_by_now
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_is_not_taken_for_empty_while_a_master_that_may_have_the_zone_is_away() {
+    let set = ClusterSet::start(0).await;
+    let first = set.owner("touchline:zone").await;
+    let mut copies = Vec::new();
+    for copy in zone_copies() {
+        copies.push((set.owner(&copy).await, copy));
+    }
+    let (away, copy) = copies
+        .into_iter()
+        .find(|(owner, _)| *owner != first)
+        .unwrap();
+    let () = set.nodes[away]
+        .ask(&format!("SET {copy} Europe/London"))
+        .await;
+    set.nodes[away].hang();
+    let store = gateway(place(&set)).await;
+    let key = Arc::new(KeyEntry::new(new_record("pro")));
+    let charged = store.charge(charge(&key, today(), LIMIT, 1)).await;
+    assert!(
+        matches!(charged, Err(StoreError::Unavailable(_))),
+        "{charged:?}"
+    );
+    set.nodes[away].resume();
+    let role = || Role::Gateway(NodeName("next".into()));
+    eventually("the zone is read", async || {
+        let opened = open(patient(place(&set)), role(), ZONE, Clock::system()).await;
+        matches!(opened, Err(StoreError::OtherCalendar(_))).then_some(())
+    })
+    .await;
+    let claimed: u64 = set.nodes[first].ask("EXISTS touchline:zone").await;
+    assert_eq!(claimed, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_is_not_issued_without_a_zone_and_the_error_states_that_nothing_was_written() {
     let mut set = ClusterSet::start(0).await;
     let away = set.owner("touchline:zone").await;

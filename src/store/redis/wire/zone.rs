@@ -24,7 +24,7 @@ pub enum EmptyStore {
 pub enum ZoneCheck {
     /// The store has the configured zone, or is empty.
     Same,
-    /// No zone was found, and the server that may have it cannot be reached.
+    /// No zone was found, and a server that may have it cannot be reached.
     Unread(StoreError),
 }
 
@@ -98,7 +98,7 @@ struct Found {
     is_known: bool,
     /// The names without a zone.
     lacking: Vec<String>,
-    /// Why the first name, which alone shows whether the store is empty, cannot be read.
+    /// Why the first of the names that cannot be read cannot: the store may have a zone there.
     first_unread: Option<LinkError>,
 }
 
@@ -109,16 +109,14 @@ impl Found {
         results: Vec<Result<Value, LinkError>>,
     ) -> Result<Found, StoreError> {
         let mut found = Found::default();
-        for (place, (name, result)) in names.iter().zip(results).enumerate() {
+        for (name, result) in names.iter().zip(results) {
             match result {
                 Ok(stored) => match is_same(Some(&stored), zone)? {
                     true => found.is_known = true,
                     false => found.lacking.push(name.clone()),
                 },
                 Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {
-                    if place == 0 {
-                        found.first_unread = Some(error);
-                    }
+                    found.first_unread.get_or_insert(error);
                 }
                 Err(error @ (LinkError::Refused(_) | LinkError::Unreadable(_))) => {
                     return Err(error.into());
