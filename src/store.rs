@@ -337,6 +337,11 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
     /// Writes pending refunds and ledger entries, for at most `deadline`, and signs the gateway off.
     async fn close(&self, deadline: Duration);
 
+    /// Checks that the store counts by this process's time zone: a command may have opened a Redis Cluster without having read that.
+    async fn check_zone(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// The store's time, by a call to it.
     async fn server_time(&self) -> Result<Timestamp, StoreError>;
 

@@ -172,6 +172,7 @@ async fn keys_of(
     key: Option<KeyId>,
     customer: Option<&str>,
 ) -> anyhow::Result<Vec<KeyId>> {
+    session.store.check_zone().await?;
     let Some(customer) = customer else {
         return Ok(match key {
             Some(key) => vec![key],

@@ -33,7 +33,7 @@ use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
-use crate::policy::key_record::KeyRecord;
+use crate::policy::key_record::{Action, KeyRecord};
 use crate::policy::quota::WaiterResult;
 use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::export::{Exported, ImportCounts, ImportMode, Transfer};
@@ -74,7 +74,7 @@ use keys::feed::{Feed, FeedSettings};
 use keys::records::RecordTable;
 use keys::replica::Replica;
 use names::Names;
-use operations::preparing::{claim_zone, first_attempt};
+use operations::preparing::{check_zone, claim_zone, first_attempt};
 use operations::upkeep::tasks;
 use outage::OutageService;
 use parts::Parts;
@@ -309,6 +309,7 @@ impl RedisStore {
 #[async_trait]
 impl Transfer for RedisStore {
     async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
+        self.check_zone().await?;
         let zone = &self.parts.zone;
         operations::carrying::carry_out(&self.parts.command_link, zone, &exported).await
     }
@@ -489,6 +490,10 @@ impl Store for RedisStore {
         }
     }
 
+    async fn check_zone(&self) -> Result<(), StoreError> {
+        check_zone(&self.parts.command_link, &self.parts.zone).await
+    }
+
     async fn server_time(&self) -> Result<Timestamp, StoreError> {
         self.parts.command_link.time().await
     }
@@ -502,6 +507,10 @@ impl Store for RedisStore {
     }
 
     async fn update_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
+        if let Action::SetExpiry | Action::Grant = record.last_change.action {
+            let checked = self.check_zone().await;
+            checked.map_err(ChangeError::Unwritten)?;
+        }
         let (record, mark) = self.parts.records.update(record).await?;
         self.parts.keys.apply(record.clone());
         Ok((record, mark))

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use touchline::clock::Clock;
 use touchline::policy::api_key::KeyId;
 use touchline::policy::calendar::Calendar;
-use touchline::policy::key_record::KeyRecord;
+use touchline::policy::key_record::{Action, KeyRecord, LastChange};
 use touchline::store::export::Exported;
 use touchline::store::redis::{RedisSettings, RedisStore, Servers, open};
 use touchline::store::status::StoreFacts;
@@ -322,6 +322,52 @@ async fn a_cluster_is_not_taken_for_empty_while_a_master_that_may_have_the_zone_
     .await;
     let claimed: u64 = set.nodes[first].ask("EXISTS touchline:zone").await;
     assert_eq!(claimed, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_zone_keys_are_suspended_and_revoked_but_no_command_goes_by_dates() {
+    let mut set = ClusterSet::start(0).await;
+    let away = set.owner("touchline:zone").await;
+    let key = issued_apart_from(&set, &command(&set).await, away).await;
+    // As in a store of a version that made no copies.
+    for copy in zone_copies() {
+        let owner = set.owner(&copy).await;
+        let _: u64 = set.nodes[owner].ask(&format!("DEL {copy}")).await;
+    }
+    set.nodes[away].kill();
+    let command = command(&set).await;
+    let id = key.record.id;
+    let mut record = command.key(id).await.unwrap().unwrap();
+    let change = async |record: &KeyRecord, action| {
+        let last_change = LastChange {
+            action,
+            ..LastChange::clone(&record.last_change)
+        };
+        let changed = KeyRecord {
+            last_change: last_change.into(),
+            ..record.clone()
+        };
+        command.update_key(changed).await
+    };
+    for action in [Action::SetExpiry, Action::Grant] {
+        let refused = change(&record, action).await.unwrap_err();
+        assert!(matches!(refused, ChangeError::Unwritten(_)), "{refused:?}");
+        let text = refused.to_string();
+        assert!(text.contains("the time zone of the store"), "{text}");
+    }
+    assert!(command.check_zone().await.is_err());
+    let (sender, _receiver) = mpsc::channel(100);
+    assert!(command.export(sender).await.is_err());
+    for action in [Action::Suspend, Action::Revoke] {
+        (record, _) = change(&record, action).await.unwrap();
+    }
+    set.nodes[away].restart().await;
+    eventually(
+        "the store is empty of zones, and one can be set",
+        async || command.check_zone().await.ok(),
+    )
+    .await;
+    change(&record, Action::SetExpiry).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -42,9 +42,23 @@ pub async fn first_attempt(link: &RedisLink, role: &Role) -> Result<(), StoreErr
 /// # Errors
 /// [`StoreError::OtherCalendar`] if the store has another zone, and those of Redis.
 pub async fn claim_zone(link: &RedisLink, zone: &str) -> Result<(), StoreError> {
+    read(link, zone, EmptyStore::Claimed).await
+}
+
+/// Checks the zone. For commands, before they go by dates: a cluster may have opened without it.
+///
+/// # Errors
+/// Those of [`claim_zone`].
+pub async fn check_zone(link: &RedisLink, zone: &str) -> Result<(), StoreError> {
+    read(link, zone, EmptyStore::Left).await
+}
+
+async fn read(link: &RedisLink, zone: &str, empty: EmptyStore) -> Result<(), StoreError> {
     let names = zone_names(&link.names, link.is_cluster());
-    match zone::check(&names, zone, EmptyStore::Claimed, link).await? {
+    match zone::check(&names, zone, empty, link).await? {
         ZoneCheck::Same => Ok(()),
-        ZoneCheck::Unread(error) => Err(error),
+        ZoneCheck::Unread(error) => Err(StoreError::Unavailable(format!(
+            "the time zone of the store cannot be read: {error}"
+        ))),
     }
 }

@@ -24,7 +24,7 @@ impl Cluster {
     }
 
     /// Checks the zone where it can be read. Where it cannot, a gateway that has not read it before does not use the cluster; a
-    /// command, which makes no charge, does.
+    /// command, which makes no charge, does; if it goes by dates, it reads the zone by then.
     async fn check_zone(&self) -> Result<(), StoreError> {
         let names = zone_names(&self.preparation.names, true);
         let (zone, empty) = (&self.preparation.zone, self.preparation.empty_store());
