@@ -670,3 +670,30 @@ async fn a_feed_whose_state_cannot_be_read_is_no_absent_one_and_loads_nothing() 
     .await;
     assert!(site.calls_of("sscan").await > read_before);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_a_refused_permission_is_reported_as_one_of_the_key_table() {
+    let site = Site::new().await;
+    let store = site.gateway().await;
+    site.report(&["SET", "touchline:feed", "no stream"]).await;
+    let trouble = eventually("the feed cannot be read", async || {
+        store.health().keys_trouble
+    })
+    .await;
+    assert!(trouble.contains("WRONGTYPE"), "{trouble}");
+    assert!(!trouble.contains("permissions"), "{trouble}");
+    site.report(&["DEL", "touchline:feed"]).await;
+    let user = ["ACL", "SETUSER", "default"];
+    site.report(&[&user[..], &["-xinfo"]].concat()).await;
+    let trouble = eventually("the feed may not be read", async || {
+        let trouble = store.health().keys_trouble?;
+        trouble.contains("no permissions").then_some(trouble)
+    })
+    .await;
+    assert!(trouble.contains("check that the user"), "{trouble}");
+    site.report(&[&user[..], &["+xinfo"]].concat()).await;
+    eventually("the key table follows Redis", async || {
+        store.health().keys_trouble.is_none().then_some(())
+    })
+    .await;
+}

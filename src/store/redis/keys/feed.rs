@@ -176,8 +176,14 @@ impl Feed {
     /// Why the table does not follow Redis until an operator acts, and what to do.
     pub fn trouble(&self) -> Option<String> {
         let error = self.trouble.load_full()?;
+        let advice = match is_of_user(&error.to_string()) {
+            true => {
+                "; check that the user of store.redis has the permissions that docs/redis-and-outages.md names"
+            }
+            false => "",
+        };
         Some(format!(
-            "the key table does not follow Redis: {error}; check that the user of store.redis has the permissions that docs/redis-and-outages.md names"
+            "the key table does not follow Redis: {error}{advice}"
         ))
     }
 
@@ -633,6 +639,12 @@ fn lost_by(state: &StreamState, place: u128) -> Option<&'static str> {
     } else {
         None
     }
+}
+
+/// Whether Redis refused a user or a permission, by the text of an error, which has a code or the client library's word for it.
+fn is_of_user(error: &str) -> bool {
+    const WORDS: [&str; 4] = ["NoPerm", "AuthenticationFailed", "NOAUTH", "WRONGPASS"];
+    WORDS.iter().any(|word| error.contains(word))
 }
 
 async fn patient(
