@@ -14,6 +14,7 @@ use touchline::policy::key_record::{KeyRecord, KeyState};
 use touchline::store::redis::{RedisSettings, RedisStore, open};
 use touchline::store::{ChangeError, KeyEntry, NodeName, Role, Store, StoreError};
 
+use crate::log_lines::log_lines;
 use crate::redis_server::RedisServer;
 use crate::suite::{PATIENCE, ZONE, charge, eventually, granted, issue, new_record, today};
 use crate::tcp_proxy::TcpProxy;
@@ -692,6 +693,32 @@ async fn only_a_refused_permission_is_reported_as_one_of_the_key_table() {
     .await;
     assert!(trouble.contains("check that the user"), "{trouble}");
     site.report(&[&user[..], &["+xinfo"]].concat()).await;
+    eventually("the key table follows Redis", async || {
+        store.health().keys_trouble.is_none().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_feed_that_may_not_be_read_is_logged_once() {
+    let log = log_lines();
+    let site = Site::new().await;
+    let user = "ACL SETUSER without-xread on >s3cret ~* &* +@all -xread";
+    site.report(&Vec::from_iter(user.split(' '))).await;
+    let settings = RedisSettings {
+        username: Some("without-xread".into()),
+        password: Some("s3cret".into()),
+        ..site.settings()
+    };
+    let store = site.try_open(settings, Clock::system()).await.unwrap();
+    eventually("the feed is tried again and again", async || {
+        (site.calls_of("xinfo|stream").await >= 4).then_some(())
+    })
+    .await;
+    let parts = ["the feed of key changes is interrupted", "xread"];
+    assert_eq!(log.with(&parts), 1);
+    site.report(&["ACL", "SETUSER", "without-xread", "+xread"])
+        .await;
     eventually("the key table follows Redis", async || {
         store.health().keys_trouble.is_none().then_some(())
     })

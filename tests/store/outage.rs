@@ -17,6 +17,7 @@ use touchline::store::redis::{
 };
 use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError, WithoutStore};
 
+use crate::log_lines::log_lines;
 use crate::redis_server::RedisServer;
 use crate::suite::{
     ZONE, charge, day_around_now, eventually, granted, issue, new_record, today, used_field,
@@ -41,6 +42,10 @@ async fn gateway(
         outage: Some(outage),
         ..RedisSettings::of_url(url)
     };
+    gateway_of(settings, directory).await
+}
+
+async fn gateway_of(settings: RedisSettings, directory: &Path) -> Arc<RedisStore> {
     let role = Role::Gateway(NodeName(format!("{}", directory.display())));
     open(settings, role, ZONE, Clock::system()).await.unwrap()
 }
@@ -641,4 +646,34 @@ async fn a_file_that_is_no_journal_is_refused_and_left_alone() {
         assert!(message.contains(part), "{part}: {message}");
     }
     assert_eq!(std::fs::read(&path).unwrap(), before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_states_why_redis_counts_as_unavailable() {
+    let log = log_lines();
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let user = async |rules: &[&str]| {
+        let mut set = redis::cmd("ACL");
+        set.arg("SETUSER").arg("without-evalsha").arg(rules);
+        let () = set.query_async(&mut server.connect().await).await.unwrap();
+    };
+    user(&["on", ">s3cret", "~*", "&*", "+@all"]).await;
+    let settings = RedisSettings {
+        timeout: TIMEOUT,
+        username: Some("without-evalsha".into()),
+        password: Some("s3cret".into()),
+        outage: Some(OutageSettings::of_journal(
+            directory.path().join("journal.db"),
+        )),
+        ..RedisSettings::of_url(server.url())
+    };
+    let store = gateway_of(settings, directory.path()).await;
+    user(&["-evalsha"]).await;
+    let parts = ["Redis is unavailable", "'evalsha' command"];
+    eventually("the refused command is named", async || {
+        let _ = store.charge(charge(&key, day, 100_000, 1)).await;
+        (log.with(&parts) > 0).then_some(())
+    })
+    .await;
 }

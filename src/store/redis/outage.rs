@@ -295,6 +295,7 @@ impl OutageService {
         match turn {
             BreakerChange::Opened => {
                 let (nodes, service) = (self.share_nodes(), self.service());
+                let why = self.guard.reason();
                 self.served.store(0, Ordering::Relaxed);
                 self.refused.store(0, Ordering::Relaxed);
                 tracing::warn!(
@@ -302,6 +303,7 @@ impl OutageService {
                     ?service,
                     nodes,
                     pending_units,
+                    why,
                     "Redis is unavailable"
                 );
             }

@@ -241,8 +241,9 @@ impl Feed {
                 ));
             }
             follower.catch_up().await?;
+            let changes = follower.read_changes().await?;
             logged.clear();
-            if follower.read_changes().await? < READ_MAX {
+            if changes < READ_MAX {
                 self.is_current_now();
                 self.trouble.store(None);
             }

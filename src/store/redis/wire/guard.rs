@@ -88,6 +88,13 @@ impl BreakerGuard {
         }
     }
 
+    /// Why calls are not sent while the breaker is open: there is no connection, or too many calls failed like the last one.
+    pub fn reason(&self) -> Option<String> {
+        let last_failure = || self.last_failure.lock().clone().map(|(_, error)| error);
+        let trouble = self.link.trouble().map(|error| error.to_string());
+        trouble.or_else(last_failure)
+    }
+
     /// Fails at once while the breaker is open.
     pub fn require(&self) -> Result<(), LinkError> {
         self.link.require()?;
