@@ -232,14 +232,24 @@ async fn while_the_master_that_has_the_zone_is_away_gateways_and_commands_use_th
         is_charged(&next).await
     })
     .await;
-    // Every connection of the gateways ends.
-    for (_, node) in set.nodes.iter().enumerate().filter(|(at, _)| *at != away) {
-        let _: u64 = node.ask("CLIENT KILL TYPE normal").await;
+    let others = || set.nodes.iter().enumerate().filter(|(at, _)| *at != away);
+    others().for_each(|(_, node)| node.hang());
+    for store in [&running, &next] {
+        eventually("every connection is lost", async || {
+            let _ = is_charged(store).await;
+            (!store.health().partly_up).then_some(())
+        })
+        .await;
     }
+    others().for_each(|(_, node)| node.resume());
     for store in [&running, &next] {
         eventually(
-            "a gateway that lost all connections charges them",
-            async || is_charged(store).await,
+            "a gateway that lost all connections uses them",
+            async || {
+                let _ = is_charged(store).await;
+                let health = store.health();
+                (health.partly_up && health.pending_units == 0).then_some(())
+            },
         )
         .await;
     }
