@@ -98,11 +98,11 @@ struct FeedConnection<'a> {
     connection: MultiplexedConnection,
     /// The processes of all servers that were reachable when the connection was made.
     run_ids: BTreeSet<String>,
-    reload: &'a mut Option<Reload>,
+    reload: &'a mut Option<RepeatedLoad>,
 }
 
 /// Why all keys are loaded again, until a look finds no reason to. Kept across connections, because a load that fails ends one.
-struct Reload {
+struct RepeatedLoad {
     why: &'static str,
     /// The processes for which it was noticed.
     run_ids: BTreeSet<String>,
@@ -110,7 +110,7 @@ struct Reload {
     pause: Duration,
 }
 
-impl Reload {
+impl RepeatedLoad {
     fn is_of(&self, why: &str, run_ids: &BTreeSet<String>) -> bool {
         self.why == why && self.run_ids == *run_ids
     }
@@ -218,7 +218,7 @@ impl Feed {
     async fn follow_one_connection(
         &self,
         logged: &mut String,
-        reload: &mut Option<Reload>,
+        reload: &mut Option<RepeatedLoad>,
     ) -> Result<std::convert::Infallible, StoreError> {
         // Only a server that the link has accepted (zone, readiness) is followed.
         let link = &self.setting.link;
@@ -485,7 +485,7 @@ impl FeedConnection<'_> {
                 true
             }
             Some(_) | None => {
-                *self.reload = Some(Reload {
+                *self.reload = Some(RepeatedLoad {
                     why,
                     run_ids: self.run_ids.clone(),
                     pause: RECONNECT,
