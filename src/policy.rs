@@ -44,6 +44,7 @@
 //! | [`retirement`] | how clients are informed of an endpoint's retirement |
 //! | [`maintenance`] | the answer of an endpoint under maintenance |
 //! | [`rejection`] | every error answer of the gateway |
+//! | [`limit_hit`] | the limits whose hits are counted |
 //! | [`request_id`] | which request ids of clients are kept |
 //! | [`trace_context`] | which trace a request belongs to, and whether it is recorded |
 //! | [`words`] | enums whose values are words |
@@ -69,6 +70,7 @@ pub mod http2_memory;
 pub mod json;
 pub mod key_record;
 pub mod lifecycle;
+pub mod limit_hit;
 pub mod maintenance;
 pub mod nearest;
 pub mod octets;

@@ -6,6 +6,7 @@
 pub mod access_log;
 pub mod diagnostics;
 pub mod history;
+pub mod limit_hits;
 mod line_queue;
 pub mod metrics;
 pub mod reading;

@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::words::words;
+use super::limit_hit::LimitHit;
 
 /// The first bytes of a client over HTTP/2 (RFC 9113 section 3.4).
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -158,26 +158,6 @@ impl Frames {
     }
 }
 
-words! {
-    /// A kind of frames of which a connection sent too many; also a metric label.
-    pub enum Flood {
-        /// SETTINGS.
-        Settings = "h2_settings",
-        /// PING.
-        Ping = "h2_ping",
-        /// PRIORITY and PRIORITY_UPDATE.
-        Priority = "h2_priority",
-        /// WINDOW_UPDATE.
-        WindowUpdate = "h2_window_update",
-        /// RST_STREAM.
-        Reset = "h2_resets",
-        /// DATA and CONTINUATION without content.
-        Empty = "h2_empty_frames",
-        /// GOAWAY and unknown kinds.
-        Other = "h2_other_frames",
-    }
-}
-
 /// The frames that a connection may send per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ControlRates {
@@ -229,10 +209,10 @@ impl Budgets {
     ///
     /// # Errors
     /// With the kind of which there were too many; the connection should be closed.
-    pub fn receive(&mut self, frame: Frame, now: Instant) -> Result<(), Flood> {
+    pub fn receive(&mut self, frame: Frame, now: Instant) -> Result<(), LimitHit> {
         let ends_stream = frame.flags & END_STREAM != 0;
-        let (budget, flood) = match frame.kind {
-            0 | 9 if frame.payload_bytes == 0 && !ends_stream => (&mut self.empties, Flood::Empty),
+        let flood = match frame.kind {
+            0 | 9 if frame.payload_bytes == 0 && !ends_stream => LimitHit::H2EmptyFrames,
             0 | 9 => return Ok(()),
             1 => {
                 self.streams += 1;
@@ -240,14 +220,14 @@ impl Budgets {
                 self.priorities += PRIORITIES_PER_STREAM;
                 return Ok(());
             }
-            2 | 16 => (&mut self.priorities, Flood::Priority),
-            RST_STREAM => (&mut self.resets, Flood::Reset),
-            4 => (&mut self.settings, Flood::Settings),
-            6 => (&mut self.pings, Flood::Ping),
-            8 => (&mut self.window_updates, Flood::WindowUpdate),
-            _ => (&mut self.others, Flood::Other),
+            2 | 16 => LimitHit::H2Priority,
+            RST_STREAM => LimitHit::H2Resets,
+            4 => LimitHit::H2Settings,
+            6 => LimitHit::H2Ping,
+            8 => LimitHit::H2WindowUpdate,
+            _ => LimitHit::H2OtherFrames,
         };
-        *budget -= 1.0;
+        *self.budget(flood) -= 1.0;
         self.judge(flood, now)
     }
 
@@ -255,7 +235,7 @@ impl Budgets {
     ///
     /// # Errors
     /// If it is a reset that the client provoked, and there were too many; the connection should be closed.
-    pub fn send(&mut self, frame: Frame, now: Instant) -> Result<(), Flood> {
+    pub fn send(&mut self, frame: Frame, now: Instant) -> Result<(), LimitHit> {
         match frame.kind {
             0 => {
                 self.window_updates += UPDATES_PER_DATA;
@@ -264,32 +244,32 @@ impl Budgets {
             }
             RST_STREAM if CLIENTS_ERRORS.contains(&frame.reason) => {
                 self.resets -= RESETS_PER_ERROR;
-                self.judge(Flood::Reset, now)
+                self.judge(LimitHit::H2Resets, now)
             }
             _ => Ok(()),
         }
     }
 
     /// Whether a budget was sufficient for what was just taken from it.
-    fn judge(&mut self, flood: Flood, now: Instant) -> Result<(), Flood> {
-        if self.of(flood) < 0.0 {
+    fn judge(&mut self, flood: LimitHit, now: Instant) -> Result<(), LimitHit> {
+        if *self.budget(flood) < 0.0 {
             self.refill(now);
         }
-        match self.of(flood) < 0.0 {
+        match *self.budget(flood) < 0.0 {
             true => Err(flood),
             false => Ok(()),
         }
     }
 
-    fn of(&self, flood: Flood) -> f64 {
+    fn budget(&mut self, flood: LimitHit) -> &mut f64 {
         match flood {
-            Flood::Settings => self.settings,
-            Flood::Ping => self.pings,
-            Flood::Priority => self.priorities,
-            Flood::WindowUpdate => self.window_updates,
-            Flood::Reset => self.resets,
-            Flood::Empty => self.empties,
-            Flood::Other => self.others,
+            LimitHit::H2Settings => &mut self.settings,
+            LimitHit::H2Ping => &mut self.pings,
+            LimitHit::H2Priority => &mut self.priorities,
+            LimitHit::H2WindowUpdate => &mut self.window_updates,
+            LimitHit::H2Resets => &mut self.resets,
+            LimitHit::H2EmptyFrames => &mut self.empties,
+            _ => &mut self.others,
         }
     }
 
@@ -353,14 +333,14 @@ mod tests {
     #[test]
     fn each_kind_has_a_budget_that_time_refills() {
         let floods = [
-            (4, Flood::Settings),
-            (6, Flood::Ping),
-            (2, Flood::Priority),
-            (16, Flood::Priority),
-            (8, Flood::WindowUpdate),
-            (3, Flood::Reset),
-            (7, Flood::Other),
-            (200, Flood::Other),
+            (4, LimitHit::H2Settings),
+            (6, LimitHit::H2Ping),
+            (2, LimitHit::H2Priority),
+            (16, LimitHit::H2Priority),
+            (8, LimitHit::H2WindowUpdate),
+            (3, LimitHit::H2Resets),
+            (7, LimitHit::H2OtherFrames),
+            (200, LimitHit::H2OtherFrames),
         ];
         for (kind, flood) in floods {
             let start = Instant::now();
@@ -406,7 +386,10 @@ mod tests {
         for _ in 0..10 {
             assert_eq!(budgets.receive(empty(0), start), Ok(()));
         }
-        assert_eq!(budgets.receive(empty(0), start), Err(Flood::Empty));
+        assert_eq!(
+            budgets.receive(empty(0), start),
+            Err(LimitHit::H2EmptyFrames)
+        );
     }
 
     #[test]
@@ -422,11 +405,11 @@ mod tests {
             assert_eq!(budgets.send(reset(provoked), start), Ok(()));
         }
         assert_eq!(budgets.receive(reset(8), start), Ok(()));
-        assert_eq!(budgets.send(reset(5), start), Err(Flood::Reset));
+        assert_eq!(budgets.send(reset(5), start), Err(LimitHit::H2Resets));
         // An excess is deducted later.
         let later = start + Duration::from_secs(2);
         assert_eq!(budgets.receive(reset(8), later), Ok(()));
-        assert_eq!(budgets.send(reset(6), later), Err(Flood::Reset));
+        assert_eq!(budgets.send(reset(6), later), Err(LimitHit::H2Resets));
     }
 
     #[test]

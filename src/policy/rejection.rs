@@ -14,6 +14,7 @@ use jiff::Timestamp;
 
 use super::json;
 use super::key_record::TierName;
+use super::limit_hit::LimitHit;
 use super::maintenance::Maintenance;
 use super::rate_limit::{BURST_POLICY, CONCURRENT_POLICY, DAILY_POLICY, QuotaStatus, USAGE_POLICY};
 use super::target::TargetError;
@@ -211,7 +212,7 @@ struct AnswerKind {
     status: StatusCode,
     code: &'static str,
     policy: Option<&'static str>,
-    limit_hit: Option<&'static str>,
+    limit_hit: Option<LimitHit>,
 }
 
 impl Rejection {
@@ -228,21 +229,27 @@ impl Rejection {
         };
         let rate = |policy| AnswerKind {
             policy: Some(policy),
-            ..limit(StatusCode::TOO_MANY_REQUESTS, "RATE_LIMIT_EXCEEDED", policy)
+            ..of(StatusCode::TOO_MANY_REQUESTS, "RATE_LIMIT_EXCEEDED")
+        };
+        let quick = |policy, limit| AnswerKind {
+            limit_hit: Some(limit),
+            ..rate(policy)
         };
         match self {
             Rejection::BadRequest(_) => of(StatusCode::BAD_REQUEST, "BAD_REQUEST"),
             Rejection::PayloadTooLarge => limit(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "PAYLOAD_TOO_LARGE",
-                "body_bytes",
+                LimitHit::BodyBytes,
             ),
-            Rejection::UriTooLong => {
-                limit(StatusCode::URI_TOO_LONG, "URI_TOO_LONG", "target_bytes")
-            }
+            Rejection::UriTooLong => limit(
+                StatusCode::URI_TOO_LONG,
+                "URI_TOO_LONG",
+                LimitHit::TargetBytes,
+            ),
             Rejection::HeadersTooLarge => {
                 let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-                limit(status, "HEADERS_TOO_LARGE", "headers")
+                limit(status, "HEADERS_TOO_LARGE", LimitHit::Headers)
             }
             Rejection::MissingApiKey => of(StatusCode::UNAUTHORIZED, "MISSING_API_KEY"),
             Rejection::InvalidApiKey => of(StatusCode::UNAUTHORIZED, "INVALID_API_KEY"),
@@ -251,13 +258,10 @@ impl Rejection {
                 of(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED")
             }
             Rejection::TierInsufficient { .. } => of(StatusCode::FORBIDDEN, "TIER_INSUFFICIENT"),
-            Rejection::DailyQuotaExceeded { .. } => AnswerKind {
-                limit_hit: None,
-                ..rate(DAILY_POLICY)
-            },
-            Rejection::UsageReadTooOften { .. } => rate(USAGE_POLICY),
-            Rejection::BurstExceeded { .. } => rate(BURST_POLICY),
-            Rejection::TooManyConcurrent { .. } => rate(CONCURRENT_POLICY),
+            Rejection::DailyQuotaExceeded { .. } => rate(DAILY_POLICY),
+            Rejection::UsageReadTooOften { .. } => quick(USAGE_POLICY, LimitHit::Usage),
+            Rejection::BurstExceeded { .. } => quick(BURST_POLICY, LimitHit::Burst),
+            Rejection::TooManyConcurrent { .. } => quick(CONCURRENT_POLICY, LimitHit::Concurrent),
             Rejection::Maintenance(_) | Rejection::Internal => {
                 of(StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL_ERROR")
             }
@@ -279,8 +283,8 @@ impl Rejection {
         self.kind().policy
     }
 
-    /// The gateway's limit that the request exceeded, as a metric label; quotas and rates have separate outcomes.
-    pub fn limit_hit(&self) -> Option<&'static str> {
+    /// The gateway's limit that the request exceeded; the daily quota is none of them.
+    pub fn limit_hit(&self) -> Option<LimitHit> {
         self.kind().limit_hit
     }
 

@@ -23,6 +23,7 @@ use crate::policy::endpoint::Endpoint;
 use crate::policy::http1::fields::FieldList;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::key_record::Unusable;
+use crate::policy::limit_hit::LimitHit;
 use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::Rejection;
 use crate::policy::token_bucket::Empty;
@@ -214,8 +215,8 @@ impl Edge<'_> {
     ) -> Result<(), Duration> {
         let (id, rates) = (caller.key.record.id, &self.gate.rates);
         let (drawn, buckets) = match limit {
-            Limit::Burst(rate) => (rates.take(id, rate, Instant::now()), "burst_keys"),
-            Limit::UsageRead => (self.gate.take_usage_read(id), "usage_readers"),
+            Limit::Burst(rate) => (rates.take(id, rate, Instant::now()), LimitHit::BurstKeys),
+            Limit::UsageRead => (self.gate.take_usage_read(id), LimitHit::UsageReaders),
             Limit::Concurrent(allowed) => {
                 *slot = rates.enter(id, allowed);
                 return slot.as_ref().map(|_| ()).ok_or(Duration::ZERO);
@@ -223,7 +224,7 @@ impl Edge<'_> {
         };
         drawn.map_err(|empty| {
             if let Empty::Room { .. } = empty {
-                self.note_limit_hit(buckets);
+                self.gate.metrics.limit_hits.note(buckets);
             }
             empty.wait()
         })
@@ -308,11 +309,6 @@ impl Edge<'_> {
         self.gate.metrics.store_call(operation, took, outcome);
     }
 
-    fn note_limit_hit(&self, limit: &str) {
-        let hits = &self.gate.metrics.limit_hits;
-        hits.with_label_values(&[limit]).inc();
-    }
-
     /// Reports the shares of its limit that a key has reached.
     fn note_share(&self, caller: &KnownCaller, used: u64) {
         let quota_status = QuotaStatus {
@@ -326,7 +322,7 @@ impl Edge<'_> {
             .look(shares, record, quota_status, now)
             .is_err()
         {
-            self.note_limit_hit("events");
+            self.gate.metrics.limit_hits.note(LimitHit::Events);
         }
     }
 

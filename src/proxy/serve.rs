@@ -18,6 +18,7 @@ use super::trace::Recording;
 use super::well_formed::{self, HeadLimits};
 use crate::policy::forwarded;
 use crate::policy::http1::framing::Framing;
+use crate::policy::limit_hit::LimitHit;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::token_bucket::Empty;
@@ -216,8 +217,7 @@ async fn refuse(
         note_failed_authentication(gate, client, exchange);
     }
     if let Some(limit) = settlement::limit_hit(&refusal.rejection) {
-        let hits = &gate.metrics.limit_hits;
-        hits.with_label_values(&[limit]).inc();
+        gate.metrics.limit_hits.note(limit);
     }
     let (method, now) = (client.head.method(), gate.store.now());
     let (rejection, quota_status) = (&refusal.rejection, refusal.quota_status);
@@ -239,11 +239,10 @@ fn note_failed_authentication(gate: &Gate, client: &mut Client<'_>, exchange: &E
     let noted = gate.note_failed_authentication(sender.ip(), limits);
     let limit = match noted {
         Ok(()) => return,
-        Err(Empty::Bucket { .. }) => "failed_authentications",
-        Err(Empty::Room { .. }) => "failing_addresses",
+        Err(Empty::Bucket { .. }) => LimitHit::FailedAuthentications,
+        Err(Empty::Room { .. }) => LimitHit::FailingAddresses,
     };
-    let hits = &gate.metrics.limit_hits;
-    hits.with_label_values(&[limit]).inc();
+    gate.metrics.limit_hits.note(limit);
     match sender {
         forwarded::RequestSender::Connected(_) => {
             client.close_after();

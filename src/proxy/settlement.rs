@@ -6,6 +6,7 @@ use super::client::Client;
 use super::exchange::{Ending, Forwarding, RefundReason};
 use super::failure::{ClientFault, Failure, Fault, ServerFault};
 use super::gate::Gate;
+use crate::policy::limit_hit::LimitHit;
 use crate::policy::rejection::{Malformed, Rejection};
 
 /// Decides how a failed forwarding ends: the client's answer, and whether the units are refunded.
@@ -21,12 +22,11 @@ pub(super) async fn settle(
     let refusal = refusal(failure, client, forwarding).filter(|_| is_clients || !header_passed);
     let hit = match (&refusal, failure.fault) {
         (Some(rejection), _) => limit_hit(rejection),
-        (None, Fault::Client(ClientFault::Slow)) => Some("response_rate"),
+        (None, Fault::Client(ClientFault::Slow)) => Some(LimitHit::ResponseRate),
         (None, _) => None,
     };
     if let Some(limit) = hit {
-        let hits = &gate.metrics.limit_hits;
-        hits.with_label_values(&[limit]).inc();
+        gate.metrics.limit_hits.note(limit);
     }
     let (ending, reason) = match (refusal, failure.fault) {
         (Some(rejection), _) if !header_passed || !keeps_charge(client, forwarding) => {
@@ -66,10 +66,10 @@ pub(super) fn is_servers_fault(failure: &Failure, client: &Client<'_>) -> bool {
     }
 }
 
-/// The limit that a request whose head was read has exceeded, as a metric label.
-pub(super) fn limit_hit(rejection: &Rejection) -> Option<&'static str> {
+/// The limit that a request whose head was read has exceeded.
+pub(super) fn limit_hit(rejection: &Rejection) -> Option<LimitHit> {
     match rejection {
-        Rejection::BadRequest(Malformed::Late) => Some("request_read"),
+        Rejection::BadRequest(Malformed::Late) => Some(LimitHit::RequestRead),
         _ => rejection.limit_hit(),
     }
 }

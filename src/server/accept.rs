@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use super::proxied;
 use super::tls::{Acceptor, failure};
 use crate::config::{Limits, Listen, ProxyProtocol};
+use crate::policy::limit_hit::LimitHit;
 use crate::policy::{address, forwarded};
 use crate::proxy::connection::Connection;
 use crate::proxy::connection::limiter::{ConnectionLimiter, ConnectionLimits};
@@ -91,7 +92,7 @@ impl Door {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
-                    room.note_limit("accept");
+                    room.note_limit(LimitHit::Accept);
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -135,7 +136,7 @@ impl AcceptContext {
         let proxy = forwarded::is_trusted(peer.ip(), &listen.trusted_proxies);
         let spoken = self.behind.proxy_protocol(listen);
         if spoken == ProxyProtocol::Spoken && !proxy {
-            return self.note_limit("proxy_protocol");
+            return self.note_limit(LimitHit::ProxyProtocol);
         }
         let places = ConnectionLimits {
             all: limits.connections,
@@ -145,7 +146,7 @@ impl AcceptContext {
         let address = if proxy { None } else { counted(peer.ip()) };
         let mut slot = match self.limiter.slot(address, places) {
             Ok(slot) => slot,
-            Err(full) => return self.note_limit(full.as_str()),
+            Err(full) => return self.note_limit(full),
         };
         // Answers are already gathered before they are written, so Nagle's algorithm would only delay them.
         let _ = socket.set_nodelay(true);
@@ -157,12 +158,12 @@ impl AcceptContext {
             {
                 Some(Some(client)) => {
                     if let Err(full) = slot.assign(counted(client.ip()), places) {
-                        return self.note_limit(full.as_str());
+                        return self.note_limit(full);
                     }
                     client
                 }
                 Some(None) => peer,
-                None => return self.note_limit("proxy_protocol"),
+                None => return self.note_limit(LimitHit::ProxyProtocol),
             },
         };
         let tls = match (&self.behind, &listen.redirect) {
@@ -233,7 +234,7 @@ impl AcceptContext {
                 None
             }
             Err(_) => {
-                self.note_limit("tls_handshake");
+                self.note_limit(LimitHit::TlsHandshake);
                 None
             }
         }
@@ -249,7 +250,7 @@ impl AcceptContext {
             tokio::select! {
                 () = connection.retired() => false,
                 () = tokio::time::sleep(times.age) => {
-                    self.note_limit("connection_age");
+                    self.note_limit(LimitHit::ConnectionAge);
                     connection.retire();
                     false
                 }
@@ -275,12 +276,8 @@ impl AcceptContext {
         let _ = tokio::time::timeout(patience, serving).await;
     }
 
-    fn note_limit(&self, limit: &str) {
-        self.gate
-            .metrics
-            .limit_hits
-            .with_label_values(&[limit])
-            .inc();
+    fn note_limit(&self, limit: LimitHit) {
+        self.gate.metrics.limit_hits.note(limit);
     }
 }
 

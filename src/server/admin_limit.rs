@@ -7,11 +7,12 @@ use async_trait::async_trait;
 use pingora::apps::{HttpServerApp, ReusedHttpStream};
 use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
-use prometheus::IntCounterVec;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::admin::AdminService;
+use crate::policy::limit_hit::LimitHit;
+use crate::telemetry::limit_hits::LimitHits;
 
 /// Connections at once: scrapers, probes and some viewers of the dashboard, of whom each browser opens up to six.
 const CONNECTIONS_MAX: usize = 64;
@@ -23,21 +24,17 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 pub struct LimitedAdmin {
     admin: Arc<AdminService>,
     places: Semaphore,
-    limit_hits: IntCounterVec,
+    limit_hits: LimitHits,
 }
 
 impl LimitedAdmin {
     /// Limits `admin`; `limit_hits` counts what is closed.
-    pub fn new(admin: AdminService, limit_hits: IntCounterVec) -> LimitedAdmin {
+    pub fn new(admin: AdminService, limit_hits: LimitHits) -> LimitedAdmin {
         LimitedAdmin {
             admin: Arc::new(admin),
             places: Semaphore::new(CONNECTIONS_MAX),
             limit_hits,
         }
-    }
-
-    fn note_limit(&self, limit: &str) {
-        self.limit_hits.with_label_values(&[limit]).inc();
     }
 }
 
@@ -51,14 +48,14 @@ impl HttpServerApp for LimitedAdmin {
         shutdown: &ShutdownWatch,
     ) -> Option<ReusedHttpStream> {
         let Ok(_place) = self.places.try_acquire() else {
-            self.note_limit("admin_connections");
+            self.limit_hits.note(LimitHit::AdminConnections);
             return None;
         };
         let request = self.admin.process_new_http(session, shutdown);
         match timeout(REQUEST_TIMEOUT, request).await {
             Ok(reused) => reused,
             Err(_) => {
-                self.note_limit("admin_request");
+                self.limit_hits.note(LimitHit::AdminRequest);
                 None
             }
         }

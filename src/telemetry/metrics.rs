@@ -10,6 +10,7 @@ use prometheus::{
 };
 
 use super::diagnostics;
+use super::limit_hits::LimitHits;
 
 /// Buckets of request and upstream durations, in seconds.
 const REQUEST_BUCKETS: [f64; 11] = [
@@ -120,9 +121,9 @@ families! {
         /// `touchline_trace_spans_total{outcome}`: spans `exported`, and `dropped` because the queue was full or the collector failed.
         pub trace_spans: IntCounterVec = counters(&registry, "touchline_trace_spans_total", &["outcome"],
             "Spans exported, and dropped because the queue was full or the collector failed")?;
-        /// `touchline_limit_hits_total{limit}`: requests refused by a limit of the gateway.
-        pub limit_hits: IntCounterVec = counters(&registry, "touchline_limit_hits_total", &["limit"],
-            "Requests refused by a limit of the gateway")?;
+        /// `touchline_limit_hits_total{limit}`: hits of a limit of the gateway.
+        pub limit_hits: LimitHits = LimitHits::new(counters(&registry, "touchline_limit_hits_total", &["limit"],
+            "Hits of a limit of the gateway")?);
         /// `touchline_connections`: client connections.
         pub connections: IntGauge = gauge(&registry, "touchline_connections", "Client connections")?;
         /// `touchline_in_flight_requests`: requests being answered.

@@ -361,6 +361,7 @@ async fn an_idle_http2_connection_is_ended_by_a_goaway_that_the_client_can_act_o
     wire.acknowledges_pings = false;
     // It acknowledges nothing, and is closed all the same.
     assert_eq!(wire.end().await, Some(0));
+    assert!((limit_hits(&scene, "keepalive_idle").await - 1.0).abs() < 0.5);
     scene.expect_used(&key, 1).await;
 }
 

@@ -558,6 +558,22 @@ fn every_metric_is_documented_and_no_other() {
     }
 }
 
+#[test]
+fn every_limit_of_the_metric_of_hits_is_documented() {
+    let source = std::fs::read_to_string(root().join("src/policy/limit_hit.rs")).unwrap();
+    let (_, limits) = source.split_once("enum LimitHit").unwrap();
+    let limits: Vec<_> = limits.split('"').skip(1).step_by(2).collect();
+    assert!(limits.len() > 30);
+    let pages = ["docs/edge-security.md", "docs/operations.md"].map(|name| page(name).words());
+    for limit in limits {
+        let limit = limit.to_owned();
+        assert!(
+            pages.iter().any(|page| page.contains(&limit)),
+            "the limit {limit} is in neither page"
+        );
+    }
+}
+
 /// The words in capitals of the table `Rejection::kind`.
 fn codes() -> BTreeSet<String> {
     let source = std::fs::read_to_string(root().join("src/policy/rejection.rs")).unwrap();

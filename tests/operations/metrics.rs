@@ -95,6 +95,7 @@ async fn the_metrics_report_what_happened() {
                 0,
             ),
             ("touchline_limit_hits_total{limit=\"target_bytes\"}", 1),
+            ("touchline_limit_hits_total{limit=\"connections\"}", 0),
             ("touchline_in_flight_requests", 0),
             ("touchline_store_up", 1),
             ("touchline_keys", 1),

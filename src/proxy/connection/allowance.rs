@@ -19,13 +19,14 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use prometheus::IntCounterVec;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
 
 use crate::config::Limits;
 use crate::policy::http2_memory::{MemoryShares, UNSEEN_BYTES};
+use crate::policy::limit_hit::LimitHit;
 use crate::proxy::failure::Failure;
+use crate::telemetry::limit_hits::LimitHits;
 
 /// The unit in which turns are counted.
 const TURN_BYTES: u64 = 1024;
@@ -43,7 +44,7 @@ pub struct Allowance {
     patience: Duration,
     turns: Arc<Semaphore>,
     answers: Mutex<Answers>,
-    limit_hits: IntCounterVec,
+    limit_hits: LimitHits,
 }
 
 /// The bytes of answers in memory, and the readers that wait for room.
@@ -83,7 +84,7 @@ impl Answers {
 
 impl Allowance {
     /// The allowance of a new connection.
-    pub fn new(limits: &Limits, limit_hits: IntCounterVec) -> Arc<Allowance> {
+    pub fn new(limits: &Limits, limit_hits: LimitHits) -> Arc<Allowance> {
         let shares = MemoryShares::of(limits.h2_memory);
         let first = shares.first();
         let turns = |bytes: u64| u32::try_from(bytes / TURN_BYTES).unwrap_or(u32::MAX);
@@ -163,7 +164,7 @@ impl Allowance {
     }
 
     fn note_wait(&self) {
-        self.limit_hits.with_label_values(&["h2_memory"]).inc();
+        self.limit_hits.note(LimitHit::H2Memory);
     }
 
     /// Why there is no room for a part of another answer, if there is none; the waker is registered then. Room that only encoders

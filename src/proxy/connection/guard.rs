@@ -13,6 +13,7 @@ use super::limits::{patience_of, rates_of};
 use super::transport::Transport;
 use super::writes::Writes;
 use crate::config::Limits;
+use crate::policy::limit_hit::LimitHit;
 use crate::proxy::gate::Gate;
 
 mod http2;
@@ -56,7 +57,8 @@ impl Guard {
     /// Retires the connection once it has had the maximum number of requests.
     fn note_requests(&self, requests: u64) {
         if requests >= self.requests_max && !self.connection.is_retired() {
-            self.note_limit("requests_per_connection");
+            let hits = &self.gate.metrics.limit_hits;
+            hits.note(LimitHit::RequestsPerConnection);
             self.connection.retire();
         }
     }
@@ -68,20 +70,12 @@ impl Guard {
             self.gate.note_backlog(has_backlog);
         }
     }
-
-    fn note_limit(&self, limit: &str) {
-        let hits = &self.gate.metrics.limit_hits;
-        hits.with_label_values(&[limit]).inc();
-    }
 }
 
 /// Counts a client that did not read its answers.
 fn note_slow(gate: &Gate, error: &io::Error) {
     if error.kind() == io::ErrorKind::TimedOut {
-        gate.metrics
-            .limit_hits
-            .with_label_values(&["response_rate"])
-            .inc();
+        gate.metrics.limit_hits.note(LimitHit::ResponseRate);
     }
 }
 
@@ -117,7 +111,7 @@ impl AsyncWrite for Guard {
         let malformed = http2.take_malformed();
         if malformed > 0 {
             let hits = &gate.metrics.limit_hits;
-            hits.with_label_values(&["h2_malformed"]).inc_by(malformed);
+            hits.note_many(LimitHit::H2Malformed, malformed);
         }
         match flood {
             Some(flood) => Poll::Ready(Err(self.calm_down(flood, cx))),

@@ -19,6 +19,7 @@ use super::{Connection, refusal};
 use crate::config::Limits;
 use crate::policy::http1::HeadBounds;
 use crate::policy::http1::request::{RequestHead, RequestReader};
+use crate::policy::limit_hit::LimitHit;
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::proxy::client::http1::{After, Http1Side};
 use crate::proxy::client::{Client, Side};
@@ -106,7 +107,7 @@ impl Http1Connection {
 
     /// Serves the connection from its `start` to its end, which `ending` requests.
     pub(super) async fn run(mut self, start: Instant, mut ending: watch::Receiver<bool>) {
-        let (mut deadline, mut limit) = (start + self.deadlines.head, "request_head");
+        let (mut deadline, mut limit) = (start + self.deadlines.head, LimitHit::RequestHead);
         let requested = pin!(async {
             let _ = ending.wait_for(|ending| *ending).await;
         });
@@ -135,7 +136,10 @@ impl Http1Connection {
                 self.wire.unread = BytesMut::new();
             }
             self.wire.writes.release();
-            (deadline, limit) = (Instant::now() + self.deadlines.idle, "keepalive_idle");
+            (deadline, limit) = (
+                Instant::now() + self.deadlines.idle,
+                LimitHit::KeepaliveIdle,
+            );
         }
         self.wire.close().await;
     }
@@ -145,7 +149,7 @@ impl Http1Connection {
     async fn next(
         &mut self,
         deadline: Instant,
-        limit: &'static str,
+        limit: LimitHit,
         end: &mut EndRequest<impl Future<Output = ()> + Unpin>,
     ) -> NextInput {
         loop {
@@ -183,7 +187,7 @@ impl Http1Connection {
                         Ok(Some(1..)) => continue,
                         Ok(Some(0)) | Err(_) => return NextInput::Over,
                         Ok(None) => {
-                            self.wire.note_limit("request_head");
+                            self.wire.note_limit(LimitHit::RequestHead);
                             Rejection::BadRequest(Malformed::Late)
                         }
                     }
@@ -215,7 +219,7 @@ impl Http1Connection {
     fn note_request(&mut self) {
         self.requests += 1;
         if self.requests >= self.requests_max && !self.wire.connection.is_retired() {
-            self.wire.note_limit("requests_per_connection");
+            self.wire.note_limit(LimitHit::RequestsPerConnection);
             self.wire.connection.retire();
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use prometheus::IntGauge;
 
-use crate::policy::words::words;
+use crate::policy::limit_hit::LimitHit;
 
 /// The limits of the number of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,16 +18,6 @@ pub struct ConnectionLimits {
     pub all: usize,
     /// Of each client address.
     pub each_address: usize,
-}
-
-words! {
-    /// The limit that refuses a connection, by its name in metrics.
-    pub enum LimitReached {
-        /// The limit of all connections is reached.
-        All = "connections",
-        /// The limit of the client's address is reached.
-        Address = "connections_per_address",
-    }
 }
 
 /// Counts the connections and limits their number.
@@ -68,10 +58,10 @@ impl ConnectionLimiter {
         self: &Arc<ConnectionLimiter>,
         address: Option<IpAddr>,
         limits: ConnectionLimits,
-    ) -> Result<ConnectionSlot, LimitReached> {
+    ) -> Result<ConnectionSlot, LimitHit> {
         let mut counts = self.counts.lock();
         if counts.all >= limits.all {
-            return Err(LimitReached::All);
+            return Err(LimitHit::Connections);
         }
         if let Some(address) = address {
             counts.add(address, limits)?;
@@ -94,7 +84,7 @@ impl ConnectionSlot {
         &mut self,
         address: Option<IpAddr>,
         limits: ConnectionLimits,
-    ) -> Result<(), LimitReached> {
+    ) -> Result<(), LimitHit> {
         debug_assert!(self.address.is_none(), "a slot is one client's");
         if let Some(address) = address {
             self.limiter.counts.lock().add(address, limits)?;
@@ -105,10 +95,10 @@ impl ConnectionSlot {
 }
 
 impl ConnectionCounts {
-    fn add(&mut self, address: IpAddr, limits: ConnectionLimits) -> Result<(), LimitReached> {
+    fn add(&mut self, address: IpAddr, limits: ConnectionLimits) -> Result<(), LimitHit> {
         let count = self.of_address.entry(address).or_default();
         if *count >= limits.each_address {
-            return Err(LimitReached::Address);
+            return Err(LimitHit::ConnectionsPerAddress);
         }
         *count += 1;
         Ok(())
@@ -154,19 +144,19 @@ mod tests {
         ];
         assert_eq!(
             limiter.slot(ip("192.0.2.1"), LIMITS).unwrap_err(),
-            LimitReached::Address
+            LimitHit::ConnectionsPerAddress
         );
         slots.push(limiter.slot(ip("2001:db8::"), LIMITS).unwrap());
         slots.push(limiter.slot(ip("2001:db8::"), LIMITS).unwrap());
         assert_eq!(
             limiter.slot(ip("192.0.2.2"), LIMITS).unwrap_err(),
-            LimitReached::All
+            LimitHit::Connections
         );
         assert_eq!(gauge.get(), 4);
         slots.pop();
         assert_eq!(
             limiter.slot(ip("192.0.2.1"), LIMITS).unwrap_err(),
-            LimitReached::Address
+            LimitHit::ConnectionsPerAddress
         );
         slots.push(limiter.slot(ip("2001:db8::"), LIMITS).unwrap());
         drop(slots);
@@ -180,7 +170,10 @@ mod tests {
         let _slots: Vec<ConnectionSlot> = (0..4)
             .map(|_| limiter.slot(None, LIMITS).unwrap())
             .collect();
-        assert_eq!(limiter.slot(None, LIMITS).unwrap_err(), LimitReached::All);
+        assert_eq!(
+            limiter.slot(None, LIMITS).unwrap_err(),
+            LimitHit::Connections
+        );
     }
 
     #[test]
@@ -192,10 +185,13 @@ mod tests {
         let client = ip("192.0.2.1");
         let assigned = slots.iter_mut().map(|slot| slot.assign(client, LIMITS));
         let assigned: Vec<_> = assigned.collect();
-        assert_eq!(assigned, [Ok(()), Ok(()), Err(LimitReached::Address)]);
+        assert_eq!(
+            assigned,
+            [Ok(()), Ok(()), Err(LimitHit::ConnectionsPerAddress)]
+        );
         assert_eq!(
             limiter.slot(client, LIMITS).unwrap_err(),
-            LimitReached::Address
+            LimitHit::ConnectionsPerAddress
         );
         drop(slots);
         assert!(limiter.counts.lock().of_address.is_empty());

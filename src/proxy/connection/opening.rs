@@ -17,6 +17,7 @@ use super::transport::{Agreed, Transport};
 use super::wire::READ_BYTES;
 use crate::config::Limits;
 use crate::policy::http2::PREFACE;
+use crate::policy::limit_hit::LimitHit;
 use crate::proxy::gate::{Arrival, Gate};
 
 /// A connection whose protocol is known.
@@ -32,8 +33,8 @@ pub enum Opened {
 pub enum Silent {
     /// The client has closed it.
     Closed,
-    /// The client sent too little for too long; the limit's name in metrics.
-    Late(&'static str),
+    /// The client sent too little for too long.
+    Late(LimitHit),
 }
 
 /// Reads enough of a connection to determine its protocol.
@@ -61,10 +62,10 @@ pub async fn open(
                 // The library refuses a wrong preface.
                 (Ok(Ok(_)), _) => true,
                 (Ok(Err(_)), _) => return Err(Silent::Closed),
-                (Err(_), Agreed::Http2) => return Err(Silent::Late("h2_preface")),
+                (Err(_), Agreed::Http2) => return Err(Silent::Late(LimitHit::H2Preface)),
                 // The bytes so far are answered.
                 (Err(_), _) if !unread.is_empty() => false,
-                (Err(_), _) => return Err(Silent::Late("request_head")),
+                (Err(_), _) => return Err(Silent::Late(LimitHit::RequestHead)),
             }
         }
     };

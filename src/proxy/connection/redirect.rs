@@ -15,6 +15,7 @@ use super::{opening, refusal};
 use crate::config::Limits;
 use crate::policy::http1::refused;
 use crate::policy::http1::request::{RequestHead, RequestReader};
+use crate::policy::limit_hit::LimitHit;
 use crate::policy::redirect::{self, Redirect, Rule};
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::{api_key, request_id};
@@ -46,8 +47,7 @@ pub async fn serve(
         Ok(Some(Ok(head))) => redirect::redirect(&head, rule),
         Ok(Some(Err(rejection))) => Err(rejection),
         Err(_) => {
-            let hits = &gate.metrics.limit_hits;
-            hits.with_label_values(&["request_head"]).inc();
+            gate.metrics.limit_hits.note(LimitHit::RequestHead);
             if received.is_empty() {
                 return;
             }
@@ -142,10 +142,7 @@ impl Redirected<'_> {
             .with_label_values(&[NONE])
             .observe(self.waited.as_secs_f64());
         if self.redirect.shows_key {
-            metrics
-                .limit_hits
-                .with_label_values(&["cleartext_key"])
-                .inc();
+            metrics.limit_hits.note(LimitHit::CleartextKey);
         }
         let (method, path) = refused::method_and_path(self.head);
         gate.access_log.write(&Line {

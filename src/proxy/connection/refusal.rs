@@ -65,7 +65,7 @@ pub fn refuse(
         .with_label_values(&[NONE])
         .observe(waited.as_secs_f64());
     if let Some(limit) = rejection.limit_hit() {
-        metrics.limit_hits.with_label_values(&[limit]).inc();
+        metrics.limit_hits.note(limit);
     }
     gate.access_log.write(&Line {
         time: now,

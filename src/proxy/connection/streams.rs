@@ -21,6 +21,7 @@ use crate::config::Limits;
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::http2_memory::{MemoryShares, STREAM_WINDOW_BYTES, request_bytes};
+use crate::policy::limit_hit::LimitHit;
 use crate::proxy::client::http2::Http2Side;
 use crate::proxy::client::{Client, Side};
 use crate::proxy::gate::Gate;
@@ -107,6 +108,7 @@ pub(super) async fn serve(
                 if stopped.is_some() {
                     return;
                 }
+                terms.gate.metrics.limit_hits.note(LimitHit::KeepaliveIdle);
                 None
             }
         };

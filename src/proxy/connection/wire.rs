@@ -11,7 +11,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use prometheus::IntCounterVec;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
@@ -19,6 +18,8 @@ use super::Connection;
 use super::transport::Transport;
 use super::writes::Writes;
 use crate::clock::timer::Timer;
+use crate::policy::limit_hit::LimitHit;
+use crate::telemetry::limit_hits::LimitHits;
 
 /// The bytes read from the socket at a time.
 pub(super) const READ_BYTES: usize = 8 * 1024;
@@ -34,7 +35,7 @@ pub struct Http1Wire {
     pub(in crate::proxy) unread: BytesMut,
     pub(super) writes: Writes,
     pub(in crate::proxy) timer: Timer,
-    limit_hits: IntCounterVec,
+    limit_hits: LimitHits,
 }
 
 impl Http1Wire {
@@ -43,7 +44,7 @@ impl Http1Wire {
         transport: Transport,
         unread: BytesMut,
         writes: Writes,
-        limit_hits: IntCounterVec,
+        limit_hits: LimitHits,
     ) -> Http1Wire {
         Http1Wire {
             connection,
@@ -60,8 +61,8 @@ impl Http1Wire {
         self.writes.blocked()
     }
 
-    pub(super) fn note_limit(&self, limit: &str) {
-        self.limit_hits.with_label_values(&[limit]).inc();
+    pub(super) fn note_limit(&self, limit: LimitHit) {
+        self.limit_hits.note(limit);
     }
 
     /// Reads available bytes after the unread ones: returns their number, 0 at the end; `None` if none arrived before `deadline`.
@@ -129,7 +130,7 @@ impl Http1Wire {
     /// Counts a client that did not read its answers.
     fn note_slow(&self, error: &io::Error) {
         if error.kind() == io::ErrorKind::TimedOut {
-            self.note_limit("response_rate");
+            self.note_limit(LimitHit::ResponseRate);
         }
     }
 

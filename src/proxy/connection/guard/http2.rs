@@ -11,7 +11,8 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::task::JoinHandle;
 
 use super::Guard;
-use crate::policy::http2::{Budgets, CALM_DOWN, ControlRates, Flood, Frames};
+use crate::policy::http2::{Budgets, CALM_DOWN, ControlRates, Frames};
+use crate::policy::limit_hit::LimitHit;
 
 /// Both directions of a connection.
 pub(super) struct Http2Guard {
@@ -20,7 +21,7 @@ pub(super) struct Http2Guard {
     budgets: Budgets,
     breath: Breath,
     /// The kind of frames of which there were too many, if any.
-    flood: Option<Flood>,
+    flood: Option<LimitHit>,
     /// Streams reset because their requests are malformed, and not counted yet.
     malformed: u64,
 }
@@ -39,7 +40,7 @@ impl Http2Guard {
     }
 
     /// Counts the client's frames. Returns the kind of which there are too many, if any.
-    fn note_received(&mut self, bytes: &[u8]) -> Option<Flood> {
+    fn note_received(&mut self, bytes: &[u8]) -> Option<LimitHit> {
         let (mut flood, mut now, budgets) = (self.flood, None, &mut self.budgets);
         self.received.find(bytes, |frame| {
             let now = *now.get_or_insert_with(Instant::now);
@@ -52,7 +53,7 @@ impl Http2Guard {
 
     /// Counts the frames written to the client. Returns the kind of which there are too many, if any, once the last frame is
     /// complete: a GOAWAY can follow it.
-    pub(super) fn note_sent(&mut self, bytes: &[u8]) -> Option<Flood> {
+    pub(super) fn note_sent(&mut self, bytes: &[u8]) -> Option<LimitHit> {
         let (mut flood, mut now, budgets) = (self.flood, None, &mut self.budgets);
         let malformed = &mut self.malformed;
         self.sent.find(bytes, |frame| {
@@ -131,14 +132,14 @@ impl Guard {
     }
 
     /// Ends the connection, with a GOAWAY if that does not interrupt a frame.
-    pub(super) fn calm_down(&mut self, flood: Flood, context: &mut Context<'_>) -> io::Error {
-        self.note_limit(flood.as_str());
+    pub(super) fn calm_down(&mut self, flood: LimitHit, context: &mut Context<'_>) -> io::Error {
+        self.gate.metrics.limit_hits.note(flood);
         if self.http2.sent.is_between() {
             self.writes.gathered().extend_from_slice(&CALM_DOWN);
         }
         // One attempt: a client that floods may also not read.
         let _ = self.writes.poll_flush(&mut self.transport, context);
-        let reason = format!("too many frames: {}", flood.as_str());
+        let reason = format!("too many frames: {flood}");
         io::Error::new(io::ErrorKind::ConnectionAborted, reason)
     }
 }
