@@ -43,13 +43,10 @@ struct TierTotals {
 }
 
 /// The totals of one endpoint. A gateway has one for each key and endpoint of the day.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct EndpointTotals {
     endpoint: EndpointNumber,
-    /// Requests, charged units and refunded ones, unless `large` has them.
-    small: [u32; 3],
-    /// All numbers, if one does not fit into `small`: of few keys.
-    large: Option<Box<Totals>>,
+    numbers: Numbers,
     /// Not in Redis.
     changed: bool,
     /// Being written to Redis.
@@ -58,25 +55,42 @@ struct EndpointTotals {
     to_note: bool,
 }
 
-impl EndpointTotals {
+const _: () = assert!(size_of::<EndpointTotals>() == 24);
+
+/// The numbers of totals, in less memory if they are small and nothing was refused, as with most.
+#[derive(Debug)]
+enum Numbers {
+    /// Requests, charged units and refunded ones.
+    Small([u32; 3]),
+    Large(Box<Totals>),
+}
+
+impl Numbers {
     fn totals(&self) -> Totals {
-        let [requests, charged, refunded] = self.small.map(u64::from);
-        let small = || Totals {
-            requests,
-            charged,
-            refunded,
-            ..Totals::default()
-        };
-        self.large.as_deref().copied().unwrap_or_else(small)
+        match self {
+            Numbers::Small(small) => {
+                let [requests, charged, refunded] = small.map(u64::from);
+                Totals {
+                    requests,
+                    charged,
+                    refunded,
+                    ..Totals::default()
+                }
+            }
+            Numbers::Large(totals) => **totals,
+        }
     }
 
     fn set(&mut self, totals: Totals) {
         let small = [totals.requests, totals.charged, totals.refunded].map(u32::try_from);
-        match (small, &mut self.large) {
-            ([Ok(requests), Ok(charged), Ok(refunded)], None) if totals.refused() == 0 => {
-                self.small = [requests, charged, refunded];
+        match (self, small) {
+            (Numbers::Large(large), _) => **large = totals,
+            (Numbers::Small(numbers), [Ok(requests), Ok(charged), Ok(refunded)])
+                if totals.refused() == 0 =>
+            {
+                *numbers = [requests, charged, refunded];
             }
-            (_, large) => **large.get_or_insert_default() = totals,
+            (numbers, _) => *numbers = Numbers::Large(Box::new(totals)),
         }
     }
 }
@@ -161,9 +175,9 @@ impl ProducerTotals {
         });
         let mut ceiling = tier_totals.ceiling;
         let counted = tier_totals.of(self.endpoints.number(endpoint));
-        let mut totals = counted.totals();
+        let mut totals = counted.numbers.totals();
         count(&mut totals, &mut ceiling);
-        counted.set(totals);
+        counted.numbers.set(totals);
         (counted.changed, counted.to_note) = (true, true);
         tier_totals.ceiling = ceiling;
         list_changed(&mut self.changed, &place, tier_totals);
@@ -251,7 +265,7 @@ impl ProducerTotals {
                     (counted.changed, counted.writing) = (false, true);
                     let endpoint = self.endpoints.name(counted.endpoint).clone();
                     let field = format!("{producer}|{endpoint}");
-                    let value = cells::written(&counted.totals(), ceiling, Some(&place.2));
+                    let value = cells::written(&counted.numbers.totals(), ceiling, Some(&place.2));
                     (endpoint, field, value)
                 })
                 .collect();
@@ -280,7 +294,8 @@ impl ProducerTotals {
                 rows.extend(lacking.map(|counted| {
                     let settled = !counted.changed && !counted.writing;
                     let endpoint = self.endpoints.name(counted.endpoint);
-                    tier_totals.row(producer, &place, endpoint, counted.totals(), settled)
+                    let totals = counted.numbers.totals();
+                    tier_totals.row(producer, &place, endpoint, totals, settled)
                 }));
                 for counted in &mut tier_totals.endpoints {
                     counted.to_note = false;
@@ -329,7 +344,10 @@ impl TierTotals {
             }
             let new = EndpointTotals {
                 endpoint,
-                ..EndpointTotals::default()
+                numbers: Numbers::Small([0; 3]),
+                changed: false,
+                writing: false,
+                to_note: false,
             };
             self.endpoints.insert(index, new);
             index
