@@ -94,7 +94,7 @@ impl<'a> Check<'a> {
     }
 
     /// Whether variables and files are read here.
-    fn looks_outside(&self) -> bool {
+    pub(super) fn looks_outside(&self) -> bool {
         match self.surroundings.purpose {
             Purpose::Serve | Purpose::Check => true,
             Purpose::Commands => !self.in_service,

@@ -279,8 +279,8 @@ limits: {connections: \"${N}\"}
             assert!(shown.contains("redis://…@host:1/0"), "{shown}");
         }
         assert!(shown("redis://host:1/0").contains("redis://host:1/0"));
-        let log = format!("{FILE}logging: {{access_log: 'x://a:hunter2@b/c'}}");
-        let config = Config::parse("g.yaml", &log, &|_| None).unwrap();
+        let path = format!("store: {{embedded: {{path: 'x://a:hunter2@b/c'}}}}{FILE}");
+        let config = Config::parse("g.yaml", &path, &|_| None).unwrap();
         let facts = serde_json::to_string(&*config.effective).unwrap();
         assert!(facts.contains("x://…@b/c"), "{facts}");
     }

@@ -143,10 +143,28 @@ rows! {
         /// The format of its lines: json, or pretty for people.
         format: Format = leaf().or(Format::Json);
         /// The destination of the access log: stdout, stderr, off or a file name with a slash in it.
-        access_log: Destination = leaf().or(Destination::Stdout);
+        access_log: Destination = leaf().then(in_a_directory).or(Destination::Stdout);
         /// The share of served requests that are logged. Refused and failed requests always are.
         access_log_percent as "access_log_sample": u8 = percent(100);
     }
+}
+
+/// Notes a file for whose creation the directory is missing.
+fn in_a_directory(
+    check: &mut Check<'_>,
+    at: &Path,
+    destination: Option<Destination>,
+) -> Option<Destination> {
+    if let Some(Destination::File(file)) = &destination
+        && let Some(directory) = file.parent()
+        && check.looks_outside()
+        && !directory.is_dir()
+    {
+        // The file is not shown: a URL with a password may have been written in its place.
+        let hint = "create the directory, or write a file in another one";
+        check.wrong(at, "the file's directory does not exist", hint);
+    }
+    destination
 }
 
 /// Headers with which clients could bypass the gateway's decision at an upstream, or that are meant for the gateway.

@@ -22,9 +22,10 @@ upstreams:
     tls: { ca_file: DIRECTORY/none.pem, certificate: DIRECTORY/none.pem, private_key: DIRECTORY/none.key }
     header: { name: X-Gateway-Secret, value_file: DIRECTORY/none.secret }
     retries: "${TOUCHLINE_TEST_UNSET}"
+logging: { access_log: DIRECTORY/none/access.log }
 "#;
 /// What of it is a problem to a gateway that starts: the places of what cannot be read or is not set.
-const MISSING: [&str; 10] = [
+const MISSING: [&str; 11] = [
     "listen.https.certificate",
     "listen.https.private_key",
     "listen.admin.token",
@@ -35,6 +36,7 @@ const MISSING: [&str; 10] = [
     "upstreams.u.tls.private_key",
     "upstreams.u.header.value_file",
     "upstreams.u.retries",
+    "logging.access_log",
 ];
 
 fn write(directory: &Path, name: &str, text: &str) -> PathBuf {
