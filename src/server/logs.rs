@@ -42,17 +42,11 @@ pub fn note_certificates(acceptor: &Acceptor, gate: &Gate) {
     }
 }
 
-/// Logs, for every applied configuration, its tiers in shadow mode and its servers without an address.
+/// Logs, for every applied configuration, its warnings and its tiers in shadow mode.
 pub fn warn_of(snapshot: &Snapshot) {
-    for upstream in snapshot.upstreams() {
-        for name in upstream.unresolved() {
-            let upstream = &*upstream.name;
-            tracing::warn!(
-                upstream,
-                name,
-                "the name cannot be resolved: its server gets no requests until it can"
-            );
-        }
+    for warning in &snapshot.config.warnings {
+        let (line, column) = (warning.line, warning.column);
+        tracing::warn!(line, column, "{warning}");
     }
     for (tier, _) in snapshot.config.shadow_tiers() {
         tracing::warn!(%tier, "this tier is not enforced: requests are counted, but none is refused by tier, rates or quota");

@@ -197,6 +197,29 @@ async fn a_name_is_served_by_its_addresses_and_resolved_while_requests_go_on() {
     scene.assert_ledgers_agree().await;
 }
 
+#[tokio::test]
+async fn a_gateway_warns_at_its_start_of_two_servers_with_one_address() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Embedded)
+        .spec(|spec| {
+            spec.upstream_name = Some(format!("localhost:{}", spec.upstream.port()));
+            spec.more_servers = vec![spec.upstream];
+        })
+        .start()
+        .await;
+    let output = scene.gateways[0].output();
+    let shared = format!(
+        "{} has an address of another server of the list",
+        scene.upstream.address()
+    );
+    let mut lines = output.lines();
+    assert!(
+        lines.any(|line| line.contains("WARN") && line.contains(&shared)),
+        "{output}"
+    );
+    scene.assert_ledgers_agree().await;
+}
+
 /// The first server of a scene, by a name that the resolver does not know yet.
 fn named(resolver: &Resolver, port: u16) -> SceneBuilder {
     resolver.state_text(None);
