@@ -5,6 +5,7 @@
 
 pub mod access_log;
 pub mod diagnostics;
+pub mod handshake_failure;
 pub mod history;
 pub mod limit_hits;
 mod line_queue;

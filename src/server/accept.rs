@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::proxied;
-use super::tls::{Acceptor, failure};
+use super::tls::Acceptor;
 use crate::config::{Limits, Listen, ProxyProtocol};
 use crate::policy::limit_hit::LimitHit;
 use crate::policy::{address, forwarded};
@@ -24,6 +24,7 @@ use crate::proxy::connection::opening::{self, Opened, Silent};
 use crate::proxy::connection::redirect;
 use crate::proxy::connection::transport::Transport;
 use crate::proxy::{Gate, Snapshot};
+use crate::telemetry::handshake_failure::HandshakeFailure;
 
 /// The pause after a failed accept: the process has no file descriptors or memory left, and must wait.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -230,7 +231,8 @@ impl AcceptContext {
             Ok(Err(error)) => {
                 tracing::debug!(%error, "a TLS handshake failed");
                 let failed = &self.gate.metrics.handshakes_failed;
-                failed.with_label_values(&[failure::reason(&error)]).inc();
+                let reason = HandshakeFailure::of(&error);
+                failed.with_label_values(&[reason.as_str()]).inc();
                 None
             }
             Err(_) => {

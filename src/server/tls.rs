@@ -19,7 +19,6 @@ use crate::config::{Certificate, Https};
 use crate::policy::server_name::ServerNames;
 
 mod clients;
-pub mod failure;
 mod pair;
 
 use clients::Clients;

@@ -10,6 +10,7 @@ use prometheus::{
 };
 
 use super::diagnostics;
+use super::handshake_failure::HandshakeFailure;
 use super::limit_hits::LimitHits;
 
 /// Buckets of request and upstream durations, in seconds.
@@ -18,16 +19,6 @@ const REQUEST_BUCKETS: [f64; 11] = [
 ];
 /// Buckets of store durations, in seconds.
 const STORE_BUCKETS: [f64; 9] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.05, 0.1, 0.5];
-/// Why handshakes of clients fail.
-const HANDSHAKE_FAILURES: [&str; 7] = [
-    "client_certificate_missing",
-    "client_certificate_invalid",
-    "incompatible",
-    "alert",
-    "not_tls",
-    "closed",
-    "other",
-];
 /// The call of the store that every forwarded request waits for.
 pub const CHARGE: &str = "charge";
 /// The calls of the store for `/api/v1/usage`: the units used today, and the ledger of the last days.
@@ -242,7 +233,7 @@ impl Metrics {
         // Created at the start, so that Prometheus sees the first event as an increase.
         let outcomes: [(&IntCounterVec, &[&str]); 5] = [
             (&metrics.store_errors, &[CHARGE, READ, USAGE]),
-            (&metrics.handshakes_failed, &HANDSHAKE_FAILURES),
+            (&metrics.handshakes_failed, HandshakeFailure::WORDS),
             (&metrics.config_reloads, &["applied", "refused"]),
             (
                 &metrics.webhook_attempts,
