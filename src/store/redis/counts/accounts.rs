@@ -271,12 +271,17 @@ impl Accounts {
             && self.to_settle.lock().is_empty()
     }
 
-    /// Takes accounts from the list of those to settle; one that an abandoned call may still change is moved to its end.
+    /// Takes accounts from the list of those to settle; one that an abandoned call may still change is moved to its end, and one whose
+    /// master of a cluster does not serve stays listed.
     fn take_listed(&self, most: usize) -> Vec<Arc<AccountSlot>> {
         let slots: Vec<_> = {
             let mut listed = self.to_settle.lock();
             let count = listed.len().min(most);
-            listed.drain(..count).collect()
+            let served = |slot: &Arc<AccountSlot>| self.link.serves_slot(slot.place);
+            let (served, others) = listed.drain(..count).partition(served);
+            let others: Vec<_> = others;
+            listed.extend(others);
+            served
         };
         let now = std::time::Instant::now();
         for slot in &slots {

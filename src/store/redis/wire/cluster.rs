@@ -74,6 +74,57 @@ struct ClusterNode {
     line: Arc<ServerLine>,
     task: AbortHandle,
     redirected_to: Mutex<Instant>,
+    /// Since when it refuses writes, or `None` if it accepts them.
+    refusing_since: Mutex<Option<std::time::Instant>>,
+}
+
+impl ClusterNode {
+    /// Whether it is expected to serve its slots.
+    fn serves(&self) -> bool {
+        self.line.is_up() && self.refusing_since.lock().is_none()
+    }
+
+    /// Since when it does not serve its slots, or `None` if it does.
+    fn away_since(&self) -> Option<std::time::Instant> {
+        let refusing_since = *self.refusing_since.lock();
+        self.line
+            .down_since()
+            .into_iter()
+            .chain(refusing_since)
+            .min()
+    }
+
+    /// Notes whether it refuses writes, if the result of a command shows it.
+    fn note(&self, result: &Result<Value, LinkError>) {
+        let Err(LinkError::Refused(error)) = result else {
+            return;
+        };
+        if refuses_writes(error) && self.refusing_since.lock().is_none() {
+            *self.refusing_since.lock() = Some(std::time::Instant::now());
+            tracing::warn!(master = %self.address, %error, "a master of the Redis cluster refuses writes");
+        }
+    }
+
+    /// Asks a master that refuses writes for one that changes nothing: a script that does not declare itself as free of writes.
+    async fn probe(&self, deadline: Instant) {
+        let mut write = redis::cmd("EVAL");
+        write.arg("#!lua\nreturn 1").arg(0);
+        if self
+            .line
+            .query(Commands::One(&write), deadline)
+            .await
+            .is_ok()
+        {
+            let since = self.refusing_since.lock().take();
+            let refused_seconds = since.map(|since| since.elapsed().as_secs_f64());
+            tracing::warn!(master = %self.address, refused_seconds, "the master accepts writes again");
+        }
+    }
+}
+
+/// Whether a server answers but does not accept writes: its memory is full, it has too few replicas, or it cannot save.
+fn refuses_writes(error: &redis::RedisError) -> bool {
+    matches!(error.code(), Some("OOM" | "NOREPLICAS" | "MISCONF"))
 }
 
 impl Drop for ClusterNode {
@@ -96,8 +147,8 @@ impl Table {
         self.nodes.iter().find(|node| node.address == *address)
     }
 
-    fn is_line_up(&self, address: &Address) -> bool {
-        self.node(address).is_some_and(|node| node.line.is_up())
+    fn serves(&self, address: &Address) -> bool {
+        self.node(address).is_some_and(|node| node.serves())
     }
 }
 
@@ -143,7 +194,7 @@ impl Cluster {
         let table = self.table.load();
         self.shown.load(Ordering::Acquire)
             && table.view.is_healthy()
-            && table.view.owners().all(|owner| table.is_line_up(owner))
+            && table.view.owners().all(|owner| table.serves(owner))
     }
 
     /// Whether some slots are served.
@@ -151,7 +202,7 @@ impl Cluster {
         let table = self.table.load();
         self.shown.load(Ordering::Acquire)
             && table.view.serves()
-            && table.view.owners().any(|owner| table.is_line_up(owner))
+            && table.view.owners().any(|owner| table.serves(owner))
     }
 
     /// Fails at once if no node can be reached.
@@ -186,19 +237,34 @@ impl Cluster {
         }
     }
 
-    /// Whether the node that serves a slot can be reached.
+    /// Whether the node that serves a slot can be reached and accepts writes.
     pub fn serves(&self, slot: u16) -> bool {
         let table = self.table.load();
         let owner = table.view.owner(slot);
-        self.shown.load(Ordering::Acquire) && owner.is_some_and(|owner| table.is_line_up(owner))
+        self.shown.load(Ordering::Acquire) && owner.is_some_and(|owner| table.serves(owner))
     }
 
-    /// Since when a slot is not served because its node cannot be reached or the cluster does not serve, or `None` if it is.
+    /// Fails if the node that serves a slot is known to refuse writes.
+    pub fn require_writes(&self, slot: u16) -> Result<(), LinkError> {
+        let table = self.table.load();
+        match table.view.owner(slot).and_then(|owner| table.node(owner)) {
+            Some(node) if node.refusing_since.lock().is_some() => {
+                Err(LinkError::NoConnection(format!(
+                    "{} refuses writes; calls resume when it accepts one",
+                    node.address
+                )))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Since when a slot is not served because its node cannot be reached or refuses writes, or the cluster does not serve; `None` if it
+    /// is served.
     pub fn away_since(&self, slot: u16) -> Option<std::time::Instant> {
         let table = self.table.load();
         let owner = table.view.owner(slot).and_then(|owner| table.node(owner));
-        let down_since = owner.and_then(|node| node.line.down_since());
-        down_since.into_iter().chain(table.failing_since).min()
+        let node_away_since = owner.and_then(|node| node.away_since());
+        node_away_since.into_iter().chain(table.failing_since).min()
     }
 
     /// The node that serves a slot; without a slot any one that can be reached.
@@ -232,6 +298,7 @@ impl Cluster {
                     })
                 }
             };
+            node.note(&result);
             let error = match result {
                 Err(LinkError::Refused(error)) if error.is_cluster_error() => error,
                 Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {
@@ -313,6 +380,7 @@ impl Cluster {
             line,
             task: tokio::spawn(async move { kept.keep().await }).abort_handle(),
             redirected_to: Mutex::new(Instant::now()),
+            refusing_since: Mutex::default(),
         })
     }
 
@@ -348,7 +416,8 @@ impl Cluster {
         let sent = shares
             .iter()
             .map(|(node, share, _)| node.line.each(share, deadline));
-        for (answers, (_, _, places)) in join_all(sent).await.into_iter().zip(&shares) {
+        for (answers, (node, _, places)) in join_all(sent).await.into_iter().zip(&shares) {
+            answers.iter().for_each(|answer| node.note(answer));
             results.extend(places.iter().copied().zip(answers));
         }
         results.sort_unstable_by_key(|(place, _)| *place);
@@ -546,6 +615,17 @@ impl Cluster {
         }
     }
 
+    /// Asks the masters that refuse writes whether they accept them again.
+    async fn probe(&self) {
+        let table = self.table.load_full();
+        let refusing = table
+            .nodes
+            .iter()
+            .filter(|node| node.refusing_since.lock().is_some());
+        let deadline = Instant::now() + self.response_timeout;
+        join_all(refusing.map(|node| node.probe(deadline))).await;
+    }
+
     /// Keeps the map current; a cluster that was lost completely is prepared again. Logs every new reason, once. Never returns.
     pub async fn keep(&self) {
         let mut wait = RECONNECT_MIN;
@@ -553,6 +633,7 @@ impl Cluster {
         loop {
             let attempt = if self.is_up() {
                 let _ = timeout(REFRESH_EVERY, self.stale.notified()).await;
+                self.probe().await;
                 self.refresh().await.map(drop).map_err(Arc::new)
             } else {
                 self.shown.store(false, Ordering::Release);
@@ -571,7 +652,7 @@ impl Cluster {
                 Err(error) => {
                     let text = error.to_string();
                     if text != logged {
-                        tracing::error!(error = %text, "the Redis cluster is not found; trying again");
+                        tracing::error!(error = %text, "the Redis cluster cannot be used; trying again");
                         logged = text;
                     }
                     sleep(jittered(wait)).await;

@@ -203,11 +203,24 @@ impl RedisLink {
         }
     }
 
-    /// Whether there is a connection to the server that keeps `name`.
+    /// Whether there is a connection to the server that keeps `name`, and it is not known to refuse writes.
     pub fn serves(&self, name: &str) -> bool {
+        self.serves_slot(slot(name.as_bytes()))
+    }
+
+    /// As [`RedisLink::serves`], for the names of a hash slot.
+    pub fn serves_slot(&self, slot: u16) -> bool {
         match &self.way {
             Way::Server(line) => line.is_up(),
-            Way::Cluster(cluster) => cluster.serves(slot(name.as_bytes())),
+            Way::Cluster(cluster) => cluster.serves(slot),
+        }
+    }
+
+    /// Fails if the node of a cluster that keeps the names of a hash slot is known to refuse writes.
+    pub fn require_writes(&self, slot: u16) -> Result<(), LinkError> {
+        match &self.way {
+            Way::Server(_) => Ok(()),
+            Way::Cluster(cluster) => cluster.require_writes(slot),
         }
     }
 

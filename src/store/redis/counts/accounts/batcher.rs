@@ -288,17 +288,19 @@ impl Batcher {
         true
     }
 
-    /// Begins the next calls of those accounts that have one due and await none. While the breaker is open, no request waits
-    /// for Redis.
+    /// Begins the next calls of those accounts that have one due and await none. While the breaker is open, or the account's master
+    /// of a cluster refuses writes, no request waits for Redis.
     fn begin_calls(&mut self, slots: Vec<Arc<AccountSlot>>) {
         let closed = self.accounts.guard.require().err();
         for slot in slots {
+            let refusing = || self.accounts.link.require_writes(slot.place).err();
+            let closed = closed.clone().or_else(refusing);
             let mut state = slot.state.lock();
             state.queued = false;
-            if let Some(error) = &closed {
+            if let Some(error) = closed {
                 let waiters = state.account.dismiss();
                 drop(state);
-                fail(waiters, error);
+                fail(waiters, &error);
                 self.accounts.list(&slot);
                 continue;
             }

@@ -123,6 +123,9 @@ impl Accounts {
         let listed = self.to_settle.lock().len();
         for _ in 0..listed.div_ceil(together) {
             let slots = self.take_listed(together);
+            if slots.is_empty() {
+                continue;
+            }
             let batcher = Batcher::of(self.clone());
             running.push_back(tokio::spawn(batcher.flush_these(slots)));
             if running.len() >= SETTLING_MAX.div_ceil(together)
