@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::client::Ending;
-use harness::{Call, IssuedKey, Protocol, Scene, SceneBuilder, Store, eventually};
+use harness::{Behaviour, Call, IssuedKey, Protocol, Scene, SceneBuilder, Store, eventually};
 use rusqlite::{Connection, OpenFlags};
 
 use super::{MARKETS, TOUCHLINE};
@@ -93,6 +93,42 @@ async fn the_share_ends_in_a_500_and_never_in_a_401_or_429() {
     scene.expect_used(&key, 30).await;
     let entries = scene.client_ledger().entries();
     assert!(entries.iter().all(|entry| entry.ending == Ending::Whole));
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_calls_take_nothing_from_the_share() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .daily("starter", 50)
+        .spec(|spec| spec.redis_extra = "timeout: 300ms, min_nodes: 2".into())
+        .start()
+        .await;
+    let (key, unknown) = (scene.issue("starter").await, scene.issue("starter").await);
+    let client = scene.client(Protocol::Http1);
+    for _ in 0..10 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    scene.redis.as_mut().unwrap().kill9();
+    scene.upstream.always(Behaviour::Status(503));
+    for _ in 0..30 {
+        for key in [&key, &unknown] {
+            let answer = client.get(key, MARKETS).await;
+            assert_eq!(answer.status, 500, "{answer:?}");
+        }
+    }
+    scene.upstream.always(Behaviour::Echo);
+    for left in (0..20).rev() {
+        let answer = client.get(&key, MARKETS).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_eq!(answer.number("x-ratelimit-remaining"), Some(left));
+    }
+    assert_eq!(client.get(&key, MARKETS).await.status, 500);
+    // Two per cent of the limit, as its count is not known.
+    assert_eq!(client.get(&unknown, MARKETS).await.status, 200);
+    scene.redis.as_mut().unwrap().restart().await;
+    scene.expect_used(&key, 30).await;
+    scene.expect_used(&unknown, 1).await;
     scene.assert_ledgers_agree().await;
 }
 

@@ -398,13 +398,27 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         });
     }
 
-    /// Refunds granted units. Returns the units used afterwards, if known.
+    /// Refunds granted units, first those served without the store: both are one sum, of which the store has not confirmed the latter.
+    /// Returns the units used afterwards as the store would count them, if known.
     pub fn refund(&mut self, units: u32) -> Option<u64> {
         self.rack += u64::from(units);
         self.denial = None;
+        let rest = u64::from(units) - self.take_offline(units.into());
         let known = self.known.as_mut()?;
-        known.used = known.used.saturating_sub(units.into());
+        known.used = known.used.saturating_sub(rest);
         Some(known.used)
+    }
+
+    /// Takes up to `units` from those served without the store; returns their number. The awaited call is taken to contain them, so that
+    /// its reply confirms none that it does not contain.
+    fn take_offline(&mut self, units: u64) -> u64 {
+        let taken = units.min(self.offline);
+        self.offline -= taken;
+        let busy = self.busy.as_mut();
+        if let Some(awaited) = busy.and_then(|busy| busy.awaited.as_mut()) {
+            awaited.offline = awaited.offline.saturating_sub(taken);
+        }
+        taken
     }
 
     /// Counts units that are served while the store is unreachable. If a charge for them did run in the store, merging counts
@@ -417,7 +431,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     /// Rolls back [`Account::serve_without_store`]: the units were not served after all.
     pub fn withdraw(&mut self, units: u32) {
         self.rack += u64::from(units);
-        self.offline = self.offline.saturating_sub(units.into());
+        self.take_offline(units.into());
     }
 
     /// Units served without the store that no reply has confirmed.
