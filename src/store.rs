@@ -70,8 +70,11 @@ pub struct Charge {
 pub enum Decision {
     /// The units are granted; `used` includes them.
     Granted {
-        /// Units used on the day, including these; different for every grant of a day unless units are refunded.
+        /// Units used on the day, including these, as reported to the client; different for every grant of a day unless units are
+        /// refunded. Without Redis, all that is not left of this gateway's share.
         used: u64,
+        /// Units that are known to be used on the day, including these; the same number unless Redis is unavailable.
+        counted: u64,
         /// Proof of the charge, to be refunded or dropped.
         receipt: Receipt,
     },
@@ -170,6 +173,8 @@ pub struct Health {
     pub silent_gateways: u64,
     /// The last leap of the clock that decides the day, until the clock is trusted again.
     pub clock_leap: Option<Leap>,
+    /// Why [`Health::up`] is false; for operators.
+    pub trouble: Option<String>,
     /// Why a file of the store cannot be used, and the remedy; for operators.
     pub file_trouble: Option<String>,
     /// Why the key table does not follow the store until an operator acts, and the remedy.

@@ -250,11 +250,13 @@ impl Edge<'_> {
         if let Some(recording) = &mut self.trace.recording {
             recording.charged(asked);
         }
-        if let Ok(Decision::Granted { used, .. } | Decision::Exhausted { used }) = &decision {
-            self.note_share(ask.caller(), *used);
+        if let Ok(Decision::Granted { counted, .. } | Decision::Exhausted { used: counted }) =
+            &decision
+        {
+            self.note_share(ask.caller(), *counted);
         }
         match decision {
-            Ok(Decision::Granted { used, receipt }) => {
+            Ok(Decision::Granted { used, receipt, .. }) => {
                 let slot = slot.take();
                 let grant = Grant {
                     receipt,

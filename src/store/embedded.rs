@@ -373,6 +373,7 @@ impl Store for EmbeddedStore {
             silent_gateways: 0,
             clock_leap: self.desk.clock_watch.leap(),
             file_trouble: trouble.map(|trouble| trouble.text.clone()),
+            trouble: None,
             keys_trouble: None,
         }
     }

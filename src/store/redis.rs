@@ -359,7 +359,11 @@ impl Store for RedisStore {
                 let used = units.take();
                 self.parts.ledger.charged(&charge, |_| ());
                 let receipt = Receipt::of(&charge);
-                Ok(Decision::Granted { used, receipt })
+                Ok(Decision::Granted {
+                    used,
+                    counted: used,
+                    receipt,
+                })
             }
             ChargeResult::Failed(error) => match &self.parts.outage {
                 Some(outage) => outage.serve(charge, error).await,
@@ -382,7 +386,7 @@ impl Store for RedisStore {
         let (key, day) = (receipt.key, receipt.day);
         let used = self.parts.give_back(&receipt);
         match &self.parts.outage {
-            Some(outage) if !self.parts.guard.is_closed() => outage.used(key, day),
+            Some(outage) if outage.decides(key, day) => outage.used(key, day),
             Some(_) | None => used,
         }
     }
@@ -425,6 +429,7 @@ impl Store for RedisStore {
                 .as_ref()
                 .map_or(0, |presence| presence.silent()),
             clock_leap: self.parts.clock.leap(),
+            trouble: if up { None } else { guard.reason() },
             file_trouble: outage.and_then(|outage| outage.journal_trouble()),
             keys_trouble: self.parts.feed.as_ref().and_then(|feed| feed.trouble()),
         }

@@ -59,7 +59,11 @@ macro_rules! passed_on {
             async fn charge(&self, charge: Charge) -> Result<Decision, StoreError> {
                 let receipt = Receipt::of(&charge);
                 let used = self.used.fetch_add(1, Ordering::Relaxed);
-                Ok(Decision::Granted { used, receipt })
+                Ok(Decision::Granted {
+                    used,
+                    counted: used,
+                    receipt,
+                })
             }
 
             async fn refund(&self, _: Receipt) -> Option<u64> {

@@ -380,6 +380,27 @@ async fn an_emptied_redis_receives_the_claims_again_without_a_second_line() {
 }
 
 #[tokio::test]
+async fn the_end_of_a_gateways_share_is_no_share_of_the_limit() {
+    let mut scene = builder(Store::Redis)
+        .durable_redis()
+        .spec(|spec| spec.redis_extra = "timeout: 100ms, min_nodes: 4".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    assert_eq!(calls(&scene, &key, 4).await, 4);
+    scene.redis.as_mut().unwrap().kill9();
+    // A quarter of the 36 that are left.
+    assert_eq!(calls(&scene, &key, 9).await, 9);
+    scene.redis.as_mut().unwrap().restart().await;
+    scene.expect_used(&key, 13).await;
+    assert_eq!(calls(&scene, &key, 1).await, 1);
+    assert_eq!(counted(&scene).await, BTreeMap::new());
+    assert_eq!(calls(&scene, &key, 26).await, 26);
+    expect_counted(&scene, &[(80, 1), (95, 1), (100, 1)]).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
 async fn a_share_that_was_passed_without_redis_is_reported_when_it_is_back() {
     let receiver = RecordingUpstream::start().await;
     receiver.always(Behaviour::Status(200));

@@ -194,6 +194,36 @@ async fn a_dead_master_of_a_cluster_leaves_its_keys_their_share_and_the_others_t
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refund_while_a_master_is_away_leaves_what_the_share_leaves() {
+    let (mut set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
+    let [_, there] = two_keys(&set, &command(cluster(&set)).await).await;
+    let outage = OutageSettings {
+        min_nodes: 2.try_into().unwrap(),
+        ..OutageSettings::of_journal(directory.path().join("journal.db"))
+    };
+    let store = gateway_with(cluster(&set), outage).await;
+    let unit = async || store.charge(charge(&there, today(), LIMIT, 1)).await;
+    for _ in 0..10 {
+        granted(unit().await);
+    }
+    set.nodes[2].kill();
+    let mut last = None;
+    for _ in 0..4 {
+        last = Some(granted(unit().await));
+    }
+    let (used, receipt) = last.unwrap();
+    // Half of the 990 that were left is this gateway's share.
+    assert_eq!(used, LIMIT - (990 / 2 - 4));
+    assert_eq!(store.refund(receipt).await, Some(used - 1));
+    assert_eq!(granted(unit().await).0, used);
+    set.nodes[2].restart().await;
+    eventually("all is settled", async || {
+        (counted(&set.nodes[2], &there).await == Some(14)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_dead_gateway_served_without_redis_is_settled_at_the_masters_that_are_there() {
     let (mut set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
     let [here, there] = two_keys(&set, &command(cluster(&set)).await).await;
@@ -308,13 +338,44 @@ async fn the_count_remains_known(full_coverage: &str, away: Away, masters: &[usi
     tokio::time::sleep(STALENESS + Duration::from_secs(2)).await;
     let health = store.health();
     assert_eq!(health.pending_units, 2 * served_before);
-    assert_eq!(health.up, matches!(away, Away::Refusing));
+    assert!(!health.up, "{health:?}");
+    if let Away::Refusing = away {
+        let trouble = health.trouble.as_deref();
+        assert!(trouble.is_some_and(|why| why.contains("NOREPLICAS")));
+        // One master is left, to which no call went that the others refuse.
+        assert!(health.partly_up, "{health:?}");
+        let before = script_calls(&set.nodes[1]).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(script_calls(&set.nodes[1]).await, before);
+    }
     let rest = (LIMIT - 1 - served_before).try_into().unwrap();
     for key in &keys {
         granted(store.charge(charge(key, today(), LIMIT, rest)).await);
     }
     let pending = 2 * (served_before + u64::from(rest));
     assert_eq!(store.health().pending_units, pending);
+    if let Away::Refusing = away {
+        for master in masters {
+            let accept = "CONFIG SET min-replicas-to-write 0";
+            let () = set.nodes[*master].ask(accept).await;
+        }
+        eventually("the counts are settled", async || {
+            let health = store.health();
+            (health.up && health.pending_units == 0).then_some(())
+        })
+        .await;
+        for (key, node) in keys.iter().zip([1, 2]) {
+            assert_eq!(counted(&set.nodes[node], key).await, Some(LIMIT));
+        }
+    }
+}
+
+/// How often a server was asked to run the script of charges.
+async fn script_calls(node: &Node) -> u64 {
+    let statistics: String = node.ask("INFO commandstats").await;
+    let mut lines = statistics.lines();
+    let calls = lines.find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    calls.map_or(0, |calls| calls.split(',').next().unwrap().parse().unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -511,7 +511,7 @@ async fn two_gateways_on_a_network_that_loses_replies_stay_exact() {
                     }
                     let cost = 1 + turn % 3;
                     match store.charge(charge(&key, day, LIMIT, cost)).await {
-                        Ok(Decision::Granted { used, receipt }) => {
+                        Ok(Decision::Granted { used, receipt, .. }) => {
                             assert!(used <= LIMIT);
                             if turn % 4 == 0 {
                                 store.refund(receipt).await;

@@ -206,7 +206,7 @@ pub fn charge_for(key: &Arc<KeyEntry>, day: Day, limit: u64, cost: u32, endpoint
 #[track_caller]
 pub fn granted(decision: Result<Decision, StoreError>) -> (u64, Receipt) {
     match decision {
-        Ok(Decision::Granted { used, receipt }) => (used, receipt),
+        Ok(Decision::Granted { used, receipt, .. }) => (used, receipt),
         other => panic!("not granted: {other:?}"),
     }
 }

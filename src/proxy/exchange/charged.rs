@@ -144,7 +144,9 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
                 endpoint: "/a".into(),
             };
             match gate.store.charge(charge).await.unwrap() {
-                Decision::Granted { used, receipt } => (used, Charged::new(gate.clone(), receipt)),
+                Decision::Granted { used, receipt, .. } => {
+                    (used, Charged::new(gate.clone(), receipt))
+                }
                 other => panic!("{other:?}"),
             }
         };

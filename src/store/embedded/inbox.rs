@@ -66,9 +66,11 @@ impl UnclaimedGrant {
     /// Hands the receipt to the caller.
     pub(super) fn accept(mut self) -> Option<Decision> {
         let used = self.used;
-        self.receipt
-            .take()
-            .map(|receipt| Decision::Granted { used, receipt })
+        self.receipt.take().map(|receipt| Decision::Granted {
+            used,
+            counted: used,
+            receipt,
+        })
     }
 }
 

@@ -49,6 +49,8 @@ const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How often old counts are re-read, and the most at a time: 1,000 a second.
 const READ_EVERY: Duration = Duration::from_millis(200);
 const READ_MAX: usize = 200;
+/// How often the journal is searched for rows that are no longer needed, which reads all of them.
+const DROP_EVERY: Duration = Duration::from_secs(10);
 /// Days of keys sent to the journal before their replies are awaited, outside of requests: about one transaction.
 const NOTED_TOGETHER: usize = 256;
 /// How often live gateways are counted, and how long the largest number is used: an emptied Redis lacks them for a moment.
@@ -93,8 +95,8 @@ pub struct OutageService {
     restore_demanded: Notify,
     /// Whether the last counts of killed processes have been read from Redis.
     is_read: AtomicBool,
-    /// Held while rows are written, so that older ones never follow newer ones.
-    noting: tokio::sync::Mutex<()>,
+    /// Held while rows are written, so that older ones never follow newer ones; when old rows are dropped again.
+    noting: tokio::sync::Mutex<Periodic>,
     served: AtomicU64,
     refused: AtomicU64,
 }
@@ -149,7 +151,7 @@ impl OutageService {
             restore_due: AtomicBool::new(true),
             restore_demanded: Notify::new(),
             is_read: AtomicBool::new(false),
-            noting: tokio::sync::Mutex::default(),
+            noting: tokio::sync::Mutex::new(Periodic::due_now(DROP_EVERY)),
             served: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         }))
@@ -203,12 +205,14 @@ impl OutageService {
                 reserved.take();
                 self.served.fetch_add(units.into(), Ordering::Relaxed);
                 let left = allowance.saturating_sub(unsettled_units + others);
+                let counted = counted + others;
                 let used = match charge.limit {
-                    UNBOUNDED => counted + others,
+                    UNBOUNDED => counted,
                     limit => limit.saturating_sub(left),
                 };
                 Ok(Decision::Granted {
                     used,
+                    counted,
                     receipt: Receipt::of(&charge),
                 })
             }
@@ -220,6 +224,14 @@ impl OutageService {
         StoreError::Unavailable(format!(
             "{error}; and this node has served its share of the key's day"
         ))
+    }
+
+    /// Whether charges of a key are decided here now, or were and Redis does not know of all of them.
+    pub fn decides(&self, key: KeyId, day: Day) -> bool {
+        let link = self.guard.link();
+        !self.guard.is_closed()
+            || !link.serves(&link.names.record(key))
+            || self.accounts.is_ahead(key, day)
     }
 
     /// Units used, as reported while Redis is unavailable; `None` if no count of the day is known or nothing is served.
@@ -416,7 +428,7 @@ impl OutageService {
 
     /// Writes changed counts to the journal, each key's day atomically. Returns whether all were written.
     pub async fn note_changes(&self) -> bool {
-        let _turn = self.noting.lock().await;
+        let mut dropping = self.noting.lock().await;
         let mut all_written = true;
         // Later changes are for the next turn.
         for _ in 0..self.accounts.changed_count().div_ceil(NOTED_TOGETHER) {
@@ -441,6 +453,7 @@ impl OutageService {
         }
         let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
         let settled = self.clock.settled_at().map(Timestamp::as_second);
+        let settled = settled.filter(|_| dropping.is_due());
         let retention = self.guard.link().names.keeping().retention_seconds();
         let kept = self.journal.keep(nodes, now, settled, retention).await;
         all_written & kept.is_ok()

@@ -80,7 +80,7 @@ impl Model {
     /// Holds what the store decided against what the model decides, and keeps the receipt.
     fn compare(&mut self, place: (usize, usize), cost: u32, limit: u64, output: Decision) {
         match (output, self.charge(place, cost, limit)) {
-            (Decision::Granted { used, receipt }, Ok(expected)) => {
+            (Decision::Granted { used, receipt, .. }, Ok(expected)) => {
                 assert_eq!(used, expected);
                 self.receipts.push((place.0, place.1, receipt));
             }

@@ -77,7 +77,8 @@ pub async fn mixed_costs_and_refunds_in_two_processes_add_up_exactly(fixture: &d
                 for turn in 0..40 {
                     let cost = 1 + (task + turn) % 5;
                     let asked = charge(&key, day, LIMIT, cost);
-                    if let Decision::Granted { used, receipt } = store.charge(asked).await.unwrap()
+                    if let Decision::Granted { used, receipt, .. } =
+                        store.charge(asked).await.unwrap()
                     {
                         assert!(used <= LIMIT);
                         match turn % 6 {

@@ -121,6 +121,11 @@ impl Accounts {
         }
     }
 
+    /// Whether a key has units on a day that were served without Redis and that it may not know.
+    pub fn is_ahead(&self, key: KeyId, day: Day) -> bool {
+        self.slot(key, day).state.lock().account.offline() > 0
+    }
+
     /// Units used, as reported while Redis is unavailable: an upper bound. `None` if no count is known.
     pub fn used_at_most(&self, key: KeyId, day: Day, rule: &OutageRule) -> Option<u64> {
         let slot = self.slot(key, day);
