@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use harness::SLACK;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Span, Timestamp};
@@ -13,7 +14,7 @@ use tokio::time::Instant;
 use touchline::clock::Clock;
 use touchline::policy::api_key::KeyId;
 use touchline::policy::calendar::Calendar;
-use touchline::policy::key_record::{Action, KeyRecord, LastChange};
+use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
 use touchline::store::export::Exported;
 use touchline::store::redis::{RedisSettings, RedisStore, Servers, open};
 use touchline::store::status::StoreFacts;
@@ -269,6 +270,47 @@ async fn while_the_master_that_has_the_zone_is_away_gateways_and_commands_use_th
             "{refused:?}"
         );
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_a_master_is_away_and_another_was_restarted_changes_of_keys_are_followed() {
+    let mut set = ClusterSet::start(0).await;
+    let feed = set.owner("touchline:feed").await;
+    let [away, restarted] = [1, 2].map(|step| (feed + step) % 3);
+    let command = command(&set).await;
+    let key = loop {
+        let key = issued_apart_from(&set, &command, away).await;
+        let digest = format!("touchline:d:{}", key.record.digest);
+        let owners = [key.record.id.as_str(), &digest].map(|name| set.owner(name));
+        if join_all(owners).await == [feed, feed] {
+            break key;
+        }
+    };
+    let store = gateway(place(&set)).await;
+    set.nodes[away].kill();
+    set.nodes[restarted].kill();
+    set.nodes[restarted].restart().await;
+    let suspended = KeyRecord {
+        state: KeyState::Suspended,
+        ..key.record.clone()
+    };
+    let (suspended, _) = eventually("the key is suspended", async || {
+        command.update_key(suspended.clone()).await.ok()
+    })
+    .await;
+    eventually("the gateway follows", async || {
+        let held = store.keys().get(suspended.id)?;
+        (held.record.version == suspended.version).then_some(())
+    })
+    .await;
+    let age = store.freshness().age;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(store.freshness().age > age, "keys may be missing");
+    set.nodes[away].restart().await;
+    eventually("the table is current", async || {
+        (store.freshness().age < Duration::from_secs(2)).then_some(())
+    })
+    .await;
 }
 
 /// The names of the copies of the zone.

@@ -101,19 +101,41 @@ struct FeedConnection<'a> {
     reload: &'a mut Option<RepeatedLoad>,
 }
 
-/// Why all keys are loaded again, until a look finds no reason to. Kept across connections, because a load that fails ends one.
+/// Why all keys are loaded again, until a look finds no reason to. Kept across connections, because a load that fails may end one.
 struct RepeatedLoad {
     why: &'static str,
     /// The processes for which it was noticed.
     run_ids: BTreeSet<String>,
-    /// The pause before the next load for it.
+    /// The pause after the next load, before jitter.
     pause: Duration,
+    /// When the present pause ends, unless another connection to Redis is made than the `made` ones before it.
+    end: Instant,
+    made: u64,
 }
 
 impl RepeatedLoad {
     fn is_of(&self, why: &str, run_ids: &BTreeSet<String>) -> bool {
         self.why == why && self.run_ids == *run_ids
     }
+
+    fn begin_pause(&mut self, made: u64) {
+        self.end = Instant::now() + jittered(self.pause);
+        self.pause = (2 * self.pause).min(RELOAD_PAUSE_MAX);
+        self.made = made;
+    }
+
+    fn pauses(&self, made: u64) -> bool {
+        made == self.made && Instant::now() < self.end
+    }
+}
+
+/// What a look at the store has made of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Followed {
+    /// It lacks only changes after its position.
+    Whole,
+    /// It may also lack keys of masters of a cluster that are away.
+    InPart,
 }
 
 impl Feed {
@@ -240,22 +262,13 @@ impl Feed {
                     "another connection was made".into(),
                 ));
             }
-            follower.catch_up().await?;
+            let followed = follower.catch_up().await?;
             let changes = follower.read_changes().await?;
             logged.clear();
-            if changes < READ_MAX {
+            if changes < READ_MAX && followed == Followed::Whole {
                 self.is_current_now();
                 self.trouble.store(None);
             }
-        }
-    }
-
-    /// Waits before loading again; not for longer than until another connection to Redis is made.
-    async fn pause(&self, pause: Duration) {
-        let made = self.setting.link.made();
-        let end = Instant::now() + jittered(pause);
-        while Instant::now() < end && self.setting.link.made() == made {
-            sleep_until(end.min(Instant::now() + RECONNECT)).await;
         }
     }
 
@@ -453,13 +466,14 @@ enum Lookups {
 
 impl FeedConnection<'_> {
     /// Ensures that no change before the next read is missed.
-    async fn catch_up(&mut self) -> Result<(), StoreError> {
+    async fn catch_up(&mut self) -> Result<Followed, StoreError> {
         let feed = self.feed;
         let names = &feed.setting.link.names;
         let state = stream_state(&mut self.connection, names).await?;
         let applied = *feed.applied.borrow();
         let Some(place) = applied else {
-            return feed.load(state.last, &self.run_ids, Lookups::Trusted).await;
+            let loaded = feed.load(state.last, &self.run_ids, Lookups::Trusted).await;
+            return loaded.map(|()| Followed::Whole);
         };
         match self.lost(&state, place).await? {
             None => {
@@ -467,21 +481,32 @@ impl FeedConnection<'_> {
                 if state.last == place {
                     feed.is_current_now();
                 }
-                Ok(())
+                Ok(Followed::Whole)
             }
-            Some(why) => self.load_again(why, state.last).await,
+            Some(why) => self.load_again(why, &state, place).await,
         }
     }
 
     /// Loads all keys because changes may be missing. The first time for a reason, what else may be lost is repeated at once.
-    async fn load_again(&mut self, why: &'static str, last: u128) -> Result<(), StoreError> {
+    async fn load_again(
+        &mut self,
+        why: &'static str,
+        state: &StreamState,
+        place: u128,
+    ) -> Result<Followed, StoreError> {
         let feed = self.feed;
+        let link = &feed.setting.link;
+        // While other masters of a cluster are away, the feed itself can be read.
+        let reads_on = link.is_cluster() && self.lost_by_feed(state, place).await?.is_none();
         let is_repeated = match self.reload {
             Some(reload) if reload.is_of(why, &self.run_ids) => {
                 // Loading failed or did not help: Redis is not to be asked for all keys again and again without a pause.
-                let pause = reload.pause;
-                reload.pause = (2 * pause).min(RELOAD_PAUSE_MAX);
-                feed.pause(pause).await;
+                while reload.pauses(link.made()) {
+                    if reads_on {
+                        return Ok(Followed::InPart);
+                    }
+                    sleep_until(reload.end.min(Instant::now() + RECONNECT)).await;
+                }
                 true
             }
             Some(_) | None => {
@@ -489,6 +514,8 @@ impl FeedConnection<'_> {
                     why,
                     run_ids: self.run_ids.clone(),
                     pause: RECONNECT,
+                    end: Instant::now(),
+                    made: 0,
                 });
                 tracing::warn!(
                     why,
@@ -498,13 +525,30 @@ impl FeedConnection<'_> {
                 false
             }
         };
-        feed.remember_zone().await?;
-        feed.load(last, &self.run_ids, Lookups::Lost).await?;
-        if is_repeated {
-            // More may have been lost since the first time.
-            feed.store_lost.notify_one();
+        let loaded = async {
+            feed.remember_zone().await?;
+            feed.load(state.last, &self.run_ids, Lookups::Lost).await
+        };
+        let loaded = loaded.await;
+        if let Some(reload) = self.reload {
+            reload.begin_pause(link.made());
         }
-        Ok(())
+        match loaded {
+            Err(error) if reads_on && error.is_transient() => {
+                if !is_repeated {
+                    tracing::warn!(%error, "not all keys can be loaded yet; changes are read meanwhile");
+                }
+                Ok(Followed::InPart)
+            }
+            Err(error) => Err(error),
+            Ok(()) => {
+                if is_repeated {
+                    // More may have been lost since the first time.
+                    feed.store_lost.notify_one();
+                }
+                Ok(Followed::Whole)
+            }
+        }
     }
 
     /// Why changes after `place` may be missing from the stream; `None` if they are not.
@@ -532,6 +576,15 @@ impl FeedConnection<'_> {
             Err(StoreError::Unavailable(_)) if link.is_cluster() => {}
             Err(error) => return Err(error),
         }
+        self.lost_by_feed(state, place).await
+    }
+
+    /// As [`FeedConnection::lost`], judged by the feed alone.
+    async fn lost_by_feed(
+        &mut self,
+        state: &StreamState,
+        place: u128,
+    ) -> Result<Option<&'static str>, StoreError> {
         if let Some(why) = lost_by(state, place) {
             return Ok(Some(why));
         }
