@@ -29,13 +29,18 @@ impl Preparation {
     /// gateway sets the zone of an empty store; a command does so before it writes (`operations::preparing`).
     pub async fn prepare(&self, connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
         self.begin(connection).await?;
-        let mut pipeline = match self.empty_store() {
-            EmptyStore::Claimed => set_zones([&self.names.zone()], &self.zone),
-            EmptyStore::Left => redis::pipe(),
-        };
-        pipeline.cmd("GET").arg(self.names.zone());
-        let replies: Vec<Value> = pipeline.query_async(connection).await.map_err(failed)?;
-        is_same(replies.last(), &self.zone)?;
+        let name = self.names.zone();
+        let mut get = redis::pipe();
+        get.cmd("GET").arg(&name);
+        // Read first: a server that refuses writes can still be read.
+        let found: Vec<Value> = get.query_async(connection).await.map_err(failed)?;
+        if !is_same(found.last(), &self.zone)? && self.empty_store() == EmptyStore::Claimed {
+            // Of several gateways that find the store empty, the first one sets its zone.
+            let mut claim = set_zones([&name], &self.zone);
+            claim.cmd("GET").arg(&name);
+            let replies: Vec<Value> = claim.query_async(connection).await.map_err(failed)?;
+            is_same(replies.last(), &self.zone)?;
+        }
         self.learn_time(connection).await
     }
 
