@@ -34,8 +34,8 @@ pub struct Parts {
     pub ledger: Arc<ProcessLedger>,
     /// A gateway's service without Redis; commands have none.
     pub outage: Option<Arc<OutageService>>,
-    /// Held while refunds and ledger are written, so that a close can wait for them.
-    pub flushing: tokio::sync::Mutex<()>,
+    /// Held while refunds and ledger are written, so that a close can wait for them; why the ledger was not written the last time.
+    pub flushing: tokio::sync::Mutex<Option<String>>,
     pub records: RecordTable,
     /// The counts of killed processes; `None` without a journal.
     pub recovery: Option<Arc<CrashRecovery>>,

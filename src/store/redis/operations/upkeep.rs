@@ -130,13 +130,18 @@ impl Parts {
         self.clock.look();
     }
 
-    /// Writes refunds and ledger; returns whether everything is written.
+    /// Writes refunds and ledger; returns whether everything is written. Logs a new reason why the ledger is not, once.
     pub async fn flush(&self) -> bool {
-        let _turn = self.flushing.lock().await;
+        let mut logged = self.flushing.lock().await;
         self.accounts.settle().await;
-        if let Err(error) = self.ledger.write().await {
-            tracing::warn!(%error, "the ledger is not written; trying again");
+        let trouble = self.ledger.write().await.err();
+        let trouble = trouble.map(|error| error.to_string());
+        if let Some(error) = &trouble
+            && trouble != *logged
+        {
+            tracing::warn!(error, "the ledger is not written; trying again");
         }
+        *logged = trouble;
         self.is_written()
     }
 
