@@ -187,8 +187,9 @@ impl ServerLine {
         {
             self.trouble
                 .store(Some(Arc::new(StoreError::Unavailable(why.to_owned()))));
-            self.live.store(None);
+            // Before the connection goes, so that no count is taken for older than it is.
             *self.down_since.lock() = Some(std::time::Instant::now());
+            self.live.store(None);
             self.timeouts.store(0, Ordering::Relaxed);
             tracing::warn!(server = %self.server, why, "connection to Redis dropped");
             self.broken.notify_one();
