@@ -68,6 +68,8 @@ const DRAIN_POLL: Duration = Duration::from_millis(10);
 const FAREWELL: Duration = Duration::from_secs(1);
 /// The part of the grace that a stopping gateway reserves for pending writes.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a stopping gateway waits until the requests that it has cut off are recorded.
+const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a stopping gateway continues to claim events of keys near their limits.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a stopping gateway exports pending spans, if its grace permits; and the least time otherwise.
@@ -280,6 +282,14 @@ async fn run(
             left,
             "requests were cut because limits.shutdown_grace ended"
         );
+        gate.cut_off();
+        // Each ends with its line in the access log, and its totals.
+        let ended = async {
+            while metrics.in_flight.get() > 0 {
+                tokio::time::sleep(DRAIN_POLL).await;
+            }
+        };
+        let _ = tokio::time::timeout(CUT_OFF_TIMEOUT, ended).await;
     }
     end_of_traces.notify_one();
     exported(exporting, deadline).await;

@@ -12,6 +12,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use http::HeaderValue;
 use jiff::Timestamp;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use super::forward::DeniedHeaders;
 use super::rates::Rates;
@@ -175,6 +176,8 @@ pub struct Gate {
     /// How much of their tiers' burst and concurrency the keys have used.
     pub rates: Arc<Rates>,
     draining: AtomicBool,
+    /// Whether requests in flight are cut off.
+    cut_off: watch::Sender<bool>,
     /// HTTP/2 connections with a backlog.
     backlogs: AtomicUsize,
     arrivals: AtomicUsize,
@@ -213,6 +216,7 @@ impl Gate {
             failed_authentications: Mutex::new(TokenBuckets::new(FAILING_ADDRESSES_MAX)),
             rates: Rates::new(),
             draining: AtomicBool::new(false),
+            cut_off: watch::Sender::new(false),
             backlogs: AtomicUsize::new(0),
             arrivals: AtomicUsize::new(0),
         }
@@ -287,6 +291,22 @@ impl Gate {
     /// Whether clients have begun to send what is not a request yet.
     pub fn has_arrivals(&self) -> bool {
         self.arrivals.load(Ordering::Relaxed) > 0
+    }
+
+    /// Cuts off the requests in flight: their connections are closed.
+    pub fn cut_off(&self) {
+        self.cut_off.send_replace(true);
+    }
+
+    /// Whether requests in flight are cut off.
+    pub fn is_cut_off(&self) -> bool {
+        *self.cut_off.borrow()
+    }
+
+    /// Waits until requests in flight are cut off.
+    pub async fn until_cut_off(&self) {
+        // Fails only without a sender, which this has.
+        let _ = self.cut_off.subscribe().wait_for(|cut_off| *cut_off).await;
     }
 
     /// Whether the gateway is draining.

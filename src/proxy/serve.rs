@@ -52,7 +52,12 @@ struct Recorded<'a, 'c> {
 
 impl Drop for Recorded<'_, '_> {
     fn drop(&mut self) {
-        let abandoned = || Err(Failure::gateway("the request was abandoned"));
+        let abandoned = || {
+            if let Stage::Forwarding(forwarding) = &mut self.exchange.stage {
+                forwarding.ending.get_or_insert(Ending::Cut);
+            }
+            Err(Failure::gateway("the request was abandoned"))
+        };
         let failure = self.served.take().unwrap_or_else(abandoned).err();
         if failure.is_some() {
             self.client.break_off();

@@ -32,6 +32,8 @@ pub(super) async fn settle(
         (Some(rejection), _) if !header_passed || !keeps_charge(client, forwarding) => {
             (Ending::Rejected(rejection), Some(RefundReason::Body))
         }
+        // The gateway itself has closed the connection.
+        (_, Fault::Client(fault)) if gate.is_cut_off() => (Ending::Cut, hung_up(fault, forwarding)),
         (_, Fault::Client(fault)) => (Ending::ClientClosed, hung_up(fault, forwarding)),
         _ if header_passed => {
             let now = Instant::now();

@@ -275,7 +275,10 @@ impl AcceptContext {
         let _ = end.send(true);
         // Requests have their own deadlines; this one is for a client that neither ends nor answers.
         let patience = last_requests(&self.gate.snapshot()).max(times.last_requests);
-        let _ = tokio::time::timeout(patience, serving).await;
+        tokio::select! {
+            _ = tokio::time::timeout(patience, serving) => {}
+            () = self.gate.until_cut_off() => {}
+        }
     }
 
     fn note_limit(&self, limit: LimitHit) {

@@ -330,7 +330,12 @@ async fn requests_that_outlast_the_grace_are_cut_off_and_the_gateway_ends_with_0
     scene.upstream.always(Behaviour::Stall);
     let call = Call::get(MARKETS).key(&key);
     let in_flight = tokio::spawn(async move { client.try_call(call).await });
-    arrived(&scene, 2).await;
+    let (http2, call) = (
+        scene.client(Protocol::Http2Tls),
+        Call::get(MARKETS).key(&key),
+    );
+    let over_http2 = tokio::spawn(async move { http2.try_call(call).await });
+    arrived(&scene, 3).await;
     let began = Instant::now();
     scene.gateways[0].process().ask_to_end();
     let status = scene.gateways[0].process().wait_for_end(PATIENCE);
@@ -341,15 +346,18 @@ async fn requests_that_outlast_the_grace_are_cut_off_and_the_gateway_ends_with_0
         "{took:?}: not before its time"
     );
     assert!(in_flight.await.unwrap().is_err());
+    assert!(over_http2.await.unwrap().is_err());
     let message = scene.gateways[0].output();
     assert!(
         message.contains("were cut because limits.shutdown_grace ended"),
         "{message}"
     );
+    let lines = scene.gateways[0].access_lines();
+    let outcomes: Vec<_> = lines.iter().map(|line| &line["outcome"]).collect();
     assert_eq!(
-        scene.gateways[0].access_lines().len(),
-        1,
-        "written to the end"
+        outcomes,
+        ["served", "cut", "cut"],
+        "written to the end: {lines:?}"
     );
-    scene.expect_used(&key, 2).await;
+    scene.expect_used(&key, 3).await;
 }
