@@ -168,7 +168,9 @@ async fn forward(
         let (method, now) = (client.head.method(), gate.store.now());
         let (quota_status, endpoint) = (Some(forwarding.quota_status), Some(&*forwarding.endpoint));
         let answer = Answer::to(method, exchange, rejection, quota_status, endpoint, now);
-        client.close_after();
+        if !client.is_body_done() {
+            client.close_after();
+        }
         if answer.write(client).await.is_ok() {
             exchange.cause = Some(failure.to_string());
             return Ok(());
