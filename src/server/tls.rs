@@ -234,7 +234,8 @@ impl TlsServer {
             Some(clients) => builder.with_client_cert_verifier(clients.verifier(provider)?),
         };
         let mut settings = builder.with_cert_resolver(Arc::new(ByName::new(&shown)));
-        settings.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let protocols = ["h2", "http/1.1", "http/1.0"];
+        settings.alpn_protocols = protocols.map(Into::into).to_vec();
         // The server's order of ciphers, strongest first.
         settings.ignore_client_order = true;
         Ok(TlsServer {
