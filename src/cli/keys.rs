@@ -10,6 +10,8 @@ use anyhow::{Context, bail};
 use clap::Subcommand;
 
 pub(super) use arguments::ChangeOptions;
+use arguments::SetTierArguments;
+use orders::ChangeCommand;
 
 use super::key_argument::KeyArgument;
 use super::output::RecordFormat;
@@ -55,41 +57,8 @@ pub(super) enum KeysCommand {
         after_help = "Examples:\n  touchline keys rotate 4fZk09QwXy2B --overlap 24h\n  touchline keys rotate 4fZk09QwXy2B --overlap 0s --yes    # the secret leaked"
     )]
     Rotate(arguments::RotateArguments),
-    /// Refuse all requests with a key until it is resumed, from the next request on every gateway that can reach the store.
-    ///
-    /// Exits with 3 and names the gateways that have not confirmed it, if any. A gateway that cannot reach Redis may accept the key
-    /// until its `store.redis.max_staleness` is over.
-    #[command(after_help = "Example:\n  touchline keys suspend 4fZk09QwXy2B --yes")]
-    Suspend(arguments::CutArguments),
-    /// End the suspension of a key.
-    #[command(after_help = "Example:\n  touchline keys resume 4fZk09QwXy2B")]
-    Resume(arguments::PlainArguments),
-    /// Revoke a key permanently, from the next request on every gateway that can reach the store.
-    ///
-    /// Exits with 3 and names the gateways that have not confirmed it, if any. A gateway that cannot reach Redis may accept the key
-    /// until its `store.redis.max_staleness` is over.
-    #[command(after_help = "Example:\n  touchline keys revoke 4fZk09QwXy2B --yes")]
-    Revoke(arguments::CutArguments),
-    /// Move a key to another tier, from the next request on. The units used today stay used.
-    ///
-    /// Asks for confirmation if the other tier has fewer units a day or lacks an endpoint.
-    #[command(after_help = "Example:\n  touchline keys set-tier 4fZk09QwXy2B enterprise")]
-    SetTier(arguments::SetTierArguments),
-    /// Set the last day of a subscription, or `never`.
-    ///
-    /// Asks for confirmation if that day is over, which ends the subscription at once.
-    #[command(
-        after_help = "Examples:\n  touchline keys set-expiry 4fZk09QwXy2B 2027-01-31\n  touchline keys set-expiry 4fZk09QwXy2B never"
-    )]
-    SetExpiry(arguments::SetExpiryArguments),
-    /// Set or remove the label of a key, the customer's name for it.
-    #[command(
-        after_help = "Examples:\n  touchline keys set-label 4fZk09QwXy2B \"live site\"\n  touchline keys set-label 4fZk09QwXy2B --none"
-    )]
-    SetLabel(arguments::SetLabelArguments),
-    /// Set the customer who pays for a key.
-    #[command(after_help = "Example:\n  touchline keys set-customer 4fZk09QwXy2B \"Acme Ltd\"")]
-    SetCustomer(arguments::SetCustomerArguments),
+    #[command(flatten)]
+    Change(ChangeCommand),
     /// Grant a key extra units on one day, in addition to its tier and to earlier grants for that day.
     ///
     /// The reason is kept in the audit trail and shown by `touchline keys show`.
@@ -122,7 +91,7 @@ pub(super) fn run(
 ) -> anyhow::Result<()> {
     // An unknown tier is reported without opening the store.
     if let KeysCommand::Issue(issue::IssueArguments { tier, .. })
-    | KeysCommand::SetTier(arguments::SetTierArguments { tier, .. }) = command
+    | KeysCommand::Change(ChangeCommand::SetTier(SetTierArguments { tier, .. })) = command
     {
         configured_tier(&config, tier)?;
     }
@@ -132,13 +101,7 @@ pub(super) fn run(
         KeysCommand::List(_)
         | KeysCommand::Show { .. }
         | KeysCommand::Rotate(_)
-        | KeysCommand::Suspend(_)
-        | KeysCommand::Resume(_)
-        | KeysCommand::Revoke(_)
-        | KeysCommand::SetTier(_)
-        | KeysCommand::SetExpiry(_)
-        | KeysCommand::SetLabel(_)
-        | KeysCommand::SetCustomer(_)
+        | KeysCommand::Change(_)
         | KeysCommand::Grant(_)
         | KeysCommand::Export(_) => false,
     };
@@ -149,13 +112,7 @@ pub(super) fn run(
             find::show(session, id.id(session).await?, *output, out).await
         }
         KeysCommand::Rotate(order) => issue::rotate(session, order, out).await,
-        KeysCommand::Suspend(order) => orders::suspend(session, order, out).await,
-        KeysCommand::Resume(order) => orders::resume(session, order, out).await,
-        KeysCommand::Revoke(order) => orders::revoke(session, order, out).await,
-        KeysCommand::SetTier(order) => orders::set_tier(session, order, out).await,
-        KeysCommand::SetExpiry(order) => orders::set_expiry(session, order, out).await,
-        KeysCommand::SetLabel(order) => orders::set_label(session, order, out).await,
-        KeysCommand::SetCustomer(order) => orders::set_customer(session, order, out).await,
+        KeysCommand::Change(command) => orders::change(session, command, out).await,
         KeysCommand::Grant(order) => orders::grant(session, order, out).await,
         KeysCommand::Import(order) => transfer::import(session, order, out).await,
         KeysCommand::Export(order) => transfer::export(session, order, out).await,

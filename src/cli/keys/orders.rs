@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use anyhow::bail;
+use clap::Subcommand;
 use jiff::Timestamp;
 use jiff::civil::Date;
 
@@ -15,112 +16,142 @@ use super::view::{ChangedView, DetailView, GrantView, end};
 use super::{Session, configured_tier, note};
 use crate::cli::key_argument::KeyArgument;
 use crate::cli::output::{RecordFormat, escape, write_json};
+use crate::config::Config;
 use crate::policy::calendar::Calendar;
 use crate::policy::lifecycle::KeyChange;
 
 /// How far ahead units may be granted. The limit bounds the record, which keeps each day with a grant.
 const GRANT_DAYS_AHEAD_MAX: i64 = 400;
 
-pub(super) async fn suspend(
-    session: &Session,
-    CutArguments { id, yes, options }: &CutArguments,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
-    let outcome = made(
-        session,
-        *id,
-        options,
-        Consent::of(*yes),
-        &KeyChange::Suspend,
-    )
-    .await?;
-    finish(session, options, &outcome, "is suspended", out).await
+/// A change whose result is the key's new state, in one sentence.
+#[derive(Debug, Subcommand)]
+pub(in crate::cli) enum ChangeCommand {
+    /// Refuse all requests with a key until it is resumed, from the next request on every gateway that can reach the store.
+    ///
+    /// Exits with 3 and names the gateways that have not confirmed it, if any. A gateway that cannot reach Redis may accept the key
+    /// until its `store.redis.max_staleness` is over.
+    #[command(after_help = "Example:\n  touchline keys suspend 4fZk09QwXy2B --yes")]
+    Suspend(CutArguments),
+    /// End the suspension of a key.
+    #[command(after_help = "Example:\n  touchline keys resume 4fZk09QwXy2B")]
+    Resume(PlainArguments),
+    /// Revoke a key permanently, from the next request on every gateway that can reach the store.
+    ///
+    /// Exits with 3 and names the gateways that have not confirmed it, if any. A gateway that cannot reach Redis may accept the key
+    /// until its `store.redis.max_staleness` is over.
+    #[command(after_help = "Example:\n  touchline keys revoke 4fZk09QwXy2B --yes")]
+    Revoke(CutArguments),
+    /// Move a key to another tier, from the next request on. The units used today stay used.
+    ///
+    /// Asks for confirmation if the other tier has fewer units a day or lacks an endpoint.
+    #[command(after_help = "Example:\n  touchline keys set-tier 4fZk09QwXy2B enterprise")]
+    SetTier(SetTierArguments),
+    /// Set the last day of a subscription, or `never`.
+    ///
+    /// Asks for confirmation if that day is over, which ends the subscription at once.
+    #[command(
+        after_help = "Examples:\n  touchline keys set-expiry 4fZk09QwXy2B 2027-01-31\n  touchline keys set-expiry 4fZk09QwXy2B never"
+    )]
+    SetExpiry(SetExpiryArguments),
+    /// Set or remove the label of a key, the customer's name for it.
+    #[command(
+        after_help = "Examples:\n  touchline keys set-label 4fZk09QwXy2B \"live site\"\n  touchline keys set-label 4fZk09QwXy2B --none"
+    )]
+    SetLabel(SetLabelArguments),
+    /// Set the customer who pays for a key.
+    #[command(after_help = "Example:\n  touchline keys set-customer 4fZk09QwXy2B \"Acme Ltd\"")]
+    SetCustomer(SetCustomerArguments),
 }
 
-pub(super) async fn resume(
+impl ChangeCommand {
+    /// The key, the consent, the options and the change itself.
+    fn order(
+        &self,
+        config: &Config,
+    ) -> anyhow::Result<(KeyArgument, Consent, &ChangeOptions, KeyChange)> {
+        let (id, yes, options, change) = match self {
+            ChangeCommand::Suspend(order) => {
+                (order.id, order.yes, &order.options, KeyChange::Suspend)
+            }
+            ChangeCommand::Resume(order) => (order.id, false, &order.options, KeyChange::Resume),
+            ChangeCommand::Revoke(order) => {
+                (order.id, order.yes, &order.options, KeyChange::Revoke)
+            }
+            ChangeCommand::SetTier(order) => {
+                let change = KeyChange::SetTier(configured_tier(config, &order.tier)?);
+                (order.id, order.yes, &order.options, change)
+            }
+            ChangeCommand::SetExpiry(order) => {
+                let expires = match order.last_day {
+                    LastDay::Never => None,
+                    LastDay::On(date) => {
+                        Some(Timestamp::from_second(config.calendar.day_of(date)?.end)?)
+                    }
+                };
+                let change = KeyChange::SetExpiry(expires);
+                (order.id, order.yes, &order.options, change)
+            }
+            ChangeCommand::SetLabel(order) => {
+                let change = KeyChange::SetLabel(order.text.clone());
+                (order.id, false, &order.options, change)
+            }
+            ChangeCommand::SetCustomer(order) => {
+                let change = KeyChange::SetCustomer(order.text.clone());
+                (order.id, false, &order.options, change)
+            }
+        };
+        Ok((id, Consent::of(yes), options, change))
+    }
+
+    /// What the command's sentence says of the key.
+    fn state(&self, outcome: &ChangeOutcome, calendar: &Calendar) -> String {
+        let was = |old: String| match outcome.made {
+            Some(_) => format!(", was {old}"),
+            None => String::new(),
+        };
+        match self {
+            ChangeCommand::Suspend(_) => "is suspended".to_owned(),
+            ChangeCommand::Resume(_) => "is active".to_owned(),
+            ChangeCommand::Revoke(_) => "is revoked".to_owned(),
+            ChangeCommand::SetTier(order) => {
+                let was = was(format!("in {}", outcome.before.tier));
+                format!("is in tier {}{was}", order.tier)
+            }
+            ChangeCommand::SetExpiry(_) => {
+                let was = was(end(calendar, outcome.before.expires));
+                format!("expires {}{was}", end(calendar, outcome.after().expires))
+            }
+            ChangeCommand::SetLabel(order) => match &order.text {
+                Some(label) => format!("is labelled {}", escape(label)),
+                None => "is without a label".to_owned(),
+            },
+            ChangeCommand::SetCustomer(order) => format!("is of {}", escape(&order.text)),
+        }
+    }
+}
+
+pub(super) async fn change(
     session: &Session,
-    PlainArguments { id, options }: &PlainArguments,
+    command: &ChangeCommand,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let outcome = made(session, *id, options, Consent::Ask, &KeyChange::Resume).await?;
-    finish(session, options, &outcome, "is active", out).await?;
-    let record = outcome.after();
-    if record.expires.is_some_and(|expires| expires <= outcome.now) {
+    let (id, consent, options, change) = command.order(&session.config)?;
+    let id = id.id(session).await?;
+    let outcome = make(session, id, consent, &options.author(), &change).await?;
+    let state = command.state(&outcome, &session.config.calendar);
+    let already = match outcome.made {
+        Some(_) => "",
+        None => " already",
+    };
+    let sentence = format!("{id} {state}{already}");
+    announce(session, &outcome, options.output, None, &sentence, out).await?;
+    let ended = |expires: Timestamp| expires <= outcome.now;
+    if change == KeyChange::Resume && outcome.after().expires.is_some_and(ended) {
         note(&format!(
-            "Its subscription has ended: renew it with `touchline keys set-expiry {} DATE`.",
-            record.id
+            "Its subscription has ended: renew it with `touchline keys set-expiry {id} DATE`."
         ));
     }
     Ok(())
-}
-
-pub(super) async fn revoke(
-    session: &Session,
-    CutArguments { id, yes, options }: &CutArguments,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
-    let outcome = made(session, *id, options, Consent::of(*yes), &KeyChange::Revoke).await?;
-    finish(session, options, &outcome, "is revoked", out).await
-}
-
-pub(super) async fn set_tier(
-    session: &Session,
-    order: &SetTierArguments,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
-    let (tier, consent) = (&order.tier, Consent::of(order.yes));
-    let change = KeyChange::SetTier(configured_tier(&session.config, tier)?);
-    let outcome = made(session, order.id, &order.options, consent, &change).await?;
-    let state = match &outcome.made {
-        Some(_) => format!("is in tier {tier}, was in {}", outcome.before.tier),
-        None => format!("is in tier {tier}"),
-    };
-    finish(session, &order.options, &outcome, &state, out).await
-}
-
-pub(super) async fn set_expiry(
-    session: &Session,
-    order: &SetExpiryArguments,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
-    let calendar = &session.config.calendar;
-    let expires = match order.last_day {
-        LastDay::Never => None,
-        LastDay::On(date) => Some(Timestamp::from_second(calendar.day_of(date)?.end)?),
-    };
-    let (change, consent) = (KeyChange::SetExpiry(expires), Consent::of(order.yes));
-    let outcome = made(session, order.id, &order.options, consent, &change).await?;
-    let [new, old] = [expires, outcome.before.expires].map(|expires| end(calendar, expires));
-    let state = match &outcome.made {
-        Some(_) => format!("expires {new}, was {old}"),
-        None => format!("expires {new}"),
-    };
-    finish(session, &order.options, &outcome, &state, out).await
-}
-
-pub(super) async fn set_label(
-    session: &Session,
-    order: &SetLabelArguments,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
-    let change = KeyChange::SetLabel(order.text.clone());
-    let outcome = made(session, order.id, &order.options, Consent::Ask, &change).await?;
-    let state = match &order.text {
-        Some(label) => format!("is labelled {}", escape(label)),
-        None => "is without a label".to_owned(),
-    };
-    finish(session, &order.options, &outcome, &state, out).await
-}
-
-pub(super) async fn set_customer(
-    session: &Session,
-    order: &SetCustomerArguments,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
-    let change = KeyChange::SetCustomer(order.text.clone());
-    let outcome = made(session, order.id, &order.options, Consent::Ask, &change).await?;
-    let state = format!("is of {}", escape(&order.text));
-    finish(session, &order.options, &outcome, &state, out).await
 }
 
 pub(super) async fn grant(
@@ -176,34 +207,6 @@ fn grant_day(calendar: &Calendar, wanted: Option<Date>, now: Timestamp) -> anyho
         bail!("{date} is more than {GRANT_DAYS_AHEAD_MAX} days ahead: choose an earlier day");
     }
     Ok(date)
-}
-
-/// Makes an ordered change.
-async fn made(
-    session: &Session,
-    id: KeyArgument,
-    options: &ChangeOptions,
-    consent: Consent,
-    change: &KeyChange,
-) -> anyhow::Result<ChangeOutcome> {
-    let id = id.id(session).await?;
-    make(session, id, consent, &options.author(), change).await
-}
-
-/// [Announces](announce) the state of a key after a change.
-async fn finish(
-    session: &Session,
-    options: &ChangeOptions,
-    outcome: &ChangeOutcome,
-    state: &str,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
-    let already = match outcome.made {
-        Some(_) => "",
-        None => " already",
-    };
-    let sentence = format!("{} {state}{already}", outcome.before.id);
-    announce(session, outcome, options.output, None, &sentence, out).await
 }
 
 /// Writes the outcome of a change, and waits until the gateways have applied it.
