@@ -52,8 +52,7 @@ const DUE: &str = "SELECT date FROM days WHERE next <= ?1 AND next > ?2 AND coal
     ORDER BY date LIMIT 1";
 // The mark: a date, a space and a random word.
 const MARK: &str = "SELECT value FROM meta WHERE name = 'closing'";
-const PUT_MARK: &str = "INSERT INTO meta (name, value) VALUES ('closing', ?1)
-    ON CONFLICT DO UPDATE SET value = excluded.value";
+const PUT_MARK: &str = "REPLACE INTO meta (name, value) VALUES ('closing', ?1)";
 const DROP_MARK: &str = "DELETE FROM meta WHERE name = 'closing' AND value LIKE ?1 || ' %'";
 const STATE: &str = "SELECT state FROM chain WHERE date = ?1 ORDER BY number DESC LIMIT 1";
 const LAST: &str = "SELECT number, digest FROM chain ORDER BY number DESC LIMIT 1";

@@ -40,8 +40,7 @@ const DEAD_AFTER_MS: i64 = 5_000;
 /// Dead gateways are forgotten after an hour, so that restarts do not fill the table.
 const FORGOTTEN_AFTER_MS: i64 = 3_600_000;
 
-const HEARTBEAT_ROW: &str = "INSERT INTO gateways (name, applied, seen) VALUES (?1, ?2, ?3)
-    ON CONFLICT (name) DO UPDATE SET applied = excluded.applied, seen = excluded.seen";
+const HEARTBEAT_ROW: &str = "REPLACE INTO gateways (name, applied, seen) VALUES (?1, ?2, ?3)";
 const FORGET: &str = "DELETE FROM gateways WHERE abs(seen - ?1) > ?2";
 const LEAVE: &str = "DELETE FROM gateways WHERE name = ?1";
 const LAGGING: &str = "SELECT name FROM gateways WHERE applied < ?1 AND abs(seen - ?2) <= ?3

@@ -16,26 +16,12 @@ use crate::store::StoreError;
 use crate::store::export::{Exported, ExportedEvent, ImportCounts, ImportMode, KeyDay};
 
 const PUT_ROW: &str = "
-    INSERT INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
+    REPLACE INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
         refused_concurrent, refused_not_found, refused_method, day_limit, granted)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
-    ON CONFLICT (date, key, endpoint) DO UPDATE SET
-        requests = excluded.requests,
-        charged = excluded.charged,
-        refunded = excluded.refunded,
-        refused_tier = excluded.refused_tier,
-        refused_quota = excluded.refused_quota,
-        refused_burst = excluded.refused_burst,
-        refused_concurrent = excluded.refused_concurrent,
-        refused_not_found = excluded.refused_not_found,
-        refused_method = excluded.refused_method,
-        day_limit = excluded.day_limit,
-        granted = excluded.granted";
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)";
 const DROP_ROW: &str = "DELETE FROM ledger WHERE date = ?1 AND key = ?2 AND endpoint = ?3";
-const PUT_LATE: &str = "INSERT INTO adjustments (date, key, came, units) VALUES (?1, ?2, ?3, ?4)
-    ON CONFLICT (date, key, came) DO UPDATE SET units = excluded.units";
-const PUT_COPIED: &str = "INSERT INTO copied (date, key, body) VALUES (?1, ?2, ?3)
-    ON CONFLICT (date, key) DO UPDATE SET body = excluded.body";
+const PUT_LATE: &str = "REPLACE INTO adjustments (date, key, came, units) VALUES (?1, ?2, ?3, ?4)";
+const PUT_COPIED: &str = "REPLACE INTO copied (date, key, body) VALUES (?1, ?2, ?3)";
 const WAITS: &str = "SELECT count(*) FROM events WHERE event = ?1";
 
 /// Imports a batch at `now` (Unix seconds), or only counts what would be added.

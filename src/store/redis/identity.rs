@@ -12,8 +12,7 @@ use std::fmt;
 
 use rusqlite::{Connection, OptionalExtension};
 
-const WRITE_META: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
-    ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+const WRITE_META: &str = "REPLACE INTO meta (name, value) VALUES (?1, ?2)";
 
 /// The store that a file belongs to. Two values identify the same store if their names are equal and, if there are nodes, they
 /// have one in common: the list of sentinels or of a cluster's nodes may be reordered, shortened or extended.
