@@ -435,7 +435,9 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
         from: Date,
         to: Date,
         keys: &[KeyId],
-    ) -> Result<Vec<DayUsage>, StoreError>;
+    ) -> Result<Vec<DayUsage>, StoreError> {
+        Ok(usage(self.prove_of(from, to, keys).await?))
+    }
 
     /// The days of [`Store::usage_of`], each checked against everything that the store has on them: a day without faults reconciles.
     /// While a gateway charges, a count may be read before its entry in the ledger; repeat the call then.
@@ -453,16 +455,7 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
         to: Date,
         key: Option<KeyId>,
     ) -> Result<Vec<DayUsage>, StoreError> {
-        let mut all = Vec::new();
-        let keys = match key {
-            Some(key) => vec![key],
-            None => self.ledger_keys(from, to).await?,
-        };
-        for batch in keys.chunks(keys_at_once(from, to)) {
-            all.extend(self.usage_of(from, to, batch).await?);
-        }
-        all.sort_by_key(|usage| (usage.date, usage.key));
-        Ok(all)
+        Ok(usage(self.prove(from, to, key).await?))
     }
 
     /// [`Store::prove_of`] of one key, or of all. Everything is kept.
@@ -488,6 +481,10 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
     fn chained(&self) -> Option<&dyn chain::Chained> {
         None
     }
+}
+
+fn usage(proofs: Vec<Proof>) -> Vec<DayUsage> {
+    proofs.into_iter().map(|proof| proof.usage).collect()
 }
 
 impl Receipt {

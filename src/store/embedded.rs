@@ -77,9 +77,9 @@ use super::held_file::HeldConnection;
 use super::sqlite::unsigned;
 use super::status::{Replicas, StoreStatus};
 use super::{
-    ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
-    Health, Imported, Keeping, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role,
-    Store, StoreError, Unconfirmed, WithoutStore,
+    ChangeError, ChangeMark, Charge, Claim, Decision, Delivery, Forgotten, Freshness, Health,
+    Imported, Keeping, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role, Store,
+    StoreError, Unconfirmed, WithoutStore,
 };
 use crate::clock::Clock;
 use crate::clock::timer::Timers;
@@ -581,17 +581,6 @@ impl Store for EmbeddedStore {
         let (path, durability) = (self.desk.path.clone(), self.durability);
         let now = self.desk.clock.now();
         self.on_reader(move |connection| status::read(connection, path, durability, now))
-            .await
-    }
-
-    async fn usage_of(
-        &self,
-        from: Date,
-        to: Date,
-        keys: &[KeyId],
-    ) -> Result<Vec<DayUsage>, StoreError> {
-        let keys = keys.to_vec();
-        self.on_reader(move |connection| usage::read(connection, from, to, &keys))
             .await
     }
 

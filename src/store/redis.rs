@@ -39,9 +39,9 @@ use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::export::{Exported, ImportCounts, ImportMode, Transfer};
 use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
-    ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
-    Health, Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role, Store,
-    StoreError, Unconfirmed, WithoutStore,
+    ChangeError, ChangeMark, Charge, Claim, Decision, Delivery, Forgotten, Freshness, Health,
+    Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role, Store, StoreError,
+    Unconfirmed, WithoutStore,
 };
 
 mod clock;
@@ -595,15 +595,6 @@ impl Store for RedisStore {
         };
         let events = operations::events::waiting(link, theirs).await?;
         operations::status::status(link, difference.as_secs_f64(), events, journal).await
-    }
-
-    async fn usage_of(
-        &self,
-        from: Date,
-        to: Date,
-        keys: &[KeyId],
-    ) -> Result<Vec<DayUsage>, StoreError> {
-        counts::ledger::usage(&self.parts.command_link, keys, from, to).await
     }
 
     async fn prove_of(

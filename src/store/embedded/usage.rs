@@ -87,17 +87,6 @@ pub(super) fn keys_and_days(
     Ok((keys, days))
 }
 
-/// The ledger of some keys from `from` through `to`, in the order of date and key.
-pub(super) fn read(
-    connection: &Connection,
-    from: Date,
-    to: Date,
-    keys: &[KeyId],
-) -> rusqlite::Result<Vec<DayUsage>> {
-    let days = days(connection, from, to, keys)?.into_iter();
-    Ok(days.map(|(place, day)| day.usage(place)).collect())
-}
-
 /// The days of some keys: read in one range if they are neighbours among all keys, or nearly, otherwise key by key.
 fn days(
     connection: &Connection,
@@ -136,8 +125,8 @@ fn are_neighbours(
     Ok(between.query_row(asked, |row| row.get::<_, i64>(0))? < most)
 }
 
-/// The days of [`read`], each with its faults. The rows are the count, so there is no second count to compare them with: a fault is a
-/// row that no charge and no refund could have written.
+/// The ledger of some keys from `from` through `to`, in the order of date and key, each day with its faults. The rows are the count, so
+/// there is no second count to compare them with: a fault is a row that no charge and no refund could have written.
 pub(super) fn prove(
     connection: &Connection,
     from: Date,
@@ -147,7 +136,7 @@ pub(super) fn prove(
     let days = days(connection, from, to, keys)?.into_iter();
     let proofs = days.map(|(place, day)| {
         let mut faults: BTreeSet<String> = day.rows.iter().flat_map(faults_of).collect();
-        let cells: Vec<Cell> = day.rows.iter().map(cell).collect();
+        let mut cells: Vec<Cell> = day.rows.iter().map(cell).collect();
         let net: i64 = cells.iter().map(|cell| cell.totals.net()).sum();
         let ceiling = cells.iter().map(|cell| cell.ceiling.limit).max();
         let by_older = day.is_imported || cells.iter().any(|cell| cell.tier.is_none());
@@ -158,8 +147,14 @@ pub(super) fn prove(
                 "{net} units are used, but no charge had a limit above {limit}"
             ));
         }
+        let late: i64 = day.adjustments.iter().map(|late| late.units).sum();
+        let used = day.is_imported.then_some(net + late);
+        if day.is_imported {
+            // The rows are the count, but the row of units without an endpoint is no entry of the ledger.
+            cells.retain(|cell| cell.endpoint != UNATTRIBUTED);
+        }
         Proof {
-            usage: day.usage(place),
+            usage: DayUsage::of_cells(place, used, cells, day.adjustments),
             faults: faults.into_iter().collect(),
         }
     });
@@ -167,19 +162,6 @@ pub(super) fn prove(
 }
 
 impl OneDay {
-    fn usage(self, place: KeyDate) -> DayUsage {
-        let mut cells: Vec<Cell> = self.rows.iter().map(cell).collect();
-        let adjustments = self.adjustments;
-        if !self.is_imported {
-            return DayUsage::of_cells(place, None, cells, adjustments);
-        }
-        // The rows are the count, but the row of units without an endpoint is no entry of the ledger.
-        let late: i64 = adjustments.iter().map(|adjustment| adjustment.units).sum();
-        let used: i64 = cells.iter().map(|cell| cell.totals.net()).sum();
-        cells.retain(|cell| cell.endpoint != UNATTRIBUTED);
-        DayUsage::of_cells(place, Some(used + late), cells, adjustments)
-    }
-
     /// Adds to a row.
     fn add(&mut self, place: Arc<str>, added: RowNumbers) {
         let Some((_, numbers)) = self.rows.iter_mut().find(|(known, _)| *known == place) else {

@@ -26,18 +26,7 @@ const EVERY_DATE_MAX: i32 = 80;
 /// A hash of Redis.
 pub type HashFields = HashMap<String, String>;
 
-/// The usage of some keys on the days from `from` through `to`, in the order of date and key.
-pub async fn usage(
-    link: &RedisLink,
-    keys: &[KeyId],
-    from: Date,
-    to: Date,
-) -> Result<Vec<DayUsage>, StoreError> {
-    let days = read(link, keys, (from, to)).await?;
-    Ok(days.into_iter().map(StoredDay::usage).collect())
-}
-
-/// As [`usage`], with the faults of each day.
+/// The usage of some keys on the days from `from` through `to`, in the order of date and key, with the faults of each day.
 pub async fn prove(
     link: &RedisLink,
     keys: &[KeyId],
