@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::Serialize;
 
+use super::sqlite::signed;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::{KeyRecord, TierName};
 
@@ -281,10 +282,6 @@ pub struct Proof {
     pub usage: DayUsage,
     /// The broken invariants, a sentence each; empty if there are none.
     pub faults: Vec<String>,
-}
-
-fn signed(units: u64) -> i64 {
-    i64::try_from(units).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use super::ledger_row::{
 };
 use crate::policy::api_key::KeyId;
 use crate::store::ledger::Cell;
-use crate::store::sqlite::{signed, unreadable};
+use crate::store::sqlite::{parsed, signed, unreadable};
 use crate::store::{Adjustment, DayUsage, Proof};
 
 macro_rules! columns {
@@ -258,18 +258,6 @@ fn adjustment(row: &Row<'_>) -> rusqlite::Result<Adjustment> {
 }
 
 fn place(row: &Row<'_>) -> rusqlite::Result<KeyDate> {
-    fn parsed<T: std::str::FromStr>(row: &Row<'_>, column: usize) -> rusqlite::Result<T>
-    where
-        T::Err: std::error::Error + Send + Sync + 'static,
-    {
-        let text: String = row.get(column)?;
-        text.parse().map_err(|error| {
-            rusqlite::Error::FromSqlConversionFailure(
-                column,
-                rusqlite::types::Type::Text,
-                Box::new(error),
-            )
-        })
-    }
-    Ok((parsed(row, 0)?, parsed(row, 1)?))
+    let text = |column| row.get_ref(column)?.as_str().map_err(rusqlite::Error::from);
+    Ok((parsed(text(0)?)?, parsed(text(1)?)?))
 }
