@@ -60,7 +60,7 @@ fn export_instant(
     let instant = connection.unchecked_transaction()?;
     let own = own_name(&instant)?;
     export_keys(&instant, exported)?;
-    for entry in keys::trail_of_none(&instant)? {
+    for entry in keys::trail_of(&instant, keys::NO_KEY)? {
         send(exported, Exported::Audit(Box::new(entry)))?;
     }
     export_days(&instant, &own, exported)?;
@@ -82,7 +82,7 @@ fn export_keys(connection: &Connection, exported: &mpsc::Sender<Exported>) -> Re
         };
         reached = *last;
         for (_, record) in page {
-            let trail = keys::trail_of(connection, record.id)?;
+            let trail = keys::trail_of(connection, record.id.as_str())?;
             let key = ExportedKey { record, trail };
             send(exported, Exported::Key(Box::new(key)))?;
         }

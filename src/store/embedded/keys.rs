@@ -30,7 +30,7 @@ const TRAIL: &str = "SELECT place, entry FROM audit WHERE place > ?1 ORDER BY pl
 const TRAIL_OF_KEY: &str =
     "SELECT place, entry FROM audit WHERE place > ?1 AND key = ?3 ORDER BY place LIMIT ?2";
 /// The key id of an entry that belongs to no key.
-const NO_KEY: &str = "";
+pub(super) const NO_KEY: &str = "";
 const WHOLE_TRAIL: &str = "SELECT entry FROM audit WHERE key = ?1";
 const ADD_EARLIER_AUDIT_ENTRY: &str = "INSERT INTO audit (place, key, entry)
     VALUES ((SELECT min(0, coalesce(min(place), 0)) - 1 FROM audit), ?1, ?2)";
@@ -167,9 +167,9 @@ pub(super) fn update(
 fn made(
     transaction: Transaction<'_>,
     record: KeyRecord,
-    place: Option<i64>,
+    place: Result<i64, KeyId>,
 ) -> rusqlite::Result<ChangeResult> {
-    let Some(place) = place else {
+    let Ok(place) = place else {
         return Ok(ChangeResult::Taken);
     };
     transaction.commit()?;
@@ -193,7 +193,7 @@ pub(super) fn import(
             Some(holder) => Imported::Held(holder),
             None if one(&transaction, record.id)?.is_some() => Imported::IdTaken,
             None => {
-                last = put.put(&record, None)?.or(last);
+                last = put.put(&record, None)?.ok().or(last);
                 Imported::Added
             }
         };
@@ -227,13 +227,13 @@ impl<'c> Put<'c> {
         })
     }
 
-    /// Writes a record, its digests in place of the old ones, and its audit entry. Returns the number of the change, or `None` if
-    /// another key has one of the digests: then the transaction must not be committed.
+    /// Writes a record, its digests in place of the old ones, and its audit entry. Returns the number of the change, or the other
+    /// key that has one of the digests: then the transaction must not be committed.
     fn put(
         &mut self,
         record: &KeyRecord,
         old: Option<&KeyRecord>,
-    ) -> rusqlite::Result<Option<i64>> {
+    ) -> rusqlite::Result<Result<i64, KeyId>> {
         if let Some(old) = old {
             let previous = old.previous.as_ref().map(|previous| previous.digest);
             let previous = previous.as_ref().map(KeyDigest::as_bytes);
@@ -243,8 +243,11 @@ impl<'c> Put<'c> {
         let id = record.id.as_str();
         for digest in digests(record) {
             let added = self.add_digest.execute((digest.as_bytes(), id))?;
-            if added == 0 && self.holder(&digest)? != Some(record.id) {
-                return Ok(None);
+            if added == 0
+                && let Some(holder) = self.holder(&digest)?
+                && holder != record.id
+            {
+                return Ok(Err(holder));
             }
         }
         let last: i64 = self.place.query_row([], |row| row.get(0))?;
@@ -254,7 +257,7 @@ impl<'c> Put<'c> {
             .execute((id, version, place, packed(record)?, text))?;
         self.add_audit_entry
             .execute((place, id, packed(&Entry::of(record))?))?;
-        Ok(Some(place))
+        Ok(Ok(place))
     }
 
     fn holder_of_any(&mut self, record: &KeyRecord) -> rusqlite::Result<Option<KeyId>> {
@@ -344,17 +347,8 @@ pub(super) fn trail(
     }
 }
 
-/// The whole audit trail of one key, in the order of time.
-pub(super) fn trail_of(connection: &Connection, key: KeyId) -> rusqlite::Result<Vec<Entry>> {
-    whole_trail(connection, key.as_str())
-}
-
-/// The audit entries that belong to no key, in the order of time. They were imported: the embedded store has no register of gateways.
-pub(super) fn trail_of_none(connection: &Connection) -> rusqlite::Result<Vec<Entry>> {
-    whole_trail(connection, NO_KEY)
-}
-
-fn whole_trail(connection: &Connection, key: &str) -> rusqlite::Result<Vec<Entry>> {
+/// The whole audit trail of one key, or the entries that belong to [none](NO_KEY), in the order of time.
+pub(super) fn trail_of(connection: &Connection, key: &str) -> rusqlite::Result<Vec<Entry>> {
     let mut entries = connection
         .prepare_cached(WHOLE_TRAIL)?
         .query_map([key], |row| unpacked(row, 0))?
@@ -369,7 +363,7 @@ pub(super) fn import_entry(
     entry: &Entry,
     counts: &mut ImportCounts,
 ) -> rusqlite::Result<()> {
-    let known = trail_of_none(connection)?;
+    let known = trail_of(connection, NO_KEY)?;
     if known.iter().all(|known| known.version != entry.version) {
         let mut add_audit_entry = connection.prepare_cached(ADD_EARLIER_AUDIT_ENTRY)?;
         add_audit_entry.execute((NO_KEY, packed(entry)?))?;
@@ -391,7 +385,7 @@ pub(super) fn import_exported(
 ) -> rusqlite::Result<Result<(), StoreError>> {
     let ExportedKey { record, trail } = key;
     let stored = one(connection, record.id)?;
-    let known: BTreeSet<u64> = trail_of(connection, record.id)?
+    let known: BTreeSet<u64> = trail_of(connection, record.id.as_str())?
         .iter()
         .map(|entry| entry.version)
         .collect();
@@ -399,12 +393,8 @@ pub(super) fn import_exported(
     match &stored {
         Some(stored) if stored.version >= record.version => counts.keys_held += 1,
         Some(_) | None => {
-            if put.put(record, stored.as_ref())?.is_none() {
-                let others = digests(record).filter_map(|digest| put.holder(&digest).transpose());
-                let others = others.collect::<rusqlite::Result<Vec<KeyId>>>()?;
-                let holder = others.into_iter().find(|holder| *holder != record.id);
-                let holder = holder.map_or_else(String::new, |holder| holder.to_string());
-                return Ok(Err(secret_in_use(record.id, &holder)));
+            if let Err(holder) = put.put(record, stored.as_ref())? {
+                return Ok(Err(secret_in_use(record.id, holder.as_str())));
             }
             versions.insert(record.version);
             match stored {
