@@ -11,14 +11,13 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use redis::{FromRedisValue, Value};
+use redis::Value;
 use tokio::time::Instant;
 
 use super::heartbeat::{BEAT_HOLDS, Heartbeat};
 use crate::policy::audit::{self, Author};
 use crate::store::redis::keys::codec::parse_place;
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::redis::wire::request::unreadable;
 use crate::store::redis::wire::script::{REGISTER, SIGN_IN, STRIKE_OFF, ScriptArguments};
 use crate::store::{ChangeMark, Forgotten, NodeName, StoreError, Unconfirmed};
 
@@ -86,15 +85,8 @@ pub async fn sign_in(
         .text(gateway_id)
         .text(&node.0)
         .text(text);
-    let value = link
-        .run(
-            &SIGN_IN,
-            &[&link.names.register()],
-            &arguments,
-            link.deadline(),
-        )
-        .await?;
-    let before = String::from_redis_value(value).map_err(unreadable)?;
+    let keys = [link.names.register()];
+    let before: String = link.run_read(&SIGN_IN, &keys, &arguments).await?;
     Ok((!before.is_empty()).then_some(NodeName(before)))
 }
 
@@ -125,17 +117,9 @@ pub async fn put_back(link: &RedisLink, entries: &[RegisterEntry]) -> Result<(),
 
 /// All gateways in the register, by name.
 pub async fn read(link: &RedisLink) -> Result<Vec<RegisterEntry>, StoreError> {
-    let keys = link.names.register();
-    let value = link
-        .run(
-            &REGISTER,
-            &[&keys],
-            &ScriptArguments::new(),
-            link.deadline(),
-        )
-        .await?;
-    let (now_ms, all) =
-        <(i64, HashMap<String, String>)>::from_redis_value(value).map_err(unreadable)?;
+    let (keys, none) = ([link.names.register()], ScriptArguments::new());
+    let (now_ms, all): (i64, HashMap<String, String>) =
+        link.run_read(&REGISTER, &keys, &none).await?;
     let all = all.into_iter();
     let mut entries: Vec<RegisterEntry> = all
         .map(|(gateway_id, packed)| RegisterEntry::of(gateway_id, packed, now_ms))
@@ -213,11 +197,7 @@ async fn strike(
         .text(version)
         .text(audited.unwrap_or_default());
     let keys = [link.names.register(), link.names.gateway_audit_trail()];
-    let keys = keys.each_ref().map(String::as_str);
-    let value = link
-        .run(&STRIKE_OFF, &keys, &arguments, link.deadline())
-        .await?;
-    Ok(i64::from_redis_value(value).map_err(unreadable)? == 1)
+    Ok(link.run_read::<i64>(&STRIKE_OFF, &keys, &arguments).await? == 1)
 }
 
 #[cfg(test)]

@@ -43,7 +43,6 @@ pub async fn claim(
         .number(event.since.as_millisecond())
         .count(EVENTS_MAX);
     let keys = [link.names.claims(day.date), link.names.events()];
-    let keys = keys.each_ref().map(String::as_str);
     let answer = link.run(&CLAIM, &keys, &arguments, Instant::now() + TIMEOUT);
     match i64::from_redis_value(answer.await?).map_err(unreadable)? {
         0 => Ok(Claim::Held),
@@ -86,7 +85,6 @@ async fn right(link: &RedisLink, courier: &NodeName, lease: u64) -> Result<Value
         .count(lease)
         .count(EVENTS_READ_MAX);
     let keys = [link.names.courier(), link.names.events()];
-    let keys = keys.each_ref().map(String::as_str);
     let answer = link.run(&COURIER, &keys, &arguments, Instant::now() + TIMEOUT);
     Ok(answer.await?)
 }

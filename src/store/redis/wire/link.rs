@@ -368,7 +368,7 @@ impl RedisLink {
     pub async fn run(
         &self,
         script: &Script,
-        keys: &[&str],
+        keys: &[impl AsRef<str> + Sync],
         arguments: &ScriptArguments<'_>,
         deadline: Instant,
     ) -> Result<Value, LinkError> {
@@ -379,6 +379,17 @@ impl RedisLink {
             }
         }
         self.query(&script.by_text(keys, arguments), deadline).await
+    }
+
+    /// What a [run](RedisLink::run) of a script within the usual time returned.
+    pub async fn run_read<T: FromRedisValue>(
+        &self,
+        script: &Script,
+        keys: &[impl AsRef<str> + Sync],
+        arguments: &ScriptArguments<'_>,
+    ) -> Result<T, StoreError> {
+        let value = self.run(script, keys, arguments, self.deadline()).await?;
+        T::from_redis_value(value).map_err(unreadable)
     }
 
     /// Tries once to make and prepare a connection and to publish it to callers.

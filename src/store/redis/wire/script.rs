@@ -60,13 +60,17 @@ impl Script {
     }
 
     /// The command that runs it by its name, if it was loaded.
-    pub fn by_name(&self, keys: &[&str], arguments: &ScriptArguments<'_>) -> Option<Cmd> {
+    pub fn by_name(
+        &self,
+        keys: &[impl AsRef<str>],
+        arguments: &ScriptArguments<'_>,
+    ) -> Option<Cmd> {
         let sha = self.sha.get()?;
         Some(arguments.command("EVALSHA", sha, keys))
     }
 
     /// The command that runs the script by its text.
-    pub fn by_text(&self, keys: &[&str], arguments: &ScriptArguments<'_>) -> Cmd {
+    pub fn by_text(&self, keys: &[impl AsRef<str>], arguments: &ScriptArguments<'_>) -> Cmd {
         arguments.command("EVAL", self.source, keys)
     }
 }
@@ -106,13 +110,13 @@ impl<'a> ScriptArguments<'a> {
         self.number(i64::try_from(count).unwrap_or(i64::MAX))
     }
 
-    fn command(&self, name: &str, script: &str, keys: &[&str]) -> Cmd {
+    fn command(&self, name: &str, script: &str, keys: &[impl AsRef<str>]) -> Cmd {
         let bytes: usize = self.0.iter().map(|argument| argument.len()).sum();
-        let bytes = bytes + keys.iter().map(|key| key.len()).sum::<usize>() + script.len();
+        let bytes = bytes + keys.iter().map(|key| key.as_ref().len()).sum::<usize>() + script.len();
         let mut command = Cmd::with_capacity(3 + keys.len() + self.0.len(), bytes + 16);
         command.arg(name).arg(script).arg(keys.len());
         for key in keys {
-            command.arg(*key);
+            command.arg(key.as_ref());
         }
         for argument in &self.0 {
             command.arg(argument.as_ref());

@@ -100,7 +100,6 @@ pub async fn take_in(
             link.names.counts(day.key, day.date),
             link.names.ledger(day.key, day.date),
         ];
-        let keys = keys.each_ref().map(String::as_str);
         pipeline.add_command(MERGE_DAY.by_text(&keys, &arguments(day, taking)));
     }
     let replies: Vec<i64> = link.replies(&pipeline).await?;
