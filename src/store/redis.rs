@@ -212,7 +212,7 @@ pub async fn open(
         guard,
         losses: AtomicU64::new(0),
         flushing: tokio::sync::Mutex::default(),
-        records: RecordTable::new(command_link.clone(), command_timeout),
+        records: RecordTable::new(command_link.clone()),
         feed,
         presence,
         max_staleness: settings.max_staleness,

@@ -40,8 +40,8 @@ pub fn change_mark(reply: Option<&Value>) -> Result<ChangeMark, StoreError> {
 }
 
 /// The names that `record.lua` works on.
-pub fn put_keys(names: &Names, id: KeyId) -> (String, String) {
-    (names.record(id), names.audit_trail(id))
+pub fn put_keys(names: &Names, id: KeyId) -> [String; 2] {
+    [names.record(id), names.audit_trail(id)]
 }
 
 /// The arguments of `record.lua`.
@@ -63,7 +63,7 @@ pub fn put_arguments(
 /// Writes a record, and the entry of its last change, if the stored version is `expected` (see `record.lua`).
 pub fn put(names: &Names, entry: &KeyEntry, expected: i64) -> Cmd {
     let keys = put_keys(names, entry.record.id);
-    RECORD.by_text(&[&keys.0, &keys.1], &put_arguments(entry, expected, None))
+    RECORD.by_text(&keys, &put_arguments(entry, expected, None))
 }
 
 /// A packed record.
@@ -93,6 +93,23 @@ pub fn digests(record: &KeyRecord) -> Vec<KeyDigest> {
         digests.push(previous.digest);
     }
     digests
+}
+
+/// Makes the digests of a record lead to it, and drops those that only the record which it replaces held.
+pub fn put_digests(
+    pipeline: &mut Pipeline,
+    names: &Names,
+    record: &KeyRecord,
+    old: Option<&KeyRecord>,
+) {
+    let (id, wanted) = (record.id.as_str(), digests(record));
+    for digest in &wanted {
+        pipeline.cmd("SET").arg(names.digest(digest)).arg(id);
+    }
+    let held = old.map(digests).unwrap_or_default();
+    for digest in held.iter().filter(|digest| !wanted.contains(digest)) {
+        pipeline.cmd("DEL").arg(names.digest(digest));
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use redis::{Pipeline, Value};
 
-use super::codec::{CLAIM_LASTS, change_mark, digests, feed_entry, put};
+use super::codec::{CLAIM_LASTS, change_mark, digests, feed_entry, put, put_digests};
 use super::index;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
@@ -134,10 +134,7 @@ async fn publish(
         .collect();
     let (mut feed, mut hold) = (Pipeline::new(), Pipeline::new());
     for record in &published {
-        for digest in digests(record) {
-            let id = record.id.as_str();
-            hold.cmd("SET").arg(link.names.digest(&digest)).arg(id);
-        }
+        put_digests(&mut hold, &link.names, record, None);
         feed_entry(&mut feed, &link.names, &KeyEntry::new(record.clone()));
     }
     let places = link.replies::<Value>(&feed).await?;
@@ -154,30 +151,18 @@ async fn release(
     records: &[KeyRecord],
     outcomes: &[Imported],
 ) -> Result<(), StoreError> {
-    let mut claimed = Vec::new();
-    for (record, outcome) in records.iter().zip(outcomes) {
-        let lost = match outcome {
+    let lost = records
+        .iter()
+        .zip(outcomes)
+        .filter(|(record, outcome)| match outcome {
             Imported::Added => false,
             Imported::Held(holder) => *holder != record.id,
             Imported::IdTaken | Imported::Claimed(_) => true,
-        };
-        if lost {
-            claimed.extend(
-                digests(record)
-                    .into_iter()
-                    .map(|digest| (record.id, digest)),
-            );
-        }
-    }
-    let mut read = Pipeline::new();
-    for (_, digest) in &claimed {
-        read.cmd("GET").arg(link.names.digest(digest));
-    }
-    let holders = link.replies::<Option<String>>(&read).await?;
+        });
     let mut drop = Pipeline::new();
-    for ((id, digest), holder) in claimed.iter().zip(holders) {
+    for (id, digest, holder) in index::holders(link, lost.map(|(record, _)| record)).await? {
         if holder.as_deref() == Some(id.as_str()) {
-            drop.cmd("DEL").arg(link.names.digest(digest));
+            drop.cmd("DEL").arg(link.names.digest(&digest));
         }
     }
     link.replies::<Value>(&drop).await?;

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use redis::Pipeline;
 
-use super::codec::unpacked;
-use crate::policy::api_key::KeyId;
+use super::codec::{digests, unpacked};
+use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
 use crate::store::redis::names::{ID_SETS, Names, drawn, escaped};
@@ -233,6 +233,25 @@ pub async fn stored(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<Option<KeyRec
     records
         .map(|packed| packed.as_deref().map(unpacked).transpose())
         .collect()
+}
+
+/// The digests of some records: the key of each, and the id that Redis has for it.
+pub async fn holders<'r>(
+    link: &RedisLink,
+    records: impl Iterator<Item = &'r KeyRecord>,
+) -> Result<Vec<(KeyId, KeyDigest, Option<String>)>, StoreError> {
+    let (mut wanted, mut read) = (Vec::new(), Pipeline::new());
+    for record in records {
+        for digest in digests(record) {
+            read.cmd("GET").arg(link.names.digest(&digest));
+            wanted.push((record.id, digest));
+        }
+    }
+    let holders = link.replies(&read).await?.into_iter();
+    let held = wanted.into_iter().zip(holders);
+    Ok(held
+        .map(|((id, digest), holder)| (id, digest, holder))
+        .collect())
 }
 
 async fn packed(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<Option<String>>, StoreError> {

@@ -14,11 +14,11 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use jiff::Timestamp;
 use redis::{FromRedisValue, Pipeline, Value};
-use tokio::time::Instant;
 
 use super::audit;
 use super::codec::{
-    CLAIM_LASTS, change_mark, digests, feed_entry, put, put_arguments, put_keys, unpacked,
+    CLAIM_LASTS, change_mark, digests, feed_entry, put, put_arguments, put_digests, put_keys,
+    unpacked,
 };
 use super::import;
 use super::index::{self, KeyPages};
@@ -41,17 +41,15 @@ const WRITE_BACK_BATCH: usize = 128;
 /// The key table as commands see it.
 pub struct RecordTable {
     link: Arc<RedisLink>,
-    timeout: Duration,
     /// The number of the connection that the last change was made on.
     written_on: AtomicU64,
 }
 
 impl RecordTable {
     /// The table behind a link.
-    pub fn new(link: Arc<RedisLink>, timeout: Duration) -> RecordTable {
+    pub fn new(link: Arc<RedisLink>) -> RecordTable {
         RecordTable {
             link,
-            timeout,
             written_on: AtomicU64::new(0),
         }
     }
@@ -102,7 +100,7 @@ impl RecordTable {
         patience: Duration,
     ) -> Result<Replicas, StoreError> {
         let ask = redis::cmd("INFO").arg("replication").to_owned();
-        let deadline = Instant::now() + self.timeout;
+        let deadline = self.link.deadline();
         let value = self.link.ask_master(master, &ask, deadline).await?;
         let text = String::from_redis_value(value).map_err(unreadable)?;
         let connected = Info::of(&text).number("connected_slaves");
@@ -114,7 +112,7 @@ impl RecordTable {
         }
         let mut wait = redis::cmd("WAIT");
         wait.arg(1).arg(patience.as_millis() as u64);
-        let deadline = Instant::now() + patience + self.timeout;
+        let deadline = self.link.deadline() + patience;
         let value = self.link.ask_master(master, &wait, deadline).await?;
         Ok(Replicas {
             connected,
@@ -242,9 +240,9 @@ impl RecordTable {
         let held = old.map(digests).unwrap_or_default();
         let wanted = digests(&record);
         let mut claimed = Vec::new();
-        for digest in wanted.iter().filter(|digest| !held.contains(digest)) {
-            if self.claim(id, digest).await? {
-                claimed.push(*digest);
+        for digest in wanted.into_iter().filter(|digest| !held.contains(digest)) {
+            if self.claim(id, &digest).await? {
+                claimed.push(digest);
             } else {
                 self.release(&claimed).await?;
                 return Err(ChangeError::Exists(id));
@@ -264,12 +262,11 @@ impl RecordTable {
                 _ => ChangeError::UnknownKey(id),
             });
         }
-        let dropped: Vec<KeyDigest> = held
-            .iter()
-            .filter(|digest| !wanted.contains(digest))
-            .copied()
-            .collect();
-        let mark = self.publish(&entry, &wanted, &dropped).await?;
+        let mut pipeline = Pipeline::new();
+        put_digests(&mut pipeline, &self.link.names, &entry.record, old);
+        feed_entry(&mut pipeline, &self.link.names, &entry);
+        let replies: Vec<Value> = self.link.read(&pipeline).await?;
+        let mark = change_mark(replies.last())?;
         Ok((entry.record.clone(), mark))
     }
 
@@ -303,35 +300,7 @@ impl RecordTable {
         let keys = put_keys(&self.link.names, entry.record.id);
         let expected = old.map_or(0, |old| i64::try_from(old.version).unwrap_or(i64::MAX));
         let arguments = put_arguments(entry, expected, old);
-        let deadline = Instant::now() + self.timeout;
-        let value = self
-            .link
-            .run(&RECORD, &[&keys.0, &keys.1], &arguments, deadline)
-            .await?;
-        i64::from_redis_value(value).map_err(unreadable)
-    }
-
-    /// Makes the claims of the digests permanent, and adds the change to the feed.
-    async fn publish(
-        &self,
-        entry: &KeyEntry,
-        wanted: &[KeyDigest],
-        dropped: &[KeyDigest],
-    ) -> Result<ChangeMark, StoreError> {
-        let mut pipeline = Pipeline::new();
-        for digest in wanted {
-            let id = entry.record.id.as_str();
-            pipeline
-                .cmd("SET")
-                .arg(self.link.names.digest(digest))
-                .arg(id);
-        }
-        for digest in dropped {
-            pipeline.cmd("DEL").arg(self.link.names.digest(digest));
-        }
-        feed_entry(&mut pipeline, &self.link.names, entry);
-        let replies: Vec<Value> = self.link.read(&pipeline).await?;
-        change_mark(replies.last())
+        self.link.run_read(&RECORD, &keys, &arguments).await
     }
 }
 

@@ -10,7 +10,7 @@ use jiff::civil::Date;
 use redis::{Pipeline, Value};
 use tokio::sync::mpsc;
 
-use crate::policy::api_key::{KeyDigest, KeyId};
+use crate::policy::api_key::KeyId;
 use crate::policy::audit::Entry;
 use crate::policy::calendar::Calendar;
 use crate::policy::key_record::KeyRecord;
@@ -21,7 +21,7 @@ use crate::store::export::{
 };
 use crate::store::redis::counts::ledger;
 use crate::store::redis::keys::audit;
-use crate::store::redis::keys::codec::{digests, feed_entry, put};
+use crate::store::redis::keys::codec::{feed_entry, put, put_digests};
 use crate::store::redis::keys::index::{self, KeyPages};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
@@ -271,22 +271,9 @@ async fn all_free(
     link: &RedisLink,
     newer: &[(&KeyRecord, Option<&KeyRecord>)],
 ) -> Result<(), StoreError> {
-    let mut wanted: Vec<(KeyId, KeyDigest)> = Vec::new();
-    for (record, _) in newer {
-        wanted.extend(
-            digests(record)
-                .into_iter()
-                .map(|digest| (record.id, digest)),
-        );
-    }
-    let mut read = Pipeline::new();
-    for (_, digest) in &wanted {
-        read.cmd("GET").arg(link.names.digest(digest));
-    }
-    let holders: Vec<Option<String>> = link.replies(&read).await?;
-    for ((id, _), holder) in wanted.iter().zip(holders) {
+    for (id, _, holder) in index::holders(link, newer.iter().map(|(record, _)| *record)).await? {
         if let Some(holder) = holder.filter(|holder| holder != id.as_str()) {
-            return Err(secret_in_use(*id, &holder));
+            return Err(secret_in_use(id, &holder));
         }
     }
     Ok(())
@@ -302,15 +289,7 @@ async fn write(
     for (record, stored) in newer {
         let entry = KeyEntry::new((*record).clone());
         records.add_command(put(&link.names, &entry, -1));
-        let wanted = digests(record);
-        for digest in &wanted {
-            let id = record.id.as_str();
-            records.cmd("SET").arg(link.names.digest(digest)).arg(id);
-        }
-        let held = stored.map(digests).unwrap_or_default();
-        for digest in held.iter().filter(|digest| !wanted.contains(digest)) {
-            records.cmd("DEL").arg(link.names.digest(digest));
-        }
+        put_digests(&mut records, &link.names, record, *stored);
         feed_entry(&mut feed, &link.names, &entry);
     }
     link.replies::<Value>(&records).await?;
