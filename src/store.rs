@@ -256,6 +256,9 @@ pub const CLAIMS_KEPT_SECONDS: i64 = 2 * 86_400;
 /// How long undelivered events are kept.
 pub const EVENTS_KEPT_SECONDS: i64 = 7 * 86_400;
 
+/// How often to check whether gateways have applied a change.
+const AWAIT_EVERY: Duration = Duration::from_millis(10);
+
 /// The most keys of which a serving gateway reads a day at once: in Redis 128 small hashes, some 0.2 ms of its time.
 pub const DAY_OF_KEYS_MAX: usize = 64;
 /// The most pairs of key and day that a command reads at once: some 100,000 rows, which takes far less than the store's timeout.
@@ -408,7 +411,19 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
         &self,
         mark: &ChangeMark,
         patience: Duration,
-    ) -> Result<Vec<Unconfirmed>, StoreError>;
+    ) -> Result<Vec<Unconfirmed>, StoreError> {
+        let deadline = tokio::time::Instant::now() + patience;
+        loop {
+            let unconfirmed = self.unconfirmed(mark).await?;
+            if unconfirmed.is_empty() || tokio::time::Instant::now() >= deadline {
+                return Ok(unconfirmed);
+            }
+            tokio::time::sleep(AWAIT_EVERY).await;
+        }
+    }
+
+    /// The gateways that [`Store::await_applied`] would name now.
+    async fn unconfirmed(&self, mark: &ChangeMark) -> Result<Vec<Unconfirmed>, StoreError>;
 
     /// The position of the last change of the key table, read from the store.
     async fn last_change(&self) -> Result<ChangeMark, StoreError>;

@@ -92,8 +92,6 @@ use crate::policy::threshold_event::{Event, ThresholdEvent};
 
 /// The pause before each batch of an import: enough for a few attempts of a process that waits for the database's lock.
 const IMPORT_PAUSE: Duration = Duration::from_millis(2);
-/// How often the gateways' progress is read while a caller waits for it.
-const PROGRESS_POLL: Duration = Duration::from_millis(5);
 
 /// The location and behaviour of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -538,26 +536,10 @@ impl Store for EmbeddedStore {
             .await
     }
 
-    async fn await_applied(
-        &self,
-        mark: &ChangeMark,
-        patience: Duration,
-    ) -> Result<Vec<Unconfirmed>, StoreError> {
+    async fn unconfirmed(&self, mark: &ChangeMark) -> Result<Vec<Unconfirmed>, StoreError> {
         let place = i64::try_from(mark.0).unwrap_or(i64::MAX);
-        let deadline = tokio::time::Instant::now() + patience;
-        loop {
-            let lagging = self
-                .on_reader(move |connection| feed::lagging(connection, place))
-                .await?;
-            if lagging.is_empty() || tokio::time::Instant::now() >= deadline {
-                let unconfirmed = lagging.into_iter().map(|name| Unconfirmed {
-                    name,
-                    silent_since: None,
-                });
-                return Ok(unconfirmed.collect());
-            }
-            tokio::time::sleep(PROGRESS_POLL).await;
-        }
+        self.on_reader(move |connection| feed::lagging(connection, place))
+            .await
     }
 
     async fn last_change(&self) -> Result<ChangeMark, StoreError> {

@@ -556,12 +556,8 @@ impl Store for RedisStore {
         self.parts.records.of(ids).await
     }
 
-    async fn await_applied(
-        &self,
-        mark: &ChangeMark,
-        patience: Duration,
-    ) -> Result<Vec<Unconfirmed>, StoreError> {
-        gateways::register::await_applied(&self.parts.command_link, mark, patience).await
+    async fn unconfirmed(&self, mark: &ChangeMark) -> Result<Vec<Unconfirmed>, StoreError> {
+        gateways::register::unconfirmed(&self.parts.command_link, mark).await
     }
 
     async fn last_change(&self) -> Result<ChangeMark, StoreError> {

@@ -124,6 +124,7 @@ passed_on! {
     async fn search_keys(&self, text: &str) -> Result<Vec<KeyRecord>, StoreError>;
     async fn ledger_keys(&self, from: Date, to: Date) -> Result<Vec<KeyId>, StoreError>;
     async fn records_of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError>;
+    async fn unconfirmed(&self, mark: &ChangeMark) -> Result<Vec<Unconfirmed>, StoreError>;
     async fn await_applied(&self, mark: &ChangeMark, patience: Duration) -> Result<Vec<Unconfirmed>, StoreError>;
     async fn last_change(&self) -> Result<ChangeMark, StoreError>;
     async fn forget_gateway(&self, node: &NodeName, author: &Author) -> Result<Forgotten, StoreError>;

@@ -13,15 +13,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
 use parking_lot::{Condvar, Mutex};
-use rusqlite::Connection;
+use rusqlite::{Connection, Row};
 
 use super::closing::is_due;
 use super::keys::MARK;
 use super::retention::drop_old;
 use super::writer::Desk;
-use crate::store::NodeName;
 use crate::store::clock_watch::LOOK_EVERY;
 use crate::store::held_file::{Trouble, beside};
+use crate::store::{NodeName, Unconfirmed};
 
 /// How often the follower looks for changes, which the commands that make them wait for; charges check for themselves. A look
 /// without a change takes one `stat`.
@@ -298,12 +298,16 @@ pub(super) fn leave(connection: &Connection, name: &NodeName) -> rusqlite::Resul
 }
 
 /// The live gateways that have not applied the change at a place.
-pub(super) fn lagging(connection: &Connection, place: i64) -> rusqlite::Result<Vec<NodeName>> {
+pub(super) fn lagging(connection: &Connection, place: i64) -> rusqlite::Result<Vec<Unconfirmed>> {
+    let unconfirmed = |row: &Row<'_>| {
+        Ok(Unconfirmed {
+            name: NodeName(row.get(0)?),
+            silent_since: None,
+        })
+    };
     connection
         .prepare(LAGGING)?
-        .query_map((place, now_ms(), DEAD_AFTER_MS), |row| {
-            row.get(0).map(NodeName)
-        })?
+        .query_map((place, now_ms(), DEAD_AFTER_MS), unconfirmed)?
         .collect()
 }
 

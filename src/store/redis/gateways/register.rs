@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use redis::Value;
-use tokio::time::Instant;
 
 use super::heartbeat::{BEAT_HOLDS, Heartbeat};
 use crate::policy::audit::{self, Author};
@@ -21,8 +20,6 @@ use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::script::{REGISTER, SIGN_IN, STRIKE_OFF, ScriptArguments};
 use crate::store::{ChangeMark, Forgotten, NodeName, StoreError, Unconfirmed};
 
-/// How often to check whether gateways have applied a change.
-const AWAIT_EVERY: Duration = Duration::from_millis(10);
 /// How often the removal of a gateway is repeated if its entry changed meanwhile.
 const STRIKE_TRIES: usize = 5;
 
@@ -130,28 +127,20 @@ pub async fn read(link: &RedisLink) -> Result<Vec<RegisterEntry>, StoreError> {
     Ok(entries)
 }
 
-/// The gateways that have not confirmed a change after `patience`. Silent ones are waited for too: they may send a heartbeat
+/// The gateways that have not confirmed a change, the silent ones among them: they may send a heartbeat
 /// soon.
-pub async fn await_applied(
+pub async fn unconfirmed(
     link: &RedisLink,
     mark: &ChangeMark,
-    patience: Duration,
 ) -> Result<Vec<Unconfirmed>, StoreError> {
-    let deadline = Instant::now() + patience;
-    loop {
-        let mut entries = read(link).await?;
-        entries.retain(|entry| {
-            !entry.is_live() || entry.applied().is_none_or(|applied| applied < mark.0)
-        });
-        if entries.is_empty() || Instant::now() + AWAIT_EVERY > deadline {
-            let unconfirmed = entries.into_iter().map(|entry| Unconfirmed {
-                silent_since: (!entry.is_live()).then_some(entry.heard),
-                name: entry.name,
-            });
-            return Ok(unconfirmed.collect());
-        }
-        tokio::time::sleep(AWAIT_EVERY).await;
-    }
+    let mut entries = read(link).await?;
+    entries
+        .retain(|entry| !entry.is_live() || entry.applied().is_none_or(|applied| applied < mark.0));
+    let unconfirmed = entries.into_iter().map(|entry| Unconfirmed {
+        silent_since: (!entry.is_live()).then_some(entry.heard),
+        name: entry.name,
+    });
+    Ok(unconfirmed.collect())
 }
 
 /// Removes a silent entry without an audit entry; `false` if it changed meanwhile.
