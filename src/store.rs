@@ -498,6 +498,18 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
     }
 }
 
+/// The result of work that blocks, which is done on a thread of its own.
+///
+/// # Errors
+/// If the work panics.
+async fn on_thread<T: Send + 'static>(
+    doing: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, StoreError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| StoreError::Failed(format!("{doing} panicked: {error}")))
+}
+
 fn usage(proofs: Vec<Proof>) -> Vec<DayUsage> {
     proofs.into_iter().map(|proof| proof.usage).collect()
 }

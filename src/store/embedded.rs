@@ -79,7 +79,7 @@ use super::status::{Replicas, StoreStatus};
 use super::{
     ChangeError, ChangeMark, Charge, Claim, Decision, Delivery, Forgotten, Freshness, Health,
     Imported, Keeping, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role, Store,
-    StoreError, Unconfirmed, WithoutStore,
+    StoreError, Unconfirmed, WithoutStore, on_thread,
 };
 use crate::clock::Clock;
 use crate::clock::timer::Timers;
@@ -147,10 +147,8 @@ pub async fn open(
     clock: Clock,
 ) -> Result<Arc<EmbeddedStore>, StoreError> {
     let zone = zone.to_owned();
-    tokio::task::spawn_blocking(move || opening::open(settings, role, &zone, clock))
-        .await
-        .map_err(|error| StoreError::Failed(format!("opening the store panicked: {error}")))?
-        .map(Arc::new)
+    let work = move || opening::open(settings, role, &zone, clock);
+    on_thread("opening the store", work).await?.map(Arc::new)
 }
 
 /// A position in the order of changes, for callers.
@@ -254,9 +252,8 @@ impl Drop for EmbeddedStore {
 impl Transfer for EmbeddedStore {
     async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
         let (path, durability) = (self.desk.path.clone(), self.durability);
-        tokio::task::spawn_blocking(move || export::export(&path, durability, &exported))
-            .await
-            .map_err(|error| StoreError::Failed(format!("reading the store panicked: {error}")))?
+        let work = move || export::export(&path, durability, &exported);
+        on_thread("reading the store", work).await?
     }
 
     async fn import_exported(
@@ -287,9 +284,7 @@ impl Chained for EmbeddedStore {
             let read = || closing::read(&*connection.unchecked_transaction()?, days, &pieces);
             read().map_err(|error| schema::failure(&path, &error))
         };
-        tokio::task::spawn_blocking(work)
-            .await
-            .map_err(|error| StoreError::Failed(format!("reading the store panicked: {error}")))?
+        on_thread("reading the store", work).await?
     }
 }
 

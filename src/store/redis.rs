@@ -41,7 +41,7 @@ use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, Claim, Decision, Delivery, Forgotten, Freshness, Health,
     Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role, Store, StoreError,
-    Unconfirmed, WithoutStore,
+    Unconfirmed, WithoutStore, on_thread,
 };
 
 mod clock;
@@ -267,9 +267,8 @@ async fn follower(
     let Some(path) = path else {
         return Ok(Feed::new(setting, None));
     };
-    let (replica, saved) = tokio::task::spawn_blocking(move || Replica::open(&path, &identity))
-        .await
-        .map_err(|error| StoreError::Failed(format!("opening the replica panicked: {error}")))??;
+    let open = move || Replica::open(&path, &identity);
+    let (replica, saved) = on_thread("opening the replica", open).await??;
     let feed = Feed::new(setting, Some(Arc::new(replica)));
     if let Some(saved) = saved {
         feed.begin_with(saved.records, saved.standing);

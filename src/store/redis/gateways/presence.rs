@@ -19,7 +19,7 @@ use super::register::{self, RegisterEntry};
 use crate::clock::{Periodic, next_tick};
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::{NodeName, StoreError};
+use crate::store::{NodeName, StoreError, on_thread};
 
 /// How often a gateway reads the register.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -47,7 +47,8 @@ impl Presence {
         condition: Box<dyn Fn() -> Condition + Send + Sync>,
     ) -> Result<Presence, StoreError> {
         let beside = replica.clone();
-        let gateway_id = on_thread(move || GatewayId::take(beside.as_deref())).await?;
+        let take = move || GatewayId::take(beside.as_deref());
+        let gateway_id = on_thread("taking a gateway id", take).await?;
         Ok(Presence {
             link,
             node,
@@ -129,7 +130,8 @@ impl Presence {
         let Some(replica) = self.replica.clone() else {
             return Ok(());
         };
-        let vacant = on_thread(move || GatewayId::vacant(&replica)).await?;
+        let read = move || GatewayId::vacant(&replica);
+        let vacant = on_thread("reading the gateway ids", read).await?;
         // Held until their entries are removed, so that no process signs in at one of them meanwhile.
         let vacant =
             vacant.map_err(|error| StoreError::Failed(format!("the gateway ids: {error}")))?;
@@ -152,13 +154,4 @@ impl Presence {
         let gateway_id = self.gateway_id.lock().id().to_owned();
         register::sign_off(&self.link, &gateway_id).await
     }
-}
-
-/// Runs file access on a blocking thread.
-async fn on_thread<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, StoreError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|error| StoreError::Failed(format!("the file of a gateway id: {error}")))
 }

@@ -33,7 +33,7 @@ use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::{RedisLink, run_id_in};
 use crate::store::redis::wire::request::{is_absent, jittered, unreadable};
 use crate::store::redis::wire::zone::{self, EmptyStore, ZoneCheck, zone_names};
-use crate::store::{KeyTable, StoreError};
+use crate::store::{KeyTable, StoreError, on_thread};
 
 /// How long one read of the feed blocks, and how late its reply may be.
 const READ_BLOCKS: Duration = Duration::from_secs(1);
@@ -433,11 +433,8 @@ impl Feed {
             return Ok(false);
         };
         let keys = self.setting.keys.clone();
-        tokio::task::spawn_blocking(move || replica.save(&keys, &standing))
-            .await
-            .map_err(|error| {
-                StoreError::Failed(format!("saving the replica panicked: {error}"))
-            })??;
+        let save = move || replica.save(&keys, &standing);
+        on_thread("saving the replica", save).await??;
         Ok(true)
     }
 
