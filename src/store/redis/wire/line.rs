@@ -17,9 +17,8 @@ use redis::{ErrorKind, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::preparation::{Preparation, load};
+use super::preparation::{Preparation, begin};
 use super::request::{Commands, LinkError, jittered};
-use super::script::{CHARGE, RECORD};
 use super::topology::{Address, Dialled, Topology};
 use crate::store::StoreError;
 
@@ -36,7 +35,7 @@ const PREPARE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The connection, if there is one.
 pub struct ServerLine {
     server: Topology,
-    /// `None` for a node of a cluster, which is prepared as a whole: of each node, only the scripts of charges and records.
+    /// `None` for a node of a cluster, which is prepared as a whole: of each node, only the scripts.
     preparation: Option<Arc<Preparation>>,
     response_timeout: Duration,
     live: ArcSwapOption<Dialled>,
@@ -247,7 +246,7 @@ impl ServerLine {
     async fn prepare(&self, mut connection: MultiplexedConnection) -> Result<(), StoreError> {
         match &self.preparation {
             Some(preparation) => preparation.prepare(&mut connection).await,
-            None => load(&[&CHARGE, &RECORD], &mut connection).await,
+            None => begin(&mut connection).await,
         }
     }
 

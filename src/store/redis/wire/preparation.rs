@@ -6,7 +6,7 @@ use redis::Value;
 use redis::aio::ConnectionLike;
 
 use super::request::read_time;
-use super::script::{CHARGE, RECORD, REGISTER, SIGN_IN, Script};
+use super::script::{CHARGE, RECORD, REGISTER, SIGN_IN};
 use super::zone::{EmptyStore, is_same, set_zones};
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::names::Names;
@@ -28,7 +28,7 @@ impl Preparation {
     /// Checks that the one server of the store answers and counts by this calendar, loads the scripts, and learns its time. A
     /// gateway sets the zone of an empty store; a command does so before it writes (`operations::preparing`).
     pub async fn prepare(&self, connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
-        self.begin(connection).await?;
+        begin(connection).await?;
         let name = self.names.zone();
         let mut get = redis::pipe();
         get.cmd("GET").arg(&name);
@@ -41,26 +41,9 @@ impl Preparation {
             let replies: Vec<Value> = claim.query_async(connection).await.map_err(failed)?;
             is_same(replies.last(), &self.zone)?;
         }
-        self.learn_time(connection).await
-    }
-
-    /// Checks that the server answers, and loads the scripts.
-    pub async fn begin(&self, connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
-        redis::cmd("PING")
-            .exec_async(connection)
-            .await
-            .map_err(failed)?;
-        load(&[&CHARGE, &RECORD, &SIGN_IN, &REGISTER], connection).await
-    }
-
-    /// Learns the server's time.
-    pub async fn learn_time(&self, connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
         let asked = self.clock.ask();
-        let time = redis::cmd("TIME")
-            .query_async(connection)
-            .await
-            .map_err(failed)?;
-        self.clock.learn(asked, read_time(time)?);
+        let time = redis::cmd("TIME").query_async(connection).await;
+        self.clock.learn(asked, read_time(time.map_err(failed)?)?);
         Ok(())
     }
 
@@ -73,12 +56,11 @@ impl Preparation {
     }
 }
 
-/// Loads scripts into the server of a connection.
-pub async fn load(
-    scripts: &[&Script],
-    connection: &mut impl ConnectionLike,
-) -> Result<(), StoreError> {
-    for script in scripts {
+/// Checks that the server of a connection answers, and loads the scripts into it.
+pub async fn begin(connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
+    let answer = redis::cmd("PING").exec_async(connection).await;
+    answer.map_err(failed)?;
+    for script in [&CHARGE, &RECORD, &SIGN_IN, &REGISTER] {
         script.load(connection).await.map_err(failed)?;
     }
     Ok(())

@@ -3,13 +3,12 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
-use redis::{Cmd, FromRedisValue, Pipeline, RedisFuture, Value};
+use redis::{Pipeline, Value};
 use tokio::time::Instant;
 
 use super::Cluster;
 use crate::store::StoreError;
-use crate::store::redis::wire::request::{Commands, LinkError};
+use crate::store::redis::wire::request::{Commands, LinkError, read_time};
 use crate::store::redis::wire::zone::{self, EmptyStore, SendEach, ZoneCheck, zone_names};
 
 /// How long a master may take to return the zone or a copy of it.
@@ -17,10 +16,11 @@ const ZONE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Cluster {
     pub(super) async fn prepare(&self) -> Result<(), StoreError> {
-        let mut connection = self;
-        self.preparation.begin(&mut connection).await?;
         self.check_zone().await?;
-        self.preparation.learn_time(&mut connection).await
+        let (asked, time) = (self.preparation.clock.ask(), redis::cmd("TIME"));
+        let time = self.ask(Commands::One(&time)).await?;
+        self.preparation.clock.learn(asked, read_time(time)?);
+        Ok(())
     }
 
     /// Checks the zone where it can be read. Where it cannot, a gateway that has not read it before does not use the cluster; a
@@ -45,37 +45,4 @@ impl SendEach for Cluster {
         let timeout = self.response_timeout.min(ZONE_TIMEOUT);
         self.each(commands, Instant::now() + timeout).await
     }
-}
-
-/// For the preparation: each command is sent to the node of its key.
-impl ConnectionLike for &Cluster {
-    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        Box::pin(async { raised(self.ask(Commands::One(command)).await) })
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        pipeline: &'a Pipeline,
-        _: usize,
-        _: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        Box::pin(async {
-            let value = raised(self.ask(Commands::Each(pipeline)).await)?;
-            Ok(Vec::from_redis_value(value)?)
-        })
-    }
-
-    fn get_db(&self) -> i64 {
-        0
-    }
-}
-
-fn raised(result: Result<Value, LinkError>) -> Result<Value, redis::RedisError> {
-    result.map_err(|error| match error {
-        LinkError::Refused(error) => error,
-        LinkError::NoConnection(why) | LinkError::Lost(why) => {
-            std::io::Error::new(std::io::ErrorKind::NotConnected, why).into()
-        }
-        LinkError::Unreadable(what) => std::io::Error::other(what).into(),
-    })
 }
