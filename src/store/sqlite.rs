@@ -5,8 +5,9 @@ use std::fs::{DirBuilder, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::Duration;
 
-use rusqlite::{Connection, Row};
+use rusqlite::{Connection, OpenFlags, Row, TransactionBehavior};
 
 /// The program and the schema that a file belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +61,40 @@ pub fn create_file(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         Ok(_) | Err(_) => Ok(()),
     }
+}
+
+/// Opens a database with a write-ahead log, each of whose transactions is forced to disk. A new file gets its format and tables; the
+/// format of another is the caller's to check.
+pub fn open(
+    path: &Path,
+    lock_wait_max: Duration,
+    format: SqliteFormat,
+    tables: &str,
+) -> rusqlite::Result<Connection> {
+    create_file(path).map_err(refused)?;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(lock_wait_max)?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    if is_new(&connection)? {
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        // Another process may have created them meanwhile.
+        if is_new(&transaction)? {
+            transaction.execute_batch(tables)?;
+            format.write(&transaction)?;
+        }
+        transaction.commit()?;
+    }
+    Ok(connection)
+}
+
+/// The error for a file that the system does not create, rename or remove.
+pub fn refused(error: io::Error) -> rusqlite::Error {
+    rusqlite::Error::SqliteFailure(
+        rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CANTOPEN),
+        Some(error.to_string()),
+    )
 }
 
 /// Whether a file has no tables yet.

@@ -41,13 +41,10 @@ impl From<JournalUnusable> for StoreError {
 
 /// Opens the file of the store `identity`, readable by its owner only. A file of another store or program is not changed.
 pub fn open(path: &Path, identity: &StoreIdentity) -> Result<Connection, JournalUnusable> {
-    // If this fails, opening the file reports why.
-    let _ = sqlite::create_file(path);
     let failed = |error: rusqlite::Error| JournalUnusable::Failed(error_text(path, &error));
-    let mut connection = Connection::open(path).map_err(failed)?;
-    connection.busy_timeout(LOCK_WAIT_MAX).map_err(failed)?;
-    let is_new = sqlite::is_new(&connection).map_err(failed)?;
-    if !is_new && SqliteFormat::of(&connection).map_err(failed)? != FORMAT {
+    let opened = sqlite::open(path, LOCK_WAIT_MAX, FORMAT, rows::TABLES);
+    let mut connection = opened.map_err(failed)?;
+    if SqliteFormat::of(&connection).map_err(failed)? != FORMAT {
         return Err(JournalUnusable::Foreign(format!(
             "{} is not a journal of this version of touchline: point store.redis.journal at a file of its own",
             path.display()
@@ -67,16 +64,7 @@ fn claim(
     connection: &mut Connection,
     identity: &StoreIdentity,
 ) -> rusqlite::Result<Option<(StoreIdentity, u64)>> {
-    if sqlite::is_new(connection)? {
-        connection.pragma_update(None, "journal_mode", "WAL")?;
-    }
-    connection.pragma_update(None, "synchronous", "FULL")?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Another process may have created them meanwhile.
-    if sqlite::is_new(&transaction)? {
-        transaction.execute_batch(rows::TABLES)?;
-        FORMAT.write(&transaction)?;
-    }
     rows::add_what_is_missing(&transaction)?;
     transaction.execute_batch(processes::TABLE)?;
     if let Some(theirs) = identity.claim(&transaction)? {

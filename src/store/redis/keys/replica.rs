@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use rusqlite::{Connection, ErrorCode, OpenFlags, params};
+use rusqlite::{Connection, ErrorCode, params};
 
 use super::codec::{parse_place, stream_id, unpacked};
 use crate::policy::key_record::KeyRecord;
@@ -157,40 +157,16 @@ impl Replica {
 
 /// Opens the file with its tables. Only its owner may read it, because it contains key digests.
 fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
-    sqlite::create_file(path).map_err(refused)?;
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(LOCK_WAIT_MAX)?;
-    // An existing file is not changed before its application is checked; a replica has this mode already.
-    if sqlite::is_new(&connection)? {
-        connection.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
-    }
-    connection.execute_batch("PRAGMA synchronous = FULL")?;
-    let transaction =
-        connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    if sqlite::is_new(&transaction)? {
-        transaction.execute_batch(TABLES)?;
-        FORMAT.write(&transaction)?;
-    }
-    transaction.commit()?;
-    Ok(connection)
-}
-
-/// The error for a file that the system does not create, rename or remove.
-fn refused(error: std::io::Error) -> rusqlite::Error {
-    rusqlite::Error::SqliteFailure(
-        rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CANTOPEN),
-        Some(error.to_string()),
-    )
+    sqlite::open(path, LOCK_WAIT_MAX, FORMAT, TABLES)
 }
 
 /// Moves a damaged file and its log aside.
 fn set_aside(path: &Path, aside: &Path) -> Result<(), rusqlite::Error> {
-    std::fs::rename(path, aside).map_err(refused)?;
+    std::fs::rename(path, aside).map_err(sqlite::refused)?;
     for suffix in ["-wal", "-shm"] {
         match std::fs::remove_file(beside(path, suffix)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(refused(error));
+                return Err(sqlite::refused(error));
             }
             Ok(()) | Err(_) => {}
         }
