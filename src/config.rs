@@ -11,8 +11,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
-
 mod check;
 mod choices;
 mod effective;
@@ -51,6 +49,8 @@ pub use sections::upstreams::{
 };
 pub use sections::{Config, Forward, Keys, Logging, Runtime};
 
+/// The octets of the file's digest in [`Config::hash`].
+const HASH_OCTETS: usize = 6;
 /// The largest configuration file: room for some 10,000 endpoints.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
 /// The rest of a configuration that is made only for its store.
@@ -208,7 +208,8 @@ fn parse_in(
     })?;
     let mut check = check::Check::new(&outline, surroundings);
     let places = SourcePositions::new(file_name, outline.clone());
-    let config = sections::config(&mut check, section, hash_of(text), places);
+    let hash = check::short_digest(text, HASH_OCTETS);
+    let config = sections::config(&mut check, section, hash, places);
     if let (Some(config), Some(running), []) = (&config, running, check.problems()) {
         reload_compatibility::check(&mut check, running, config);
     }
@@ -251,14 +252,6 @@ fn end_of(text: &str) -> Position {
         line: text.matches('\n').count() + 1,
         column: text.chars().rev().take_while(|c| *c != '\n').count() + 1,
     }
-}
-
-fn hash_of(text: &str) -> String {
-    Sha256::digest(text)
-        .iter()
-        .take(6)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
 }
 
 #[cfg(test)]

@@ -137,7 +137,7 @@ impl<'a> Check<'a> {
         let open = without_user(&shown);
         let is_hidden = self.in_foundation && open != shown;
         let reading = LeafValue {
-            hidden: is_hidden.then(|| short_digest(&shown)),
+            hidden: is_hidden.then(|| short_digest(&shown, DIGEST_OCTETS)),
             shown: open,
             needs_restart: self.in_foundation,
         };
@@ -389,7 +389,9 @@ impl<'a> Check<'a> {
         // Moving the same secret to another file changes nothing.
         self.found(at, secret.reveal().to_owned());
         if let Some(reading) = self.readings.get_mut(at.as_str()) {
-            let digest = reading.needs_restart.then(|| short_digest(secret.reveal()));
+            let digest = reading
+                .needs_restart
+                .then(|| short_digest(secret.reveal(), DIGEST_OCTETS));
             reading.hidden = digest;
         }
         Some(secret)
@@ -432,10 +434,10 @@ impl<'a> Check<'a> {
     }
 }
 
-/// The first octets of a text's digest, in hexadecimal.
-fn short_digest(text: &str) -> String {
+/// The first octets of a text's SHA-256, in hexadecimal.
+pub(super) fn short_digest(text: &str, octets: usize) -> String {
     let digest = Sha256::digest(text);
-    let first = digest.iter().take(DIGEST_OCTETS);
+    let first = digest.iter().take(octets);
     first.map(|octet| format!("{octet:02x}")).collect()
 }
 
