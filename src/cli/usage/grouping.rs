@@ -243,26 +243,21 @@ impl Groups {
 }
 
 fn names(by: Grouping, name: String, records: &Records) -> Vec<(&'static str, Option<String>)> {
-    match by {
-        Grouping::Day => vec![("date", Some(name))],
-        Grouping::Customer => vec![("customer", (!name.is_empty()).then_some(name))],
-        Grouping::Endpoint => vec![("endpoint", Some(name))],
-        Grouping::Tier => vec![("tier", Some(name))],
-        Grouping::Month => vec![("month", Some(name))],
+    let cells = match by {
+        Grouping::Day | Grouping::Endpoint | Grouping::Tier | Grouping::Month => vec![Some(name)],
+        Grouping::Customer => vec![(!name.is_empty()).then_some(name)],
         Grouping::Key => {
             let id = name.parse::<KeyId>().ok();
             let record = id.and_then(|id| records.get(&id));
             vec![
-                ("key", Some(name)),
-                ("customer", record.map(|record| record.customer.to_string())),
-                (
-                    "label",
-                    record.and_then(|record| Some(record.label.as_ref()?.to_string())),
-                ),
-                ("tier", record.map(|record| record.tier.to_string())),
+                Some(name),
+                record.map(|record| record.customer.to_string()),
+                record.and_then(|record| Some(record.label.as_ref()?.to_string())),
+                record.map(|record| record.tier.to_string()),
             ]
         }
-    }
+    };
+    by.columns().iter().copied().zip(cells).collect()
 }
 
 /// The sum of everything.
