@@ -263,7 +263,7 @@ pub struct ChainFault {
 }
 
 /// The result of a check.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CheckedChain {
     /// Entries of the chain.
     pub entries: u64,
@@ -278,8 +278,10 @@ pub struct CheckedChain {
     /// The digest of the last entry, which covers all before it.
     pub digest: String,
     /// The digest that an entry must have, if none has it.
+    #[serde(skip)]
     pub missing: Option<String>,
     /// The days whose checks failed.
+    #[serde(skip)]
     pub faults: Vec<ChainFault>,
 }
 
@@ -295,14 +297,11 @@ impl ChainCheck {
 
     /// Adds the next item.
     pub fn take(&mut self, piece: ChainItem) {
-        match &piece {
+        match piece {
+            ChainItem::Entry(entry) => self.take_entry(entry),
             ChainItem::Ledger(LedgerRow { date, .. }) | ChainItem::Late(LateRow { date, .. }) => {
-                self.rows.entry(*date).or_default().take(&piece);
+                self.rows.entry(date).or_default().take(&piece);
             }
-            ChainItem::Entry(_) => {}
-        }
-        if let ChainItem::Entry(entry) = piece {
-            self.take_entry(entry);
         }
     }
 

@@ -38,22 +38,8 @@ struct Verification {
     /// Units settled after their day was closed.
     adjusted: i64,
     /// The chain of closed days, if the store has one.
-    chain: Option<ChainReport>,
+    chain: Option<CheckedChain>,
     faults: Vec<DayFault>,
-}
-
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct ChainReport {
-    entries: u64,
-    closed_days: u64,
-    /// The last closed day.
-    closed_through: Option<Date>,
-    /// The number of requested closed days whose rows were compared with their digest; 0 for a single key or customer.
-    compared_days: u64,
-    /// How often rows were added to a closed day.
-    reopenings: u64,
-    /// The digest of the last entry, which covers all entries before it.
-    digest: String,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -106,16 +92,14 @@ pub(super) async fn run(
     // A day's digest covers all keys, so it cannot be compared for some.
     let is_of_all = asked.key.is_none() && asked.customer.is_none();
     let days = is_of_all.then_some((from, to));
-    let mut missing = None;
     if let Some(checked) = chain::check(session, days, digest).await? {
-        missing.clone_from(&checked.missing);
         verdict.take(checked);
     }
     let shown = match output {
         RecordFormat::Json => write_json(out, &verdict),
         RecordFormat::Table => table(out, &verdict),
     };
-    judged(shown, verdict.outcome(digest, missing))
+    judged(shown, verdict.outcome(digest))
 }
 
 /// Whether a second check may have another result.
@@ -124,8 +108,8 @@ fn is_unsettled(proof: &Proof) -> bool {
 }
 
 impl Verification {
-    /// The error of the first fault, or of a `digest` from earlier that is `missing` in the chain.
-    fn outcome(&self, digest: Option<&str>, missing: Option<String>) -> anyhow::Result<()> {
+    /// The error of the first fault, or of a `digest` from earlier that is missing in the chain.
+    fn outcome(&self, digest: Option<&str>) -> anyhow::Result<()> {
         match self.faults.first() {
             None => {}
             Some(DayFault { date, key, fault }) => anyhow::bail!(
@@ -134,12 +118,11 @@ impl Verification {
                 key.map_or_else(String::new, |key| format!("key {key} on ")),
             ),
         }
-        match (digest, &self.chain, missing) {
-            (None, _, _) | (Some(_), Some(_), None) => Ok(()),
-            (Some(_), None, _) => {
-                anyhow::bail!("only the embedded store has a chain of closed days")
-            }
-            (Some(_), Some(_), Some(digest)) => anyhow::bail!(
+        let missing = self.chain.as_ref().map(|chain| &chain.missing);
+        match (digest, missing) {
+            (None, _) | (Some(_), Some(None)) => Ok(()),
+            (Some(_), None) => anyhow::bail!("only the embedded store has a chain of closed days"),
+            (Some(_), Some(Some(digest))) => anyhow::bail!(
                 "no entry of the chain of closed days has the digest {digest}: the chain was changed or replaced since that digest was taken"
             ),
         }
@@ -171,21 +154,14 @@ impl Verification {
         }));
     }
 
-    fn take(&mut self, checked: CheckedChain) {
-        let faults = checked.faults.into_iter();
+    fn take(&mut self, mut checked: CheckedChain) {
+        let faults = checked.faults.drain(..);
         self.faults.extend(faults.map(|one| DayFault {
             date: one.date,
             key: None,
             fault: one.fault,
         }));
-        self.chain = Some(ChainReport {
-            entries: checked.entries,
-            closed_days: checked.closed_days,
-            closed_through: checked.closed_through,
-            compared_days: checked.compared_days,
-            reopenings: checked.reopenings,
-            digest: checked.digest,
-        });
+        self.chain = Some(checked);
     }
 }
 
