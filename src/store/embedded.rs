@@ -320,7 +320,9 @@ impl Store for EmbeddedStore {
             return Ok(Decision::Exhausted { used });
         }
         let (caller, answer) = oneshot::channel();
-        self.desk.inbox.put(WaitingCall::Charge(charge, caller))?;
+        self.desk
+            .inbox
+            .put(WaitingCall::Charge(charge, None, caller))?;
         match self.answered(answer).await? {
             ChargeAnswer::Other(decision) => Ok(decision),
             ChargeAnswer::Granted(grant) => grant
@@ -345,7 +347,9 @@ impl Store for EmbeddedStore {
             return Ok(used);
         }
         let (caller, answer) = oneshot::channel();
-        self.desk.inbox.put(WaitingCall::Used(key, day, caller))?;
+        self.desk
+            .inbox
+            .put(WaitingCall::Used(key, day, None, caller))?;
         self.answered(answer).await
     }
 

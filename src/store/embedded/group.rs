@@ -25,7 +25,7 @@ use super::appended::{self, Mark, Packing};
 use super::closing::{self, GUARDED};
 use super::days::{ADD_DAY, DAY, stored_day};
 use super::folding::first_and_last;
-use super::inbox::{Refund, Refusals};
+use super::inbox::{Refund, Refusals, Ruling};
 use super::keys::{Follower, MARK};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
@@ -219,21 +219,6 @@ struct CountChange {
     /// Those among them that the ledger lacks.
     lacking: i64,
     group: i64,
-}
-
-/// The group's decision of a charge, before it is committed.
-#[derive(Debug)]
-pub(super) enum Ruling {
-    /// The units are charged; the total used now.
-    Granted(u64),
-    /// Too few units are left.
-    Exhausted(u64),
-    /// The database has a newer record, or none.
-    KeyChanged,
-    /// The current time is outside the day.
-    OtherDay(Timestamp),
-    /// The database has other boundaries for the date.
-    OtherCalendar(Day),
 }
 
 /// A transaction that is under way.

@@ -11,6 +11,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
@@ -31,10 +32,34 @@ const REFUSALS_KEPT: Duration = Duration::from_millis(500);
 
 /// A charge or a reading that waits for the database.
 pub(super) enum WaitingCall {
-    /// A charge and the sender of its result.
-    Charge(Charge, oneshot::Sender<Result<ChargeAnswer, StoreError>>),
-    /// A reading of a count.
-    Used(KeyId, Day, oneshot::Sender<Result<u64, StoreError>>),
+    /// A charge, the ruling on it once it is made, and the sender of its result.
+    Charge(
+        Charge,
+        Option<Ruling>,
+        oneshot::Sender<Result<ChargeAnswer, StoreError>>,
+    ),
+    /// A reading of a count, and its result once it is known: the count, or the other boundaries of the stored day.
+    Used(
+        KeyId,
+        Day,
+        Option<Result<u64, Day>>,
+        oneshot::Sender<Result<u64, StoreError>>,
+    ),
+}
+
+/// The group's decision of a charge, before it is committed.
+#[derive(Debug)]
+pub(super) enum Ruling {
+    /// The units are charged; the total used now.
+    Granted(u64),
+    /// Too few units are left.
+    Exhausted(u64),
+    /// The database has a newer record, or none.
+    KeyChanged,
+    /// The current time is outside the day.
+    OtherDay(Timestamp),
+    /// The database has other boundaries for the date.
+    OtherCalendar(Day),
 }
 
 /// The answer to a charge on its way to the caller.
@@ -259,7 +284,7 @@ mod tests {
     fn reading() -> (WaitingCall, oneshot::Receiver<Result<u64, StoreError>>) {
         let (caller, answer) = oneshot::channel();
         let key = KeyId::generate(&mut os_entropy);
-        (WaitingCall::Used(key, day(), caller), answer)
+        (WaitingCall::Used(key, day(), None, caller), answer)
     }
 
     #[test]

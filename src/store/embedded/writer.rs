@@ -11,21 +11,19 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rusqlite::Connection;
-use tokio::sync::oneshot;
 
 use super::closing::Closer;
 use super::days::other_calendar;
 use super::folding::Folder;
-use super::group::{Group, Ruling, Statements};
-use super::inbox::{ChargeAnswer, Inbox, QueueBatch, Refund, UnclaimedGrant, WaitingCall};
+use super::group::{Group, Statements};
+use super::inbox::{ChargeAnswer, Inbox, QueueBatch, Refund, Ruling, UnclaimedGrant, WaitingCall};
 use super::keys::Follower;
 use super::learnt::Learnt;
 use super::schema::failure;
 use crate::clock::Clock;
-use crate::policy::calendar::Day;
 use crate::store::clock_watch::ClockWatch;
 use crate::store::held_file::{HeldFile, Trouble};
-use crate::store::{Charge, Decision, Keeping, Receipt, StoreError};
+use crate::store::{Decision, Keeping, Receipt, StoreError};
 
 /// The largest group: some 2 ms of work, which bounds how long other processes wait for the lock.
 const GROUP_MAX: usize = 512;
@@ -144,20 +142,6 @@ fn fold(connection: &Connection, desk: &Desk, folder: &mut Folder, size: usize) 
     }
 }
 
-/// A decided charge or reading that waits for the commit.
-enum DecidedAnswer {
-    Charge(
-        Charge,
-        Ruling,
-        oneshot::Sender<Result<ChargeAnswer, StoreError>>,
-    ),
-    Used(
-        Day,
-        Result<u64, Day>,
-        oneshot::Sender<Result<u64, StoreError>>,
-    ),
-}
-
 /// Decides, writes and answers one group, and returns how many entries it has; an error has been sent to its waiting callers.
 fn settle(
     statements: &mut Statements<'_>,
@@ -165,20 +149,22 @@ fn settle(
     taken: QueueBatch,
 ) -> Result<usize, StoreError> {
     let QueueBatch {
-        waiting,
+        mut waiting,
         refunds,
         refusals,
         jobs: _,
     } = taken;
-    let mut answers = Vec::with_capacity(waiting.len());
-    let mut undecided = waiting.into_iter();
     let mut work = || {
         let now = || desk.clock.now();
         let mut group = Group::begin(statements, &desk.keys, desk.keeping, now)?;
         let done = refunds
             .iter()
             .try_for_each(|refund| group.refund(refund))
-            .and_then(|()| decide(&mut group, &mut undecided, &mut answers))
+            .and_then(|()| {
+                waiting
+                    .iter_mut()
+                    .try_for_each(|call| decide(&mut group, call))
+            })
             .and_then(|()| group.refused(&refusals));
         match done {
             Ok(()) => group.commit(),
@@ -192,79 +178,47 @@ fn settle(
     match result {
         Ok(committed) => {
             desk.learnt.put(committed.counts, Instant::now());
-            answers
-                .into_iter()
-                .for_each(|answer| send_answer(answer, desk));
+            waiting.into_iter().for_each(|call| send_answer(call, desk));
             refunds
                 .into_iter()
                 .for_each(|refund| acknowledge_refund(refund, desk));
             Ok(committed.entries)
         }
         Err(error) => {
-            send_failure(answers, undecided, || failure(&desk.path, &error));
+            for call in waiting {
+                match call {
+                    WaitingCall::Charge(.., caller) => {
+                        drop(caller.send(Err(failure(&desk.path, &error))));
+                    }
+                    WaitingCall::Used(.., caller) => {
+                        drop(caller.send(Err(failure(&desk.path, &error))));
+                    }
+                }
+            }
             desk.inbox.put_back(refunds, refusals);
             Err(failure(&desk.path, &error))
         }
     }
 }
 
-/// Sends the error to all callers of a group.
-fn send_failure(
-    answers: Vec<DecidedAnswer>,
-    undecided: impl Iterator<Item = WaitingCall>,
-    failure: impl Fn() -> StoreError,
-) {
-    for answer in answers {
-        match answer {
-            DecidedAnswer::Charge(_, _, caller) => drop(caller.send(Err(failure()))),
-            DecidedAnswer::Used(_, _, caller) => drop(caller.send(Err(failure()))),
+/// Rules on a call; one whose caller has left is passed over.
+fn decide(group: &mut Group<'_, '_>, call: &mut WaitingCall) -> rusqlite::Result<()> {
+    match call {
+        WaitingCall::Charge(charge, ruling, caller) if !caller.is_closed() => {
+            *ruling = Some(group.charge(charge)?);
         }
-    }
-    for waiting in undecided {
-        match waiting {
-            WaitingCall::Charge(_, caller) => drop(caller.send(Err(failure()))),
-            WaitingCall::Used(_, _, caller) => drop(caller.send(Err(failure()))),
+        WaitingCall::Used(key, day, used, caller) if !caller.is_closed() => {
+            *used = Some(group.used(*key, *day)?);
         }
-    }
-}
-
-/// Rules on all that waits, in order of arrival; charges whose callers have left are passed over.
-fn decide(
-    group: &mut Group<'_, '_>,
-    undecided: &mut impl Iterator<Item = WaitingCall>,
-    answers: &mut Vec<DecidedAnswer>,
-) -> rusqlite::Result<()> {
-    for waiting in undecided {
-        match waiting {
-            WaitingCall::Charge(_, caller) if caller.is_closed() => {}
-            WaitingCall::Charge(charge, caller) => {
-                let ruling = match group.charge(&charge) {
-                    Ok(ruling) => ruling,
-                    Err(error) => {
-                        // Kept among the answers, so that this caller hears of the error too.
-                        answers.push(DecidedAnswer::Charge(charge, Ruling::KeyChanged, caller));
-                        return Err(error);
-                    }
-                };
-                answers.push(DecidedAnswer::Charge(charge, ruling, caller));
-            }
-            WaitingCall::Used(_, _, caller) if caller.is_closed() => {}
-            WaitingCall::Used(key, day, caller) => match group.used(key, day) {
-                Ok(used) => answers.push(DecidedAnswer::Used(day, used, caller)),
-                Err(error) => {
-                    answers.push(DecidedAnswer::Used(day, Ok(0), caller));
-                    return Err(error);
-                }
-            },
-        }
+        WaitingCall::Charge(..) | WaitingCall::Used(..) => {}
     }
     Ok(())
 }
 
-/// Sends the results of a committed group.
-fn send_answer(answer: DecidedAnswer, desk: &Desk) {
-    match answer {
-        DecidedAnswer::Charge(charge, ruling, caller) => {
+/// Sends the result of a call of a committed group.
+fn send_answer(call: WaitingCall, desk: &Desk) {
+    match call {
+        WaitingCall::Charge(charge, Some(ruling), caller) => {
             let verdict = match ruling {
                 Ruling::Granted(used) => {
                     let receipt = Receipt::of(&charge);
@@ -284,9 +238,10 @@ fn send_answer(answer: DecidedAnswer, desk: &Desk) {
             // If the caller is gone, the verdict is dropped, and a grant in it becomes a refund.
             let _ = caller.send(verdict);
         }
-        DecidedAnswer::Used(day, used, caller) => {
+        WaitingCall::Used(_, day, Some(used), caller) => {
             let _ = caller.send(used.map_err(|stored| other_calendar(&desk.path, day, stored)));
         }
+        WaitingCall::Charge(_, None, _) | WaitingCall::Used(_, _, None, _) => {}
     }
 }
 
