@@ -35,11 +35,10 @@ pub(super) fn import(
     // Imported counts are compared with all counts of this database, so the groups are folded first.
     fold_all(&transaction)?;
     let own = own_name(&transaction)?;
-    let mut put = keys::Put::prepare(&transaction)?;
     let mut counts = ImportCounts::default();
     for item in items {
         let outcome = match item {
-            Exported::Key(key) => keys::import_exported(&transaction, &mut put, key, &mut counts)?,
+            Exported::Key(key) => keys::import_exported(&transaction, key, &mut counts)?,
             Exported::KeyDay(day) => import_day(&transaction, path, (&own, now), day, &mut counts)?,
             Exported::Event(event) => {
                 import_event(&transaction, event, &mut counts)?;
@@ -54,7 +53,6 @@ pub(super) fn import(
             return Ok(Err(error));
         }
     }
-    drop(put);
     match mode {
         ImportMode::Write => transaction.commit()?,
         ImportMode::DryRun => transaction.rollback()?,

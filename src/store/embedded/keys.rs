@@ -139,8 +139,7 @@ pub(super) fn create(
     record.created = now;
     record.updated = now;
     record.version = micros(now).max(1);
-    let put = Put::prepare(&transaction)?.put(&record, None)?;
-    made(transaction, record, put)
+    made(transaction, record, None)
 }
 
 /// Replaces a key's record if its version is still the one that the caller read.
@@ -159,17 +158,16 @@ pub(super) fn update(
     record.created = old.created;
     record.updated = now;
     record.version = micros(now).max(old.version.saturating_add(1));
-    let put = Put::prepare(&transaction)?.put(&record, Some(&old))?;
-    made(transaction, record, put)
+    made(transaction, record, Some(&old))
 }
 
-/// Commits a written record; nothing if a digest is in use.
+/// Writes and commits a record; nothing if a digest is in use.
 fn made(
     transaction: Transaction<'_>,
     record: KeyRecord,
-    place: Result<i64, KeyId>,
+    old: Option<&KeyRecord>,
 ) -> rusqlite::Result<ChangeResult> {
-    let Ok(place) = place else {
+    let Ok(place) = put(&transaction, &record, old)? else {
         return Ok(ChangeResult::Taken);
     };
     transaction.commit()?;
@@ -185,97 +183,73 @@ pub(super) fn import(
 ) -> rusqlite::Result<(Vec<Imported>, Option<i64>)> {
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
     let (mut outcomes, mut last) = (Vec::with_capacity(records.len()), None);
-    let mut put = Put::prepare(&transaction)?;
     for mut record in records {
         record.updated = now;
         record.version = micros(now).max(1);
-        let outcome = match put.holder_of_any(&record)? {
+        let outcome = match holder_of_any(&transaction, &record)? {
             Some(holder) => Imported::Held(holder),
             None if one(&transaction, record.id)?.is_some() => Imported::IdTaken,
             None => {
-                last = put.put(&record, None)?.ok().or(last);
+                last = put(&transaction, &record, None)?.ok().or(last);
                 Imported::Added
             }
         };
         outcomes.push(outcome);
     }
-    drop(put);
     transaction.commit()?;
     Ok((outcomes, last))
 }
 
-/// The statements that write a record.
-pub(super) struct Put<'c> {
-    place: Statement<'c>,
-    holder: Statement<'c>,
-    add_digest: Statement<'c>,
-    drop_digests: Statement<'c>,
-    put: Statement<'c>,
-    add_audit_entry: Statement<'c>,
+/// Writes a record, its digests in place of the old ones, and its audit entry. Returns the number of the change, or the other key
+/// that has one of the digests: then the transaction must not be committed.
+fn put(
+    connection: &Connection,
+    record: &KeyRecord,
+    old: Option<&KeyRecord>,
+) -> rusqlite::Result<Result<i64, KeyId>> {
+    if let Some(old) = old {
+        let previous = old.previous.as_ref().map(|previous| previous.digest);
+        let previous = previous.as_ref().map(KeyDigest::as_bytes);
+        let mut drop_digests = connection.prepare_cached(DROP_DIGESTS)?;
+        drop_digests.execute((old.digest.as_bytes(), previous))?;
+    }
+    let id = record.id.as_str();
+    let mut add_digest = connection.prepare_cached(ADD_DIGEST)?;
+    for digest in digests(record) {
+        let added = add_digest.execute((digest.as_bytes(), id))?;
+        if added == 0
+            && let Some(holder) = holder(connection, &digest)?
+            && holder != record.id
+        {
+            return Ok(Err(holder));
+        }
+    }
+    let mut last = connection.prepare_cached(MARK)?;
+    let last: i64 = last.query_row([], |row| row.get(0))?;
+    let place = last.saturating_add(1);
+    let (version, text) = (signed(record.version), record.search_text());
+    let mut put = connection.prepare_cached(PUT)?;
+    put.execute((id, version, place, packed(record)?, text))?;
+    let mut add_audit_entry = connection.prepare_cached(ADD_AUDIT_ENTRY)?;
+    add_audit_entry.execute((place, id, packed(&Entry::of(record))?))?;
+    Ok(Ok(place))
 }
 
-impl<'c> Put<'c> {
-    /// The statements, prepared.
-    pub(super) fn prepare(connection: &'c Connection) -> rusqlite::Result<Put<'c>> {
-        Ok(Put {
-            place: connection.prepare(MARK)?,
-            holder: connection.prepare(HOLDER)?,
-            add_digest: connection.prepare(ADD_DIGEST)?,
-            drop_digests: connection.prepare(DROP_DIGESTS)?,
-            put: connection.prepare(PUT)?,
-            add_audit_entry: connection.prepare(ADD_AUDIT_ENTRY)?,
-        })
-    }
-
-    /// Writes a record, its digests in place of the old ones, and its audit entry. Returns the number of the change, or the other
-    /// key that has one of the digests: then the transaction must not be committed.
-    fn put(
-        &mut self,
-        record: &KeyRecord,
-        old: Option<&KeyRecord>,
-    ) -> rusqlite::Result<Result<i64, KeyId>> {
-        if let Some(old) = old {
-            let previous = old.previous.as_ref().map(|previous| previous.digest);
-            let previous = previous.as_ref().map(KeyDigest::as_bytes);
-            self.drop_digests
-                .execute((old.digest.as_bytes(), previous))?;
+fn holder_of_any(connection: &Connection, record: &KeyRecord) -> rusqlite::Result<Option<KeyId>> {
+    for digest in digests(record) {
+        if let Some(holder) = holder(connection, &digest)? {
+            return Ok(Some(holder));
         }
-        let id = record.id.as_str();
-        for digest in digests(record) {
-            let added = self.add_digest.execute((digest.as_bytes(), id))?;
-            if added == 0
-                && let Some(holder) = self.holder(&digest)?
-                && holder != record.id
-            {
-                return Ok(Err(holder));
-            }
-        }
-        let last: i64 = self.place.query_row([], |row| row.get(0))?;
-        let place = last.saturating_add(1);
-        let (version, text) = (signed(record.version), record.search_text());
-        self.put
-            .execute((id, version, place, packed(record)?, text))?;
-        self.add_audit_entry
-            .execute((place, id, packed(&Entry::of(record))?))?;
-        Ok(Ok(place))
     }
+    Ok(None)
+}
 
-    fn holder_of_any(&mut self, record: &KeyRecord) -> rusqlite::Result<Option<KeyId>> {
-        for digest in digests(record) {
-            if let Some(holder) = self.holder(&digest)? {
-                return Ok(Some(holder));
-            }
-        }
-        Ok(None)
-    }
-
-    fn holder(&mut self, digest: &KeyDigest) -> rusqlite::Result<Option<KeyId>> {
-        let found = self.holder.query_row([digest.as_bytes()], |row| {
-            let id: String = row.get(0)?;
-            id.parse().map_err(unreadable)
-        });
-        found.optional()
-    }
+fn holder(connection: &Connection, digest: &KeyDigest) -> rusqlite::Result<Option<KeyId>> {
+    let mut holder = connection.prepare_cached(HOLDER)?;
+    let found = holder.query_row([digest.as_bytes()], |row| {
+        row.get_ref(0)?.as_str()?.parse().map_err(unreadable)
+    });
+    found.optional()
 }
 
 /// The record of one key.
@@ -379,7 +353,6 @@ pub(super) fn import_entry(
 /// If another key has one of its secrets; then nothing may be committed.
 pub(super) fn import_exported(
     connection: &Connection,
-    put: &mut Put<'_>,
     key: &ExportedKey,
     counts: &mut ImportCounts,
 ) -> rusqlite::Result<Result<(), StoreError>> {
@@ -393,7 +366,7 @@ pub(super) fn import_exported(
     match &stored {
         Some(stored) if stored.version >= record.version => counts.keys_held += 1,
         Some(_) | None => {
-            if let Err(holder) = put.put(record, stored.as_ref())? {
+            if let Err(holder) = put(connection, record, stored.as_ref())? {
                 return Ok(Err(secret_in_use(record.id, holder.as_str())));
             }
             versions.insert(record.version);
