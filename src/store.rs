@@ -31,6 +31,7 @@ pub mod backup;
 pub mod chain;
 mod clock_watch;
 pub mod embedded;
+mod current;
 mod error;
 pub mod export;
 mod held_file;

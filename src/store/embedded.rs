@@ -67,11 +67,12 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use self::feed::{Polled, Stop};
+use self::feed::Stop;
 use self::inbox::{ChargeAnswer, WaitingCall};
 use self::keys::{ChangeResult, MARK};
 use self::writer::Desk;
 use super::chain::{ChainItem, Chained};
+use super::current::Current;
 use super::export::{Exported, ImportCounts, ImportMode, Transfer};
 use super::held_file::HeldConnection;
 use super::sqlite::unsigned;
@@ -126,7 +127,7 @@ pub struct EmbeddedStore {
     timers: Timers,
     /// The connection for reads outside the writer's queue: ledger, records, progress of gateways.
     reader: Arc<Mutex<HeldConnection>>,
-    polled: Arc<Polled>,
+    polled: Arc<Current>,
     stop: Arc<Stop>,
     /// Whether the writer signs this gateway off when it ends.
     goodbye: Arc<AtomicBool>,

@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
@@ -20,6 +20,7 @@ use super::keys::MARK;
 use super::retention::drop_old;
 use super::writer::Desk;
 use crate::store::clock_watch::LOOK_EVERY;
+use crate::store::current::Current;
 use crate::store::held_file::{Trouble, beside};
 use crate::store::{NodeName, Unconfirmed};
 
@@ -77,37 +78,6 @@ impl Stop {
     }
 }
 
-/// When the key table was last known to be current.
-pub(super) struct Polled {
-    origin: Instant,
-    at_ms: AtomicU64,
-}
-
-impl Polled {
-    pub(super) fn now() -> Polled {
-        Polled {
-            origin: Instant::now(),
-            at_ms: AtomicU64::new(0),
-        }
-    }
-
-    fn mark(&self) {
-        self.at_ms.store(self.elapsed_ms(), Ordering::Relaxed);
-    }
-
-    /// How long ago that was.
-    pub(super) fn age(&self) -> Duration {
-        Duration::from_millis(
-            self.elapsed_ms()
-                .saturating_sub(self.at_ms.load(Ordering::Relaxed)),
-        )
-    }
-
-    fn elapsed_ms(&self) -> u64 {
-        u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-}
-
 /// The time and the length of the write-ahead log at the last look. Every commit of any process is appended to the log, so an
 /// unchanged log holds no change of the key table, and a query is saved.
 #[derive(Debug)]
@@ -153,7 +123,7 @@ fn is_settled(modified: SystemTime, now: SystemTime) -> bool {
 pub(super) fn follow(
     connection: &Connection,
     desk: &Arc<Desk>,
-    polled: &Polled,
+    polled: &Current,
     gateway: Option<&NodeName>,
     stop: &Arc<Stop>,
 ) {
@@ -187,7 +157,7 @@ pub(super) fn follow(
         };
         match caught_up {
             Ok(any) => {
-                polled.mark();
+                polled.was_current(Duration::ZERO);
                 if any {
                     changed = Instant::now();
                 }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::sync::watch;
 
-use super::feed::{self, Polled, Stop};
+use super::feed::{self, Stop};
 use super::inbox::Inbox;
 use super::keys::{Follower, KeptRecords, MARK};
 use super::learnt::Learnt;
@@ -19,6 +19,7 @@ use super::{Durability, EmbeddedStore, Settings, schema};
 use crate::clock::Clock;
 use crate::clock::timer::Timers;
 use crate::store::clock_watch::ClockWatch;
+use crate::store::current::Current;
 use crate::store::held_file::{FileIdentity, FilePurpose, HeldConnection, HeldFile};
 use crate::store::{NodeName, Role, StoreError};
 
@@ -72,6 +73,8 @@ pub(super) fn open(
         .map_err(|error| schema::failure(&path, &error))?;
 
     let (at_work, writing) = watch::channel(());
+    let polled = Current::never();
+    polled.was_current(Duration::ZERO);
     let store = EmbeddedStore {
         desk: Arc::new(Desk {
             path,
@@ -91,7 +94,7 @@ pub(super) fn open(
         timeout,
         timers: Timers::default(),
         reader: Arc::new(Mutex::new(reading)),
-        polled: Arc::new(Polled::now()),
+        polled: Arc::new(polled),
         stop: Arc::new(Stop::default()),
         goodbye: Arc::new(AtomicBool::new(false)),
         writing,

@@ -2,7 +2,6 @@
 
 pub mod audit;
 pub mod codec;
-pub mod current;
 pub mod feed;
 pub mod import;
 pub mod index;

@@ -21,13 +21,13 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::codec::{parse_place, stream_id, unpacked};
-use super::current::Current;
 use super::index::{self, IndexState, KeyPages};
 use super::records::{restore_lookups, write_back};
 use super::replica::{Replica, ReplicaOrigin, Standing};
 use crate::clock::{Clock, next_tick};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
+use crate::store::current::Current;
 use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::{RedisLink, run_id_in};

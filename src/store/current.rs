@@ -1,4 +1,4 @@
-//! The age of the replica of the key table. It is read for every request, hence without a lock.
+//! The age of the key table of a gateway. It is read for every request, hence without a lock.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
