@@ -7,7 +7,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags, Row, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, TransactionBehavior};
+
+const WRITE_META: &str = "REPLACE INTO meta (name, value) VALUES (?1, ?2)";
 
 /// The program and the schema that a file belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +107,23 @@ pub fn is_new(connection: &Connection) -> rusqlite::Result<bool> {
 /// The number that a query returns.
 pub fn number(connection: &Connection, sql: &str) -> rusqlite::Result<i64> {
     connection.query_row(sql, [], |row| row.get(0))
+}
+
+/// A value of a file's table `meta`.
+pub fn meta(connection: &Connection, name: &str) -> rusqlite::Result<Option<String>> {
+    connection
+        .query_row("SELECT value FROM meta WHERE name = ?1", [name], |row| {
+            row.get(0)
+        })
+        .optional()
+}
+
+/// Writes a value of a file's table `meta`.
+pub fn write_meta(connection: &Connection, name: &str, value: &str) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached(WRITE_META)?
+        .execute([name, value])?;
+    Ok(())
 }
 
 /// A count as SQLite stores it. Counts stay below the limit, which is below 2^63.

@@ -23,7 +23,7 @@ use crate::store::Keeping;
 use crate::store::chain::{
     ChainEntry, ChainItem, DayState, LateRow, LedgerRow, RowsDigest, RowsSummary,
 };
-use crate::store::sqlite::{signed, unreadable, unsigned};
+use crate::store::sqlite::{meta, signed, unreadable, unsigned, write_meta};
 
 /// The number of rows that one turn digests, approximately: one or two milliseconds of the writer. A day of 100,000 keys with five
 /// endpoints each is closed in some eight minutes.
@@ -50,9 +50,8 @@ pub(super) const TABLE: &str = "
 const DUE: &str = "SELECT date FROM days WHERE next <= ?1 AND next > ?2 AND coalesce(
         (SELECT state FROM chain WHERE chain.date = days.date ORDER BY number DESC LIMIT 1), '') NOT IN ('closed', 'dropped')
     ORDER BY date LIMIT 1";
-// The mark: a date, a space and a random word.
-const MARK: &str = "SELECT value FROM meta WHERE name = 'closing'";
-const PUT_MARK: &str = "REPLACE INTO meta (name, value) VALUES ('closing', ?1)";
+/// The name of the mark: a date, a space and a random word.
+const MARK: &str = "closing";
 const DROP_MARK: &str = "DELETE FROM meta WHERE name = 'closing' AND value LIKE ?1 || ' %'";
 const STATE: &str = "SELECT state FROM chain WHERE date = ?1 ORDER BY number DESC LIMIT 1";
 const LAST: &str = "SELECT number, digest FROM chain ORDER BY number DESC LIMIT 1";
@@ -158,13 +157,13 @@ fn begin(
     if appended::lacks(&transaction, day)? {
         return Ok(None);
     }
-    let mark = match mark(&transaction)? {
+    let mark = match meta(&transaction, MARK)? {
         Some(mark) if mark.starts_with(&date) => mark,
         Some(_) | None => {
             let mut word = [0; 8];
             os_entropy(&mut word);
             let mark = format!("{date} {:016x}", u64::from_le_bytes(word));
-            transaction.prepare_cached(PUT_MARK)?.execute([&mark])?;
+            write_meta(&transaction, MARK, &mark)?;
             mark
         }
     };
@@ -184,7 +183,7 @@ fn finish(connection: &Connection, under_way: ClosingDay, now: Timestamp) -> rus
         digest,
     } = under_way;
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
-    if mark(&transaction)?.as_ref() != Some(&own) {
+    if meta(&transaction, MARK)?.as_ref() != Some(&own) {
         return Ok(());
     }
     transaction.prepare_cached(DROP_MARK)?.execute([&text])?;
@@ -221,11 +220,6 @@ pub(super) fn let_go(connection: &Connection, date: &str, at: i64) -> rusqlite::
         }
         Some(_) | None => Ok(()),
     }
-}
-
-fn mark(connection: &Connection) -> rusqlite::Result<Option<String>> {
-    let mut mark = connection.prepare_cached(MARK)?;
-    mark.query_row([], |row| row.get(0)).optional()
 }
 
 /// The day's state in its last entry.

@@ -129,9 +129,6 @@ const TABLES: &str = "
     -- The name under which this database's counts are exported. No other database has it.
     INSERT INTO meta (name, value) VALUES ('producer', lower(hex(randomblob(12))));";
 
-const ZONE_OF_FILE: &str = "SELECT value FROM meta WHERE name = 'zone'";
-const REMEMBER_ZONE: &str = "INSERT INTO meta (name, value) VALUES ('zone', ?1)";
-
 /// Creates the file and its directory if they are missing, readable by their owner only: the file has key digests.
 pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
     sqlite::create_file(path).map_err(|error| {
@@ -220,7 +217,7 @@ pub(super) fn prepare(
         for tables in [TABLES, appended::TABLES, closing::TABLE] {
             transaction.execute_batch(tables).map_err(failed)?;
         }
-        transaction.execute(REMEMBER_ZONE, [zone]).map_err(failed)?;
+        sqlite::write_meta(&transaction, "zone", zone).map_err(failed)?;
         FORMAT.write(&transaction).map_err(failed)?;
         return transaction.commit().map_err(failed);
     }
@@ -244,9 +241,8 @@ pub(super) fn prepare(
             path.display()
         )));
     }
-    let theirs: String = transaction
-        .query_row(ZONE_OF_FILE, [], |row| row.get(0))
-        .map_err(failed)?;
+    let theirs = sqlite::meta(&transaction, "zone").map_err(failed)?;
+    let theirs = theirs.unwrap_or_default();
     if theirs != zone {
         return Err(StoreError::OtherCalendar(format!(
             "{} counts days in the zone {theirs}, and the configuration has {zone}: set quota.timezone to {theirs}, or \

@@ -10,9 +10,9 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use rusqlite::{Connection, OptionalExtension};
+use rusqlite::Connection;
 
-const WRITE_META: &str = "REPLACE INTO meta (name, value) VALUES (?1, ?2)";
+use crate::store::sqlite::{meta, write_meta};
 
 /// The store that a file belongs to. Two values identify the same store if their names are equal and, if there are nodes, they
 /// have one in common: the list of sentinels or of a cluster's nodes may be reordered, shortened or extended.
@@ -63,23 +63,6 @@ impl fmt::Display for StoreIdentity {
         }
         Ok(())
     }
-}
-
-/// A value of a file's table `meta`.
-pub fn meta(connection: &Connection, name: &str) -> rusqlite::Result<Option<String>> {
-    connection
-        .query_row("SELECT value FROM meta WHERE name = ?1", [name], |row| {
-            row.get(0)
-        })
-        .optional()
-}
-
-/// Writes a value of a file's table `meta`.
-pub fn write_meta(connection: &Connection, name: &str, value: &str) -> rusqlite::Result<()> {
-    connection
-        .prepare_cached(WRITE_META)?
-        .execute([name, value])?;
-    Ok(())
 }
 
 /// The names joined with spaces.

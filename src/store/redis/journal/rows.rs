@@ -11,9 +11,8 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::ledger::Ceiling;
-use crate::store::redis::identity::{meta, write_meta};
 use crate::store::redis::yielding::CooperativeYield;
-use crate::store::sqlite::{signed, unsigned};
+use crate::store::sqlite::{meta, signed, unsigned, write_meta};
 
 /// How long settled rows are kept after their day.
 const SETTLED_KEPT_AFTER_DAY_SECONDS: i64 = 120;

@@ -16,9 +16,9 @@ use rusqlite::{Connection, ErrorCode, params};
 use super::codec::{parse_place, stream_id, unpacked};
 use crate::policy::key_record::KeyRecord;
 use crate::store::held_file::beside;
-use crate::store::redis::identity::{StoreIdentity, joined, meta, split, write_meta};
+use crate::store::redis::identity::{StoreIdentity, joined, split};
 use crate::store::redis::yielding::CooperativeYield;
-use crate::store::sqlite::{self, SqliteFormat, signed};
+use crate::store::sqlite::{self, SqliteFormat, meta, signed, write_meta};
 use crate::store::{KeyTable, StoreError};
 
 /// The format of these files ("TCLR").
