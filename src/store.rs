@@ -19,6 +19,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::Serialize;
+use tokio::sync::mpsc;
 
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
@@ -30,8 +31,8 @@ use crate::policy::threshold_event::{Event, ThresholdEvent};
 pub mod backup;
 pub mod chain;
 mod clock_watch;
-pub mod embedded;
 mod current;
+pub mod embedded;
 mod error;
 pub mod export;
 mod held_file;
@@ -43,6 +44,7 @@ pub mod status;
 
 pub use crate::policy::store_settings::Keeping;
 pub use error::{ChangeError, StoreError};
+use export::{Exported, ImportCounts, ImportMode};
 pub use key_table::{KeyEntry, KeyTable};
 pub use ledger::{Adjustment, DayUsage, Proof, RefusalReason, Totals};
 use status::{Replicas, StoreStatus};
@@ -278,7 +280,7 @@ pub fn keys_at_once(from: Date, to: Date) -> usize {
 /// The first part is for gateways and is called for requests; every future ends within the store's timeout. The second
 /// part is for commands. Implementations are used from any number of tasks at once.
 #[async_trait]
-pub trait Store: export::Transfer + Send + Sync + 'static {
+pub trait Store: Send + Sync + 'static {
     /// The replica of the key table; [`Store::freshness`] gives its age. Never waits.
     fn keys(&self) -> &KeyTable;
 
@@ -492,6 +494,28 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
         all.sort_by_key(|proof| (proof.usage.date, proof.usage.key));
         Ok(all)
     }
+
+    /// Sends all content: every key before the days. The channel is bounded, and so is the memory in use. Ends without an error if
+    /// the receiver is dropped.
+    ///
+    /// The embedded store exports the content of one instant. Redis cannot while gateways charge: each key's day is the state of some
+    /// instant during the export, without a ledger entry whose charge is missing. Later changes are in the next export.
+    ///
+    /// # Errors
+    /// Those of the store, and [`StoreError::Failed`] if some content cannot be read.
+    async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError>;
+
+    /// Imports some hundred items: what the store lacks or has in an older version. Charges are served before and after. Importing
+    /// the same items again changes nothing, so an interrupted import is repeated from the start.
+    ///
+    /// # Errors
+    /// Those of the store; [`StoreError::OtherCalendar`] if its boundaries of a day differ; [`StoreError::Failed`] if another of its
+    /// keys has the secret of an imported one. Some of the items may have been imported then.
+    async fn import_exported(
+        &self,
+        items: Vec<Exported>,
+        mode: ImportMode,
+    ) -> Result<ImportCounts, StoreError>;
 
     /// The chain of closed days, if the store keeps one.
     fn chained(&self) -> Option<&dyn chain::Chained> {

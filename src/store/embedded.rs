@@ -73,7 +73,7 @@ use self::keys::{ChangeResult, MARK};
 use self::writer::Desk;
 use super::chain::{ChainItem, Chained};
 use super::current::Current;
-use super::export::{Exported, ImportCounts, ImportMode, Transfer};
+use super::export::{Exported, ImportCounts, ImportMode};
 use super::held_file::HeldConnection;
 use super::sqlite::unsigned;
 use super::status::{Replicas, StoreStatus};
@@ -246,29 +246,6 @@ impl Drop for EmbeddedStore {
     fn drop(&mut self) {
         self.stop.signal();
         self.desk.inbox.close();
-    }
-}
-
-#[async_trait]
-impl Transfer for EmbeddedStore {
-    async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
-        let (path, durability) = (self.desk.path.clone(), self.durability);
-        let work = move || export::export(&path, durability, &exported);
-        on_thread("reading the store", work).await?
-    }
-
-    async fn import_exported(
-        &self,
-        items: Vec<Exported>,
-        mode: ImportMode,
-    ) -> Result<ImportCounts, StoreError> {
-        // As for an import, the lock is free during the pause.
-        tokio::time::sleep(IMPORT_PAUSE).await;
-        self.on_writer(move |connection, desk| {
-            let now = desk.clock.now().as_second();
-            import::import(connection, (&desk.path, now), &items, mode)
-        })
-        .await?
     }
 }
 
@@ -575,5 +552,25 @@ impl Store for EmbeddedStore {
         let keys = keys.to_vec();
         self.on_reader(move |connection| usage::prove(connection, from, to, &keys))
             .await
+    }
+
+    async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
+        let (path, durability) = (self.desk.path.clone(), self.durability);
+        let work = move || export::export(&path, durability, &exported);
+        on_thread("reading the store", work).await?
+    }
+
+    async fn import_exported(
+        &self,
+        items: Vec<Exported>,
+        mode: ImportMode,
+    ) -> Result<ImportCounts, StoreError> {
+        // As for an import, the lock is free during the pause.
+        tokio::time::sleep(IMPORT_PAUSE).await;
+        self.on_writer(move |connection, desk| {
+            let now = desk.clock.now().as_second();
+            import::import(connection, (&desk.path, now), &items, mode)
+        })
+        .await?
     }
 }

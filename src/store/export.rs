@@ -9,10 +9,8 @@
 
 use std::collections::BTreeMap;
 
-use async_trait::async_trait;
 use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
 
 use super::error::StoreError;
 use super::ledger::{Ceiling, Totals};
@@ -217,32 +215,6 @@ impl ImportCounts {
         self.events_added += others.events_added;
         self.events_held += others.events_held;
     }
-}
-
-/// A store whose content can be exported, and that imports the content of others.
-#[async_trait]
-pub trait Transfer {
-    /// Sends all content: every key before the days. The channel is bounded, and so is the memory in use. Ends without an error if
-    /// the receiver is dropped.
-    ///
-    /// The embedded store exports the content of one instant. Redis cannot while gateways charge: each key's day is the state of some
-    /// instant during the export, without a ledger entry whose charge is missing. Later changes are in the next export.
-    ///
-    /// # Errors
-    /// Those of the store, and [`StoreError::Failed`] if some content cannot be read.
-    async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError>;
-
-    /// Imports some hundred items: what the store lacks or has in an older version. Charges are served before and after. Importing
-    /// the same items again changes nothing, so an interrupted import is repeated from the start.
-    ///
-    /// # Errors
-    /// Those of the store; [`StoreError::OtherCalendar`] if its boundaries of a day differ; [`StoreError::Failed`] if another of its
-    /// keys has the secret of an imported one. Some of the items may have been imported then.
-    async fn import_exported(
-        &self,
-        items: Vec<Exported>,
-        mode: ImportMode,
-    ) -> Result<ImportCounts, StoreError>;
 }
 
 /// The process of a producer: the name up to the last dot.

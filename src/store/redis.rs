@@ -36,7 +36,7 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::{Action, KeyRecord};
 use crate::policy::quota::WaiterResult;
 use crate::policy::threshold_event::{Event, ThresholdEvent};
-use crate::store::export::{Exported, ImportCounts, ImportMode, Transfer};
+use crate::store::export::{Exported, ImportCounts, ImportMode};
 use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, Claim, Decision, Delivery, Forgotten, Freshness, Health,
@@ -302,26 +302,6 @@ impl RedisStore {
             Ok(()) => StoreError::Unavailable("Redis was unavailable a moment ago".into()),
             Err(error) => error.into(),
         }
-    }
-}
-
-#[async_trait]
-impl Transfer for RedisStore {
-    async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
-        self.check_zone().await?;
-        let zone = &self.parts.zone;
-        operations::carrying::carry_out(&self.parts.command_link, zone, &exported).await
-    }
-
-    async fn import_exported(
-        &self,
-        items: Vec<Exported>,
-        mode: ImportMode,
-    ) -> Result<ImportCounts, StoreError> {
-        if mode == ImportMode::Write {
-            self.claim_zone().await?;
-        }
-        operations::carrying::take_in(&self.parts.command_link, &items, mode).await
     }
 }
 
@@ -599,5 +579,22 @@ impl Store for RedisStore {
         keys: &[KeyId],
     ) -> Result<Vec<Proof>, StoreError> {
         counts::ledger::prove(&self.parts.command_link, keys, from, to).await
+    }
+
+    async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
+        self.check_zone().await?;
+        let zone = &self.parts.zone;
+        operations::carrying::carry_out(&self.parts.command_link, zone, &exported).await
+    }
+
+    async fn import_exported(
+        &self,
+        items: Vec<Exported>,
+        mode: ImportMode,
+    ) -> Result<ImportCounts, StoreError> {
+        if mode == ImportMode::Write {
+            self.claim_zone().await?;
+        }
+        operations::carrying::take_in(&self.parts.command_link, &items, mode).await
     }
 }

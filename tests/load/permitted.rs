@@ -25,7 +25,7 @@ use touchline::policy::key_record::KeyRecord;
 use touchline::policy::threshold_event::{Event, ThresholdEvent};
 use touchline::server::{self, Begin};
 use touchline::store::chain::Chained;
-use touchline::store::export::{Exported, ImportCounts, ImportMode, Transfer};
+use touchline::store::export::{Exported, ImportCounts, ImportMode};
 use touchline::store::status::{Replicas, StoreStatus};
 use touchline::store::*;
 
@@ -132,19 +132,6 @@ passed_on! {
     async fn status(&self) -> Result<StoreStatus, StoreError>;
     async fn usage_of(&self, from: Date, to: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError>;
     async fn prove_of(&self, from: Date, to: Date, keys: &[KeyId]) -> Result<Vec<Proof>, StoreError>;
-}
-
-#[async_trait]
-impl Transfer for Permitting {
-    async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
-        self.store.export(exported).await
-    }
-
-    async fn import_exported(
-        &self,
-        items: Vec<Exported>,
-        mode: ImportMode,
-    ) -> Result<ImportCounts, StoreError> {
-        self.store.import_exported(items, mode).await
-    }
+    async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError>;
+    async fn import_exported(&self, items: Vec<Exported>, mode: ImportMode) -> Result<ImportCounts, StoreError>;
 }
