@@ -39,6 +39,14 @@ impl FileFormat {
     }
 }
 
+/// The value, unless there are problems.
+fn or_problems<T, P>(value: T, problems: Vec<P>) -> Result<T, Vec<P>> {
+    match problems.is_empty() {
+        true => Ok(value),
+        false => Err(problems),
+    }
+}
+
 /// Whether a file name means standard input or output.
 fn is_standard(file: &Path) -> bool {
     file == Path::new("-")

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use jiff::civil::Date;
 
+use super::or_problems;
 use super::rows::{Fields, ImportRow};
 use crate::cli::output::{parse_date, parse_name};
 use crate::policy::api_key::{self, KEY_CHARS_MAX, KEY_CHARS_MIN, KeyDigest, KeyId, KeyPrefix};
@@ -125,11 +126,7 @@ impl<'a> Checker<'a> {
 
     /// The keys of the file, if it has no mistakes.
     pub(super) fn finish(self) -> Result<Vec<ImportableKey>, Vec<ImportProblem>> {
-        if self.problems.is_empty() {
-            Ok(self.keys)
-        } else {
-            Err(self.problems)
-        }
+        or_problems(self.keys, self.problems)
     }
 
     /// The record of a row.
@@ -276,11 +273,7 @@ impl<'a> Checker<'a> {
             ));
         }
         problems.extend(self.repeats(line, &[], Some(record.id)));
-        if problems.is_empty() {
-            Ok(ImportableKey { line, record, id })
-        } else {
-            Err(problems)
-        }
+        or_problems(ImportableKey { line, record, id }, problems)
     }
 
     /// Notes keys and ids of a row that an earlier row has, even a wrong one.

@@ -10,7 +10,7 @@ use jiff::civil::Date;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::FileFormat;
+use super::{FileFormat, or_problems};
 use crate::cli::output::write_csv;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::{KeyState, TierName};
@@ -125,11 +125,7 @@ fn header(record: &csv::ByteRecord) -> Result<Vec<&'static str>, Vec<String>> {
             )),
         }
     }
-    if problems.is_empty() {
-        Ok(names)
-    } else {
-        Err(problems)
-    }
+    or_problems(names, problems)
 }
 
 fn csv_fields(names: &[&'static str], record: &csv::ByteRecord) -> Result<Fields, Vec<String>> {
@@ -155,11 +151,7 @@ fn csv_fields(names: &[&'static str], record: &csv::ByteRecord) -> Result<Fields
             Err(_) => problems.push(format!("{name} is not UTF-8")),
         }
     }
-    if problems.is_empty() {
-        Ok(fields)
-    } else {
-        Err(problems)
-    }
+    or_problems(fields, problems)
 }
 
 fn read_lines(mut file: impl BufRead, mut take: impl FnMut(ImportRow)) -> io::Result<()> {
@@ -227,11 +219,7 @@ fn json_fields(text: &[u8]) -> Result<Fields, Vec<String>> {
             None => problems.push(format!("{name} is not a text")),
         }
     }
-    if problems.is_empty() {
-        Ok(fields)
-    } else {
-        Err(problems)
-    }
+    or_problems(fields, problems)
 }
 
 /// The grants of a JSON object in the form of CSV.
