@@ -312,15 +312,13 @@ fn server_fields(server: &ServerFacts) -> Vec<(&'static str, String)> {
         maxmemory_bytes,
         used_memory_bytes,
     } = server;
-    let unknown = || UNREPORTED.to_owned();
     let append_only = match append_only {
-        true => append_fsync.clone().unwrap_or_else(unknown),
+        true => reported(append_fsync.as_ref()),
         false => "off".to_owned(),
     };
     let snapshots = match snapshots.as_deref() {
         Some("") => "off".to_owned(),
-        Some(times) => times.to_owned(),
-        None => unknown(),
+        times => reported(times),
     };
     let memory = match maxmemory_bytes {
         0 => format!("{used_memory_bytes} bytes, {maxmemory_policy}"),
@@ -338,36 +336,34 @@ fn server_fields(server: &ServerFacts) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The text for a fact that a gateway has not reported.
-const UNREPORTED: &str = "not reported";
+/// A fact, or a text that it was not reported.
+fn reported(fact: Option<impl ToString>) -> String {
+    fact.map_or_else(|| "not reported".to_owned(), |fact| fact.to_string())
+}
 
 fn gateway_row(gateway: &GatewayFacts) -> Vec<String> {
-    let seconds =
-        |age: Option<f64>| age.map_or_else(|| UNREPORTED.to_owned(), |age| format!("{age:.1} s"));
-    let reported = |text: &Option<String>| text.clone().unwrap_or_else(|| UNREPORTED.to_owned());
+    let seconds = |age: Option<f64>| reported(age.map(|age| format!("{age:.1} s")));
     vec![
         gateway.name.clone(),
-        reported(&gateway.version),
+        reported(gateway.version.as_ref()),
         seconds(Some(gateway.heartbeat_age_seconds)),
-        reported(&gateway.applied),
+        reported(gateway.applied.as_ref()),
         seconds(gateway.lag_seconds),
-        reported(&gateway.keys.map(|keys| keys.to_string())),
+        reported(gateway.keys),
         seconds(gateway.keys_age_seconds),
     ]
 }
 
 fn silent_row(silent: &SilentFacts) -> Vec<String> {
-    let reported = |text: &Option<String>| text.clone().unwrap_or_else(|| UNREPORTED.to_owned());
     vec![
         silent.name.clone(),
         to_the_second(silent.since),
-        reported(&silent.version),
-        reported(&silent.applied),
+        reported(silent.version.as_ref()),
+        reported(silent.applied.as_ref()),
     ]
 }
 
 fn condition_row(gateway: &GatewayFacts) -> [String; 4] {
-    let reported = |text: Option<String>| text.unwrap_or_else(|| UNREPORTED.to_owned());
     let clock = gateway.clock_difference_seconds;
     let breaker = gateway.breaker.as_ref();
     let service = gateway.service.as_ref();
@@ -376,7 +372,7 @@ fn condition_row(gateway: &GatewayFacts) -> [String; 4] {
         reported(
             breaker.map(|breaker| format!("{} for {:.0} s", breaker.state, breaker.since_seconds)),
         ),
-        reported(service.map(|service| service.pending_units.to_string())),
+        reported(service.map(|service| service.pending_units)),
         reported(service.map(|service| {
             let state = match service.journal_error {
                 None => "",
