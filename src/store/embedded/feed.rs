@@ -22,6 +22,8 @@ use super::writer::Desk;
 use crate::store::clock_watch::LOOK_EVERY;
 use crate::store::current::Current;
 use crate::store::held_file::{Trouble, beside};
+use crate::store::sqlite::unsigned;
+use crate::store::status::GatewayFacts;
 use crate::store::{NodeName, Unconfirmed};
 
 /// How often the follower looks for changes, which the commands that make them wait for; charges check for themselves. A look
@@ -281,28 +283,23 @@ pub(super) fn lagging(connection: &Connection, place: i64) -> rusqlite::Result<V
         .collect()
 }
 
-/// A gateway that lives.
-pub(super) struct Live {
-    pub(super) name: NodeName,
-    /// The place of the last change it applied.
-    pub(super) applied: u64,
-    /// The age of its last heartbeat.
-    pub(super) age: Duration,
-}
-
-/// The gateways that live, by name.
-pub(super) fn live(connection: &Connection) -> rusqlite::Result<Vec<Live>> {
+/// The live gateways, in the order of their names. One that has applied the `last` change does not lag.
+pub(super) fn live(connection: &Connection, last: u64) -> rusqlite::Result<Vec<GatewayFacts>> {
     let now = now_ms();
+    let facts = |row: &Row<'_>| {
+        let applied = unsigned(row.get(1)?);
+        let age = Duration::from_millis(unsigned(now - row.get::<_, i64>(2)?));
+        Ok(GatewayFacts {
+            name: row.get(0)?,
+            heartbeat_age_seconds: age.as_secs_f64(),
+            applied: Some(applied.to_string()),
+            lag_seconds: (applied >= last).then_some(0.0),
+            ..GatewayFacts::default()
+        })
+    };
     connection
         .prepare(LIVE)?
-        .query_map((now, DEAD_AFTER_MS), |row| {
-            let (applied, seen): (i64, i64) = (row.get(1)?, row.get(2)?);
-            Ok(Live {
-                name: NodeName(row.get(0)?),
-                applied: u64::try_from(applied).unwrap_or(0),
-                age: Duration::from_millis(u64::try_from(now - seen).unwrap_or(0)),
-            })
-        })?
+        .query_map((now, DEAD_AFTER_MS), facts)?
         .collect()
 }
 

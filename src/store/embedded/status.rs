@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use super::{Durability, events, feed};
 use crate::store::held_file::beside;
 use crate::store::sqlite::{SqliteFormat, number, unsigned};
-use crate::store::status::{EmbeddedFacts, GatewayFacts, StoreFacts, StoreStatus};
+use crate::store::status::{EmbeddedFacts, StoreFacts, StoreStatus};
 
 /// Reads everything that `touchline store status` reports.
 pub(super) fn read(
@@ -22,15 +22,6 @@ pub(super) fn read(
     let log_bytes = std::fs::metadata(beside(&path, "-wal")).map_or(0, |file| file.len());
     let pages = count("PRAGMA page_count")?.saturating_mul(count("PRAGMA page_size")?);
     let last = count("SELECT coalesce(max(change), 0) FROM keys")?;
-    let gateways = feed::live(connection)?
-        .into_iter()
-        .map(|live| GatewayFacts {
-            lag_seconds: (live.applied >= last).then_some(0.0),
-            name: live.name.0,
-            heartbeat_age_seconds: live.age.as_secs_f64(),
-            applied: Some(live.applied.to_string()),
-            ..GatewayFacts::default()
-        });
     Ok(StoreStatus {
         store: StoreFacts::Embedded(EmbeddedFacts {
             bytes: pages.saturating_add(log_bytes),
@@ -41,7 +32,7 @@ pub(super) fn read(
             schema_version: SqliteFormat::of(connection)?.version,
             path,
         }),
-        gateways: gateways.collect(),
+        gateways: feed::live(connection, last)?,
         // No register is kept here: a gateway that cannot read this file serves no request.
         silent: Vec::new(),
         keys: count("SELECT count(*) FROM keys")?,
