@@ -17,13 +17,6 @@ use crate::store::ledger::Cell;
 use crate::store::sqlite::{parsed, signed, unreadable};
 use crate::store::{Adjustment, DayUsage, Proof};
 
-macro_rules! columns {
-    () => {
-        "date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
-         refused_concurrent, refused_not_found, refused_method, day_limit, granted"
-    };
-}
-
 // The tables are sorted by date, then by key, so a range of keys is looked up date by date; a scan would read every key's rows.
 macro_rules! range_of {
     ($table:literal, $columns:expr) => {
@@ -45,7 +38,11 @@ macro_rules! range_of {
     };
 }
 
-const LEDGER_OF_KEYS: &str = range_of!("ledger", columns!());
+const LEDGER_OF_KEYS: &str = range_of!(
+    "ledger",
+    "date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
+         refused_concurrent, refused_not_found, refused_method, day_limit, granted"
+);
 const ADJUSTMENTS_OF_KEYS: &str = concat!(
     range_of!("adjustments", "date, key, came, units"),
     " ORDER BY date, key, came"
