@@ -30,7 +30,8 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::current::Current;
 use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::{RedisLink, run_id_in};
+use crate::store::redis::wire::info::Info;
+use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::{is_absent, jittered, unreadable};
 use crate::store::redis::wire::zone::{self, EmptyStore, ZoneCheck, zone_names};
 use crate::store::{KeyTable, StoreError, on_thread};
@@ -678,7 +679,7 @@ async fn run_id(connection: &mut MultiplexedConnection) -> Result<String, StoreE
     ask.arg("server");
     let value = patient(READ_LATE, ask.query_async(connection)).await?;
     let text = String::from_redis_value(value).map_err(unreadable)?;
-    Ok(run_id_in(&text).unwrap_or_default())
+    Ok(Info::of(&text).text("run_id"))
 }
 
 /// Why changes after `place` may be missing, judged by the state of the stream alone.

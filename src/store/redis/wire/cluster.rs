@@ -217,16 +217,6 @@ impl Cluster {
     /// Sends each command to the node of its key, and waits for all results until `deadline`.
     pub async fn query(&self, parts: Commands<'_>, deadline: Instant) -> Result<Value, LinkError> {
         self.require()?;
-        self.route(parts, deadline).await
-    }
-
-    /// As [`Cluster::query`], with the link's own timeout from now, and also before the cluster is published.
-    async fn ask(&self, parts: Commands<'_>) -> Result<Value, LinkError> {
-        let deadline = Instant::now() + self.response_timeout;
-        self.route(parts, deadline).await
-    }
-
-    async fn route(&self, parts: Commands<'_>, deadline: Instant) -> Result<Value, LinkError> {
         match parts {
             Commands::One(command) => self.command(command, deadline).await,
             Commands::Each(pipeline) | Commands::Many(pipeline) => {

@@ -16,6 +16,7 @@ use redis::{Cmd, FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
+use super::info::Info;
 use super::line::ServerLine;
 use super::preparation::Preparation;
 use super::request::{LinkError, RedisRequest, read_time, unreadable};
@@ -33,12 +34,6 @@ pub struct Master {
     pub shown: String,
     /// Where it is, in a cluster.
     node: Option<Address>,
-}
-
-/// The server's name for its own process in a reply of `INFO`.
-pub fn run_id_in(info: &str) -> Option<String> {
-    let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"))?;
-    Some(run_id.trim().to_owned())
 }
 
 /// The progress of a scan over all names.
@@ -294,7 +289,7 @@ impl RedisLink {
             if let Ok(value) = self.ask_master(&master, &ask, deadline).await
                 && let Ok(text) = String::from_redis_value(value)
             {
-                run_ids.extend(run_id_in(&text));
+                run_ids.insert(Info::of(&text).text("run_id"));
             }
         }
         run_ids

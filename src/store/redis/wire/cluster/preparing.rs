@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Cluster;
 use crate::store::StoreError;
-use crate::store::redis::wire::request::{Commands, LinkError, read_time};
+use crate::store::redis::wire::request::{LinkError, read_time};
 use crate::store::redis::wire::zone::{self, EmptyStore, SendEach, ZoneCheck, zone_names};
 
 /// How long a master may take to return the zone or a copy of it.
@@ -17,8 +17,9 @@ const ZONE_TIMEOUT: Duration = Duration::from_secs(1);
 impl Cluster {
     pub(super) async fn prepare(&self) -> Result<(), StoreError> {
         self.check_zone().await?;
-        let (asked, time) = (self.preparation.clock.ask(), redis::cmd("TIME"));
-        let time = self.ask(Commands::One(&time)).await?;
+        let deadline = Instant::now() + self.response_timeout;
+        let asked = self.preparation.clock.ask();
+        let time = self.command(&redis::cmd("TIME"), deadline).await?;
         self.preparation.clock.learn(asked, read_time(time)?);
         Ok(())
     }
