@@ -530,10 +530,7 @@ impl Store for EmbeddedStore {
     }
 
     async fn await_replicas(&self, _: Duration) -> Result<Replicas, StoreError> {
-        Ok(Replicas {
-            connected: 0,
-            confirmed: 0,
-        })
+        Ok(Replicas::default())
     }
 
     async fn status(&self) -> Result<StoreStatus, StoreError> {

@@ -236,7 +236,7 @@ pub struct SilentFacts {
 }
 
 /// How far a change has come beyond the server that took it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Replicas {
     /// Replicas that the server has.
     pub connected: u64,

@@ -74,21 +74,13 @@ impl RecordTable {
         let asked = masters
             .iter()
             .map(|master| self.await_replicas_of(master, patience));
-        let mut worst: Option<Replicas> = None;
-        for replicas in join_all(asked).await {
-            let replicas = replicas?;
-            let is_worse = worst.is_none_or(|worst| replicas.confirmed < worst.confirmed);
-            if replicas.connected > 0 && is_worse {
-                worst = Some(replicas);
-            }
-        }
+        let all = join_all(asked).await.into_iter();
+        let all: Vec<Replicas> = all.collect::<Result<_, _>>()?;
+        let mirrored = all.into_iter().filter(|replicas| replicas.connected > 0);
+        let worst = mirrored.min_by_key(|replicas| replicas.confirmed);
+        let mut replicas = worst.unwrap_or_default();
         // The server confirms only what was sent over the same connection; nothing was sent over a new one.
-        let same = self.link.made() == self.written_on.load(Ordering::Acquire);
-        let mut replicas = worst.unwrap_or(Replicas {
-            connected: 0,
-            confirmed: 0,
-        });
-        if !same {
+        if self.link.made() != self.written_on.load(Ordering::Acquire) {
             replicas.confirmed = 0;
         }
         Ok(replicas)
@@ -105,10 +97,7 @@ impl RecordTable {
         let text = String::from_redis_value(value).map_err(unreadable)?;
         let connected = Info::of(&text).number("connected_slaves");
         if connected == 0 {
-            return Ok(Replicas {
-                connected,
-                confirmed: 0,
-            });
+            return Ok(Replicas::default());
         }
         let mut wait = redis::cmd("WAIT");
         wait.arg(1).arg(patience.as_millis() as u64);
