@@ -18,7 +18,6 @@ use redis::{FromRedisValue, Pipeline, Value};
 use super::audit;
 use super::codec::{
     CLAIM_LASTS, change_mark, digests, feed_entry, put, put_arguments, put_digests, put_keys,
-    unpacked,
 };
 use super::import;
 use super::index::{self, KeyPages};
@@ -56,14 +55,8 @@ impl RecordTable {
 
     /// The record of one key.
     pub async fn get(&self, id: KeyId) -> Result<Option<KeyRecord>, StoreError> {
-        let read = redis::cmd("HGET")
-            .arg(self.link.names.record(id))
-            .arg("rec")
-            .to_owned();
-        match self.link.read::<Option<String>>(&read).await? {
-            Some(packed) => unpacked(&packed).map(Some),
-            None => Ok(None),
-        }
+        let mut stored = index::stored(&self.link, &[id]).await?;
+        Ok(stored.pop().flatten())
     }
 
     /// The number of replicas that have the last change. Blocks the link meanwhile, so use a command's own.

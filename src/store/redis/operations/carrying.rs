@@ -207,17 +207,19 @@ async fn take_entries(
     for entry in entries {
         if held.insert(entry.version) {
             taken.audit_entries_added += 1;
-            missing
-                .cmd("HSETNX")
-                .arg(link.names.gateway_audit_trail())
-                .arg(entry.version)
-                .arg(serde_json::to_string(entry).unwrap_or_default());
+            add_entry(&mut missing, link.names.gateway_audit_trail(), entry);
         }
     }
     if taking == ImportMode::Write {
         link.replies::<Value>(&missing).await?;
     }
     Ok(taken)
+}
+
+fn add_entry(pipeline: &mut Pipeline, trail: String, entry: &Entry) {
+    let packed = serde_json::to_string(entry).unwrap_or_default();
+    let add = pipeline.cmd("HSETNX").arg(trail);
+    add.arg(entry.version).arg(packed);
 }
 
 async fn take_keys(
@@ -231,16 +233,14 @@ async fn take_keys(
     let mut newer: Vec<(&KeyRecord, Option<&KeyRecord>)> = Vec::new();
     for (key, stored) in keys.iter().zip(&stored) {
         match stored {
-            Some(stored) if stored.version >= key.record.version => taken.keys_held += 1,
-            Some(stored) => {
-                taken.keys_replaced += 1;
-                newer.push((&key.record, Some(stored)));
+            Some(stored) if stored.version >= key.record.version => {
+                taken.keys_held += 1;
+                continue;
             }
-            None => {
-                taken.keys_added += 1;
-                newer.push((&key.record, None));
-            }
+            Some(_) => taken.keys_replaced += 1,
+            None => taken.keys_added += 1,
         }
+        newer.push((&key.record, stored.as_ref()));
     }
     all_free(link, &newer).await?;
     let held = audit::trails(link, ids.into_iter()).await?;
@@ -249,12 +249,7 @@ async fn take_keys(
         for entry in &key.trail {
             if !held.contains_key(&entry.version) {
                 taken.audit_entries_added += 1;
-                let packed = serde_json::to_string(entry).unwrap_or_default();
-                missing
-                    .cmd("HSETNX")
-                    .arg(link.names.audit_trail(key.record.id))
-                    .arg(entry.version)
-                    .arg(packed);
+                add_entry(&mut missing, link.names.audit_trail(key.record.id), entry);
             }
         }
     }
