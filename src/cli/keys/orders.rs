@@ -103,7 +103,7 @@ impl ChangeCommand {
         Ok((id, Consent::of(yes), options, change))
     }
 
-    /// What the command's sentence says of the key.
+    /// The key's state after the command, for its sentence.
     fn state(&self, outcome: &ChangeOutcome, calendar: &Calendar) -> String {
         let was = |old: String| match outcome.made {
             Some(_) => format!(", was {old}"),

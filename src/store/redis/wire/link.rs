@@ -376,7 +376,7 @@ impl RedisLink {
         self.query(&script.by_text(keys, arguments), deadline).await
     }
 
-    /// What a [run](RedisLink::run) of a script within the usual time returned.
+    /// The reply of a script that is [run](RedisLink::run) within the usual time.
     pub async fn run_read<T: FromRedisValue>(
         &self,
         script: &Script,
