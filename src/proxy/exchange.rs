@@ -241,14 +241,6 @@ impl Exchange {
     pub fn request_id_str(&self) -> &str {
         self.request_id.to_str().unwrap_or_default()
     }
-
-    /// The forwarding, if the request has reached that stage.
-    pub fn forwarding(&mut self) -> Option<&mut Forwarding> {
-        match &mut self.stage {
-            Stage::Forwarding(forwarding) => Some(forwarding),
-            Stage::Arrived | Stage::Refused(_) | Stage::Served(_) => None,
-        }
-    }
 }
 
 impl Served {

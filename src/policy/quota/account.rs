@@ -450,11 +450,6 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         (denial.covers(terms) && denial.is_exceeded_by(cost, terms)).then_some(denial.used)
     }
 
-    /// The terms of the last call.
-    pub fn terms(&self) -> &WaiterTerms<C> {
-        &self.terms
-    }
-
     /// Whether the store is known to have everything.
     pub fn is_stored(&self) -> bool {
         self.stored == (self.ack, self.rack) && !self.unsettled

@@ -1,7 +1,6 @@
 //! The transport of bytes: TCP, with TLS or without.
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -41,21 +40,6 @@ impl Transport {
         }
     }
 
-    /// Cipher suite and version of TLS, if used.
-    pub fn tls(&self) -> Option<(String, &'static str)> {
-        let Transport::Tls(tls) = self else {
-            return None;
-        };
-        let session = tls.get_ref().1;
-        let suite = session.negotiated_cipher_suite();
-        let suite = suite.map_or_else(String::new, |suite| format!("{:?}", suite.suite()));
-        let version = match session.protocol_version() {
-            Some(rustls::ProtocolVersion::TLSv1_3) => "TLSv1.3",
-            Some(_) | None => "TLSv1.2",
-        };
-        Some((suite, version))
-    }
-
     /// Makes the close after the written bytes a reset.
     pub fn break_off(&self) {
         // Fails only if the socket has already ended.
@@ -67,12 +51,6 @@ impl Transport {
             Transport::Clear(socket) => socket,
             Transport::Tls(tls) => tls.get_ref().0,
         }
-    }
-}
-
-impl AsRawFd for Transport {
-    fn as_raw_fd(&self) -> RawFd {
-        self.socket().as_raw_fd()
     }
 }
 
