@@ -6,25 +6,22 @@
 //!
 //! | Room | Job |
 //! |---|---|
-//! | [`ledger_model`] | how the store handles a call: the model of `charge.lua`, against which it is tested |
 //! | [`account`] | a producer between calls: the waiters, the next call, the distribution of a reply |
 //! | [`allowance`] | the units that a producer may serve while the store is unreachable |
 //!
-//! Invariants, shown by the properties in `simulation`:
+//! The store handles a call by `charge.lua`, whose model in Rust is `tests/ledger_model.rs`.
+//!
+//! Invariants, shown by the properties in `tests/simulation.rs`:
 //! - units admitted minus units refunded never exceed the limit, except for what the store lost and what was served without it;
 //! - once all producers have settled, the store's count is exact; it is never too low.
 
 pub mod account;
 pub mod allowance;
-pub mod ledger_model;
 #[cfg(test)]
-mod outage_simulation;
-#[cfg(test)]
-mod simulation;
+mod tests;
 
 pub use account::{Account, Asked, Call, StoredCount, WaiterResult, WaiterTerms};
 pub use allowance::NodeShare;
-pub use ledger_model::{ModelCall, ModelDay, StoredRecord};
 
 /// The result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

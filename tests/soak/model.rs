@@ -2,17 +2,20 @@
 
 use std::time::Instant;
 
+use ledger_model::{ModelCall, ModelDay, StoredRecord};
 use touchline::policy::quota::{
-    Account, Asked, Call, ModelCall, ModelDay, NodeShare, Reply, StoredRecord, WaiterResult,
-    WaiterTerms,
+    Account, Asked, Call, Code, NodeShare, Reply, WaiterResult, WaiterTerms,
 };
 
 // The modules of the library's own tests.
 #[allow(dead_code, reason = "what only the library's tests use")]
-#[path = "../../src/policy/quota/outage_simulation.rs"]
+#[path = "../../src/policy/quota/tests/ledger_model.rs"]
+mod ledger_model;
+#[allow(dead_code, reason = "what only the library's tests use")]
+#[path = "../../src/policy/quota/tests/outage_simulation.rs"]
 mod outage_simulation;
 #[allow(dead_code, reason = "what only the library's tests use")]
-#[path = "../../src/policy/quota/simulation.rs"]
+#[path = "../../src/policy/quota/tests/simulation.rs"]
 mod simulation;
 
 /// Decisions between two readings of the time.

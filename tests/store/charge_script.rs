@@ -2,10 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use touchline::policy::quota::{Code, ModelCall, ModelDay, Reply, StoredRecord};
+use touchline::policy::quota::{Code, Reply};
 use touchline::store::redis::CHARGE_SCRIPT;
 
 use crate::redis_server::RedisServer;
+
+// The model of the library's own tests.
+#[path = "../../src/policy/quota/tests/ledger_model.rs"]
+mod ledger_model;
+
+use ledger_model::{ModelCall, ModelDay, StoredRecord};
 
 const KEYS: u64 = 300;
 const CALLS_PER_KEY: u64 = 100;
