@@ -20,7 +20,7 @@ use super::known_series;
 use super::logs::{certificates_are_due, note_certificates, open_access_log, warn_of};
 use super::notify;
 use super::tls::{Acceptor, NextTlsServer};
-use super::watched::{FileContents, Settling, Watched};
+use super::watched::{FileContents, Settling};
 use crate::admin::{ConfigView, RefusedFile};
 use crate::clock::next_tick;
 use crate::config::{Certificate, Config, Running};
@@ -45,7 +45,6 @@ pub struct Reloader {
     gate: Arc<Gate>,
     acceptor: Option<Arc<Acceptor>>,
     view: Arc<ArcSwap<ConfigView>>,
-    watched: Watched,
     /// When the ends of the certificates were last looked at, in Unix seconds.
     certificates_noted: i64,
     /// Replaced access logs that a request may still be writing to.
@@ -109,14 +108,12 @@ impl Reloader {
         acceptor: Option<Arc<Acceptor>>,
         view: Arc<ArcSwap<ConfigView>>,
     ) -> Reloader {
-        let watched = Watched::new(files_of(file, &gate.snapshot().config));
         Reloader {
             file: file.to_owned(),
             certificates_noted: gate.store.now().as_second(),
             gate,
             acceptor,
             view,
-            watched,
             retired: Vec::new(),
         }
     }
@@ -136,9 +133,10 @@ impl Reloader {
                 signal = hangup.recv() => signal.is_some(),
                 () = next_tick(pause) => false,
             };
-            self.observe_the_files_of_the_moment();
-            let (watched, now) = look(self.watched).await;
-            self.watched = watched;
+            let files = files_of(&self.file, &self.gate.snapshot().config);
+            let look = tokio::task::spawn_blocking(move || FileContents::read(&files));
+            // Fails only if the runtime has ended.
+            let now = look.await.unwrap_or_default();
             let cause = if signalled {
                 // After SIGHUP the file is read at once: the operator has finished writing it.
                 settling = Settling::new(now);
@@ -279,14 +277,6 @@ impl Reloader {
         self.view.store(Arc::new(view));
     }
 
-    fn observe_the_files_of_the_moment(&mut self) {
-        let snapshot = self.gate.snapshot();
-        let files = files_of(&self.file, &snapshot.config);
-        if !self.watched.is_of(files.iter().map(PathBuf::as_path)) {
-            self.watched = Watched::new(files);
-        }
-    }
-
     /// Drops replaced access logs that are no longer written to; their last lines may take a second.
     async fn drop_retired(&mut self) {
         let (idle, busy) = std::mem::take(&mut self.retired)
@@ -299,15 +289,6 @@ impl Reloader {
             let _ = tokio::task::spawn_blocking(move || drop(idle)).await;
         }
     }
-}
-
-async fn look(mut watched: Watched) -> (Watched, FileContents) {
-    let looking = tokio::task::spawn_blocking(move || {
-        let now = watched.look();
-        (watched, now)
-    });
-    // Fails only if the runtime has ended.
-    looking.await.unwrap_or_default()
 }
 
 /// The watched files of a configuration: the file itself first, then the certificates, keys and authorities that it names.

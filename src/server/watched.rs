@@ -1,18 +1,13 @@
-//! Detecting changes of files by polling their names.
+//! Detecting changes of files by reading them again and again.
 //!
 //! Polling detects an editor that replaces the file, Kubernetes' swap of a symbolic link above it, and changes on file systems
-//! without kernel events (network, overlay and FUSE mounts), and needs no library. It costs one `stat` per file; contents are read
-//! only if the result differs, or is too recent to distinguish two writes.
+//! without kernel events (network, overlay and FUSE mounts), and needs no library. The contents are compared, because times do not
+//! distinguish two writes in the same tick of a file system's clock; the files are small, so a look takes some microseconds of CPU.
 
-use std::fs::Metadata;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 
-/// The granularity of a file system's clock, 2 s at worst: two writes within it may leave the same time.
-const FRESH: Duration = Duration::from_secs(3);
 /// The part of a file that is compared: more than any accepted configuration or certificate.
 const FILE_BYTES_MAX: u64 = 2 * 1024 * 1024;
 
@@ -20,78 +15,10 @@ const FILE_BYTES_MAX: u64 = 2 * 1024 * 1024;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileContents(Vec<Option<[u8; 32]>>);
 
-/// The watched files.
-#[derive(Debug, Default)]
-pub struct Watched {
-    files: Vec<File>,
-}
-
-#[derive(Debug)]
-struct File {
-    path: PathBuf,
-    /// The stamp of the last look and the digest of the contents read then.
-    known: Option<(Stamp, Option<[u8; 32]>)>,
-}
-
-/// The result of `stat` for a file, with symbolic links followed; `None` if there is no file.
-type Stamp = Option<[i128; 6]>;
-
-impl Watched {
-    /// Watches `files`, none of which needs to exist.
-    pub fn new(files: impl IntoIterator<Item = PathBuf>) -> Watched {
-        let files = files.into_iter();
-        Watched {
-            files: files.map(|path| File { path, known: None }).collect(),
-        }
-    }
-
-    /// Whether these files are watched, in this order.
-    pub fn is_of<'a>(&self, files: impl IntoIterator<Item = &'a Path>) -> bool {
-        self.files.iter().map(|file| file.path.as_path()).eq(files)
-    }
-
-    /// The present contents of the files. Waits for the disk.
-    pub fn look(&mut self) -> FileContents {
-        FileContents(self.files.iter_mut().map(File::look).collect())
-    }
-}
-
-impl File {
-    fn look(&mut self) -> Option<[u8; 32]> {
-        let now = std::fs::metadata(&self.path).ok();
-        let stamp = now.as_ref().map(stamp_of);
-        if let Some((known, digest)) = self.known
-            && known == stamp
-            && !now.as_ref().is_some_and(is_fresh)
-        {
-            return digest;
-        }
-        let digest = digest_of(&self.path);
-        self.known = Some((stamp, digest));
-        digest
-    }
-}
-
-fn stamp_of(metadata: &Metadata) -> [i128; 6] {
-    let nanoseconds =
-        |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
-    [
-        metadata.dev().into(),
-        metadata.ino().into(),
-        metadata.size().into(),
-        metadata.mode().into(),
-        nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
-        nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
-    ]
-}
-
-/// Whether the file was changed so recently, or by another clock, that a later change could leave the same stamp.
-fn is_fresh(metadata: &Metadata) -> bool {
-    let changed = u64::try_from(metadata.ctime().max(metadata.mtime())).unwrap_or(0);
-    let changed = UNIX_EPOCH + Duration::from_secs(changed);
-    match SystemTime::now().duration_since(changed) {
-        Ok(age) => age < FRESH,
-        Err(_) => true,
+impl FileContents {
+    /// The present contents of `files`, none of which needs to exist. Waits for the disk.
+    pub fn read(files: &[PathBuf]) -> FileContents {
+        FileContents(files.iter().map(|path| digest_of(path)).collect())
     }
 }
 
@@ -173,19 +100,19 @@ mod tests {
             std::fs::write(at(name).join("file"), text).unwrap();
         }
         std::os::unix::fs::symlink("v1", at("data")).unwrap();
-        let mut watched = Watched::new([at("data").join("file")]);
-        let mut looks = vec![watched.look(), watched.look()];
+        let look = || FileContents::read(&[at("data").join("file")]);
+        let mut looks = vec![look(), look()];
         assert_eq!(looks[0], looks[1]);
         std::os::unix::fs::symlink("v2", at("next")).unwrap();
         std::fs::rename(at("next"), at("data")).unwrap();
-        looks.push(watched.look());
+        looks.push(look());
         std::fs::write(at("other"), "six").unwrap();
         std::fs::rename(at("other"), at("v2").join("file")).unwrap();
-        looks.push(watched.look());
+        looks.push(look());
         std::fs::write(at("v2").join("file"), "ten").unwrap();
-        looks.push(watched.look());
+        looks.push(look());
         std::fs::remove_file(at("v2").join("file")).unwrap();
-        looks.push(watched.look());
+        looks.push(look());
         assert!(
             looks[1..].windows(2).all(|two| two[0] != two[1]),
             "{looks:?}"
