@@ -12,7 +12,7 @@
 //! | [`respond`] | writing the gateway's own answers; [`record`]: a request's line in the access log, its metrics and its spans; `settlement`: the outcome of a failed forwarding |
 //! | [`relay`] | sends a permitted request to a server, and the answer to the client |
 //! | [`serve`] | a request from its head to its line in the access log |
-//! | [`connection::opening`] | a client's connection as a whole, which has each of its requests served: its protocol, then [`connection::http1`] or [`connection::streams`]; [`connection::redirect`] and [`connection::refusal`]: without a request to serve |
+//! | [`connection::opening`] | a client's connection as a whole, which has each of its requests served: its protocol, then [`connection::http1`] or [`connection::streams`]; [`connection::unserved`]: requests that are answered without being served |
 //!
 //! Invariants: nothing is forwarded without a [`admission::Permit`], and only a granted charge makes one; a permit's
 //! receipt is refunded or dropped exactly once; every answer to an authenticated request carries its quota status.

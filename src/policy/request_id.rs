@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use http::HeaderValue;
+
 use super::api_key::{self, KeyPrefix};
 use super::octets::push_hex;
 
@@ -22,6 +24,20 @@ pub fn kept<'a>(client_sent: &'a [u8], prefix: &KeyPrefix) -> Option<&'a str> {
     let harmless =
         is_acceptable(client_sent) && matches!(api_key::redacted(text, prefix), Cow::Borrowed(_));
     harmless.then_some(text)
+}
+
+/// The id of a request: the client's own if it is kept, else a new one from `random` bits.
+pub fn of(
+    client_sent: Option<&[u8]>,
+    prefix: &KeyPrefix,
+    random: impl FnOnce() -> u128,
+) -> HeaderValue {
+    let id = match client_sent.and_then(|sent| kept(sent, prefix)) {
+        Some(kept) => HeaderValue::from_str(kept),
+        None => HeaderValue::try_from(from_random(random())),
+    };
+    // Both are characters of a header value.
+    id.unwrap_or(HeaderValue::from_static(""))
 }
 
 /// A new id from 128 random bits, as 32 hexadecimal characters.

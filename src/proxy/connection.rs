@@ -8,8 +8,7 @@
 //! | [`streams`] | a connection over HTTP/2: its requests on their streams |
 //! | [`guard`] | the stream below the HTTP/2 library, watched for floods |
 //! | [`allowance`] | the memory of an HTTP/2 connection's requests while its client does not read |
-//! | [`redirect`] | a connection without TLS that is redirected to HTTPS |
-//! | [`refusal`] | the answer to a head that cannot be read, its line in the access log and its metrics |
+//! | [`unserved`] | the answer to a head that cannot be read or is redirected to HTTPS, its line in the access log and its metrics |
 //! | [`on_wake`] | the futures of a busy task that are seldom ready, polled only when they were woken |
 //! | [`transport`] | TCP, with TLS or without |
 //! | [`wire`] | the bytes of a connection over HTTP/1, in both directions |
@@ -34,10 +33,9 @@ pub mod limiter;
 mod limits;
 pub mod on_wake;
 pub mod opening;
-pub mod redirect;
-pub mod refusal;
 pub mod streams;
 pub mod transport;
+pub mod unserved;
 pub mod wire;
 pub mod writes;
 

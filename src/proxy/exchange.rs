@@ -21,7 +21,6 @@ use crate::policy::enforcement::ShadowViolation;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::Rejection;
-use crate::policy::request_id;
 use crate::policy::words::words;
 use crate::store::KeyEntry;
 
@@ -215,19 +214,6 @@ impl Exchange {
             stage: Stage::Arrived,
             cause: None,
             _in_flight: InFlight::enter(&gate.metrics.in_flight),
-        }
-    }
-
-    /// Keeps the client's request id if it is acceptable and not an API key of ours, else makes one.
-    pub fn identify(&mut self, client_sent: Option<&[u8]>) {
-        let prefix = &self.snapshot.config.keys.prefix;
-        let kept = client_sent.and_then(|sent| request_id::kept(sent, prefix));
-        let id = match kept {
-            Some(kept) => HeaderValue::from_str(kept),
-            None => HeaderValue::try_from(request_id::from_random(fastrand::u128(..))),
-        };
-        if let Ok(id) = id {
-            self.request_id = id;
         }
     }
 

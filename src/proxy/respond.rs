@@ -50,7 +50,7 @@ impl Answer {
         let challenge = &exchange.snapshot.challenge;
         let problem = rejection.problem(exchange.request_id_str(), challenge, now);
         let mut fields = refusal_fields(&problem, quota_status, endpoint, now);
-        insert_common(&mut fields, exchange);
+        insert_common(&mut fields, &exchange.request_id, exchange.hsts.as_ref());
         let body = Bytes::from(problem.body);
         Answer::new(method, problem.status, fields, body)
     }
@@ -91,7 +91,7 @@ impl Answer {
         let fields = &mut answer.head.fields;
         fields.append(ETAG, document.etag().clone());
         fields.append(CACHE_CONTROL, DOCUMENT_CACHING);
-        insert_common(fields, exchange);
+        insert_common(fields, &exchange.request_id, exchange.hsts.as_ref());
         answer
     }
 
@@ -106,7 +106,7 @@ impl Answer {
         let mut answer = Answer::json(method, Bytes::from(report));
         let fields = &mut answer.head.fields;
         fields.append(CACHE_CONTROL, USAGE_CACHING);
-        insert_common(fields, exchange);
+        insert_common(fields, &exchange.request_id, exchange.hsts.as_ref());
         insert_quota_status(fields, quota_status, now);
         answer
     }
@@ -169,20 +169,12 @@ pub fn announce(fields: &mut FieldList, retirement: &Retirement) {
 
 /// Inserts the fields of every answer into a head that has none of them: the request id, `nosniff`, and over TLS
 /// `Strict-Transport-Security`.
-pub fn insert_common(fields: &mut FieldList, exchange: &Exchange) {
-    fields.append(X_REQUEST_ID, exchange.request_id.clone());
+pub fn insert_common(fields: &mut FieldList, request_id: &HeaderValue, hsts: Option<&HeaderValue>) {
+    fields.append(X_REQUEST_ID, request_id.clone());
     fields.append(X_CONTENT_TYPE_OPTIONS, NOSNIFF);
-    if let Some(hsts) = &exchange.hsts {
+    if let Some(hsts) = hsts {
         fields.insert(STRICT_TRANSPORT_SECURITY, hsts.clone());
     }
-}
-
-/// An HTTP date (RFC 9110 section 5.6.7).
-pub fn http_date(now: Timestamp) -> String {
-    let printer = jiff::fmt::rfc2822::DateTimePrinter::new();
-    printer
-        .timestamp_to_rfc9110_string(&now)
-        .unwrap_or_default()
 }
 
 /// Inserts the caller's quota status into an answer's head, which has none yet.

@@ -21,6 +21,7 @@ use crate::policy::http1::framing::Framing;
 use crate::policy::limit_hit::LimitHit;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::{Malformed, Rejection};
+use crate::policy::request_id;
 use crate::policy::token_bucket::Empty;
 
 /// An unread request body up to this size is read before an early answer, so that clients that write first and read later receive
@@ -81,7 +82,11 @@ async fn answer(
         client.close_after();
     }
     let sent = client.head.fields();
-    exchange.identify(sent.first(&X_REQUEST_ID));
+    exchange.request_id = request_id::of(
+        sent.first(&X_REQUEST_ID),
+        &snapshot.config.keys.prefix,
+        || fastrand::u128(..),
+    );
     exchange.admission_trace.recording =
         Recording::begin(sent.first(&TRACEPARENT), &snapshot.config.tracing);
     exchange.origin = Some(Origin::of(client, &snapshot.config.listen.trusted_proxies));

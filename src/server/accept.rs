@@ -21,7 +21,6 @@ use crate::proxy::connection::Connection;
 use crate::proxy::connection::limiter::{ConnectionLimiter, ConnectionLimits};
 use crate::proxy::connection::on_wake::OnWake;
 use crate::proxy::connection::opening::{self, Opened, Silent};
-use crate::proxy::connection::redirect;
 use crate::proxy::connection::transport::Transport;
 use crate::proxy::{Gate, Snapshot};
 use crate::telemetry::handshake_failure::HandshakeFailure;
@@ -167,15 +166,10 @@ impl AcceptContext {
                 None => return self.note_limit(LimitHit::ProxyProtocol),
             },
         };
-        let tls = match (&self.behind, &listen.redirect) {
-            (Behind::Clear, _) => None,
-            (Behind::Tls(acceptor), _) => Some(acceptor),
-            (Behind::Redirect, Some(redirect)) => {
-                let gate = &self.gate;
-                let rule = &redirect.rule;
-                // In a box, because it is larger than what most connections need.
-                return Box::pin(redirect::serve(gate, socket, client, limits, rule)).await;
-            }
+        let (tls, redirect) = match (&self.behind, &listen.redirect) {
+            (Behind::Clear, _) => (None, None),
+            (Behind::Tls(acceptor), _) => (Some(acceptor), None),
+            (Behind::Redirect, Some(redirect)) => (None, Some(redirect.rule.clone())),
             // The listener is removed only by a restart.
             (Behind::Redirect, None) => return,
         };
@@ -183,7 +177,8 @@ impl AcceptContext {
             return;
         };
         let connection = Connection::new(client, tls.is_some());
-        let opened = opening::open(&self.gate, connection.clone(), transport, limits).await;
+        let opened =
+            opening::open(&self.gate, connection.clone(), transport, limits, redirect).await;
         let opened = match opened {
             Ok(opened) => opened,
             Err(Silent::Closed) => return,

@@ -42,7 +42,7 @@ pub enum Destination {
 }
 
 /// One answered request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Line<'a> {
     /// When the request's header was read.
     pub time: Timestamp,

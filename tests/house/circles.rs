@@ -53,8 +53,7 @@ const PROXY_LAYERS: [&[&str]; 9] = [
         "connection::opening",
         "connection::http1",
         "connection::streams",
-        "connection::redirect",
-        "connection::refusal",
+        "connection::unserved",
     ],
 ];
 

@@ -10,16 +10,18 @@ use bytes::BytesMut;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::Connection;
 use super::limits::patience_of;
 use super::on_wake::OnWake;
 use super::transport::Transport;
+use super::unserved::Unserved;
 use super::wire::Http1Wire;
 use super::writes::Writes;
-use super::{Connection, refusal};
 use crate::config::Limits;
 use crate::policy::http1::HeadBounds;
 use crate::policy::http1::request::{RequestHead, RequestReader};
 use crate::policy::limit_hit::LimitHit;
+use crate::policy::redirect::{Rule, redirect};
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::proxy::client::http1::{After, Http1Side};
 use crate::proxy::client::{Client, Side};
@@ -48,6 +50,8 @@ pub struct Http1Connection {
     wire: Http1Wire,
     bounds: HeadBounds,
     deadlines: Deadlines,
+    /// The rule by which the connection only redirects to HTTPS, if it does.
+    redirect: Option<Rule>,
     requests: u64,
     requests_max: u64,
 }
@@ -81,13 +85,14 @@ impl<F: Future<Output = ()> + Unpin> EndRequest<F> {
 }
 
 impl Http1Connection {
-    /// A connection on which `unread` was received so far.
+    /// A connection on which `unread` was received so far. Its first request is redirected if there is a `redirect`.
     pub(super) fn new(
         gate: Arc<Gate>,
         connection: Arc<Connection>,
         transport: Transport,
         unread: BytesMut,
         limits: &Limits,
+        redirect: Option<Rule>,
     ) -> Http1Connection {
         let writes = Writes::new(patience_of(limits));
         let limit_hits = gate.metrics.limit_hits.clone();
@@ -100,6 +105,7 @@ impl Http1Connection {
                 body: limits.request_read,
                 idle: limits.keepalive_idle,
             },
+            redirect,
             requests: 0,
             requests_max: limits.requests_per_connection,
         }
@@ -194,18 +200,26 @@ impl Http1Connection {
                 }
             };
             let waited = begun.map_or(Duration::ZERO, |(begun, _)| begun.elapsed());
-            let (gate, wire) = (&self.gate, &self.wire);
-            let (client, is_encrypted) = (wire.connection.client, wire.connection.is_encrypted);
-            let answer =
-                refusal::refuse(gate, client, &wire.unread, &rejection, waited, is_encrypted);
+            let (connection, received) = (&self.wire.connection, &self.wire.unread);
+            let unserved = Unserved::unread(&self.gate, connection, received, waited);
+            let answer = unserved.refuse(&rejection);
             self.wire.gathered().extend_from_slice(&answer);
             return NextInput::Refused;
         }
     }
 
-    /// Serves a request.
+    /// Serves a request, or redirects it, after which the connection is closed.
     async fn serve(&mut self, head: Box<RequestHead>) -> After {
         let connection = self.wire.connection.clone();
+        if let Some(rule) = &self.redirect {
+            let unserved = Unserved::read(&self.gate, &connection, &head);
+            let answer = match redirect(&head, rule) {
+                Ok(redirect) => unserved.redirect(&redirect),
+                Err(rejection) => unserved.refuse(&rejection),
+            };
+            self.wire.gathered().extend_from_slice(&answer);
+            return After::Close;
+        }
         let side = Http1Side::new(&mut self.wire, &head, self.deadlines.body);
         let mut client = Client::new(connection, head, Side::Http1(side));
         Box::pin(serve(&self.gate, &mut client)).await;

@@ -18,6 +18,7 @@ use super::wire::READ_BYTES;
 use crate::config::Limits;
 use crate::policy::http2::PREFACE;
 use crate::policy::limit_hit::LimitHit;
+use crate::policy::redirect::Rule;
 use crate::proxy::gate::{Arrival, Gate};
 
 /// A connection whose protocol is known.
@@ -37,7 +38,7 @@ pub enum Silent {
     Late(LimitHit),
 }
 
-/// Reads enough of a connection to determine its protocol.
+/// Reads enough of a connection to determine its protocol; one that is to `redirect` its request to HTTPS has HTTP/1.
 ///
 /// # Errors
 /// If too little arrives within `limits.request_head`.
@@ -46,12 +47,14 @@ pub async fn open(
     connection: Arc<Connection>,
     mut transport: Transport,
     limits: &Limits,
+    redirect: Option<Rule>,
 ) -> Result<Opened, Silent> {
     let start = Instant::now();
     let agreed = transport.agreed();
     let mut unread = BytesMut::new();
     let is_http2 = match agreed {
         Agreed::Http1 => false,
+        Agreed::Open if redirect.is_some() => false,
         Agreed::Http2 | Agreed::Open => {
             let first = tokio::time::timeout_at(
                 start + limits.request_head,
@@ -75,7 +78,7 @@ pub async fn open(
         let guard = Guard::new(gate, connection, transport, unread, limits);
         Opened::Http2(Box::new(guard), Arc::new(terms))
     } else {
-        let http1 = Http1Connection::new(gate, connection, transport, unread, limits);
+        let http1 = Http1Connection::new(gate, connection, transport, unread, limits, redirect);
         Opened::Http1(Box::new(http1), start)
     })
 }

@@ -25,8 +25,8 @@ use crate::telemetry::limit_hits::LimitHits;
 pub(super) const READ_BYTES: usize = 8 * 1024;
 /// After the last answer, the client's further bytes are read and discarded, so that the answer reaches it: a connection closed
 /// with unread bytes is reset (RFC 9112 section 9.6). At most this many bytes, for this long.
-pub(super) const LINGER_BYTES: usize = 256 * 1024;
-pub(super) const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 256 * 1024;
+const LINGER: Duration = Duration::from_secs(1);
 
 /// The bytes received and not read yet, and those to be written.
 pub struct Http1Wire {

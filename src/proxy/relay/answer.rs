@@ -100,7 +100,7 @@ fn begin(
     let fields = &mut head.fields;
     forward::clean_answer(head.status, fields, &exchange.snapshot.answer_denied);
     fields.reserve(respond::FIELDS);
-    respond::insert_common(fields, exchange);
+    respond::insert_common(fields, &exchange.request_id, exchange.hsts.as_ref());
     forward::confine_answer(fields);
     announce(fields, &forwarding.endpoint.retirement);
     insert_quota_status(fields, forwarding.quota_status, now);
