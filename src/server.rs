@@ -47,7 +47,6 @@ mod tls;
 mod upkeep;
 mod watched;
 
-use entrance::Entrance;
 pub use error::{ListenError, ServeError};
 use events::Claimer;
 use events::courier::Courier;
@@ -55,7 +54,7 @@ use exporter::Exporter;
 pub use handover::Withdrawal;
 use handover::{Handed, Predecessor};
 pub use listeners::Addresses;
-use listeners::{Bound, Listener};
+use listeners::{Bound, Listeners};
 use logs::{note_certificates, open_access_log, warn_of};
 use reload::Reloader;
 pub use stores::open_store;
@@ -116,14 +115,14 @@ pub fn serve_on(
         .map_err(|error| ServeError::System(error.to_string()))?;
     descriptors::raise(config.limits.connections);
     let (predecessor, handed) = predecessor(&config, begin)?;
-    let listener = Listener::bind(&config.listen, handed)?;
+    let listeners = Listeners::bind(&config.listen, handed)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(worker_threads(config.runtime.threads))
         .thread_name("worker")
         .enable_all()
         .build()
         .map_err(|error| ServeError::System(error.to_string()))?;
-    let served = runtime.block_on(run(file, config, listener, predecessor, announce, store));
+    let served = runtime.block_on(run(file, config, listeners, predecessor, announce, store));
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     served
 }
@@ -161,7 +160,7 @@ fn worker_threads(threads: usize) -> usize {
 async fn run(
     file: &Path,
     config: Config,
-    listener: Listener,
+    listeners: Listeners,
     predecessor: Option<Predecessor>,
     announce: impl FnOnce(&Addresses),
     store: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store>,
@@ -206,9 +205,11 @@ async fn run(
 
     warn_of(&gate.snapshot());
     known_series::create(&metrics, &gate.snapshot().config);
-    if let Some(acceptor) = listener.acceptor() {
+    let acceptor = listeners.acceptor();
+    if let Some(acceptor) = &acceptor {
         note_certificates(acceptor, &gate);
     }
+    let addresses = listeners.addresses();
     let (shutdown, watch) = watch::channel(false);
     let now = store.now();
     let view = Arc::new(ArcSwap::from_pointee(ConfigView::started(
@@ -219,19 +220,24 @@ async fn run(
     let succeeded = Arc::new(Notify::new());
     let history = Arc::new(History::default());
     let admin = admin(&gate, node.clone(), &view, &history);
-    let entrance = Entrance {
-        listener: &listener,
-        upgrade: upgrade.as_deref(),
-        gate: &gate,
-    };
-    let (mut bound, offering) = match entrance.open(predecessor, admin, &watch, &succeeded).await {
+    let upgrade = upgrade.as_deref();
+    let opened = entrance::open(
+        listeners,
+        upgrade,
+        &gate,
+        predecessor,
+        admin,
+        &watch,
+        &succeeded,
+    );
+    let (mut bound, offering) = match opened.await {
         Ok(entered) => entered,
         Err(error) => {
             store.close(CLOSE_TIMEOUT).await;
             return Err(error);
         }
     };
-    let reloader = Reloader::new(file, gate.clone(), listener.acceptor().cloned(), view);
+    let reloader = Reloader::new(file, gate.clone(), acceptor, view);
     let reloading = tokio::spawn(reloader.run(hangup));
     let claimer = tokio::spawn(Claimer::new(gate.clone(), node.clone()).run());
     let upkeep = tokio::spawn(Upkeep::new(gate.clone()).run());
@@ -240,7 +246,6 @@ async fn run(
     let end_of_traces = Arc::new(Notify::new());
     let exporter = Exporter::new(gate.clone(), node.clone(), left, end_of_traces.clone());
     let exporting = tokio::spawn(exporter.run());
-    let addresses = listener.addresses();
     announce(&addresses);
     tracing::info!(
         %node,

@@ -54,53 +54,6 @@ impl Behind {
     }
 }
 
-/// A listener for clients with its service.
-pub struct Door {
-    /// Bound and not blocking.
-    pub listener: TcpListener,
-    /// The service of this listener.
-    pub behind: Behind,
-    /// The state shared by requests.
-    pub gate: Arc<Gate>,
-    /// All connections of the gateway.
-    pub limiter: Arc<ConnectionLimiter>,
-}
-
-impl Door {
-    /// Accepts connections until `shutdown`; then each open connection ends after its requests in flight.
-    pub async fn serve(self, mut shutdown: watch::Receiver<bool>) {
-        let Door {
-            listener,
-            behind,
-            gate,
-            limiter,
-        } = self;
-        let room = Arc::new(AcceptContext {
-            behind,
-            gate,
-            limiter,
-            shutdown: shutdown.clone(),
-        });
-        loop {
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
-                _ = shutdown.changed() => break,
-            };
-            match accepted {
-                Ok((socket, peer)) => {
-                    tokio::spawn(room.clone().receive(socket, peer));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    room.note_limit(LimitHit::Accept);
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
-        drop(listener);
-    }
-}
-
 /// The unsent bytes that the system may buffer for a client, besides those in transit, before the gateway waits.
 const UNSENT_BYTES_MAX: u32 = 128 * 1024;
 
@@ -119,16 +72,42 @@ fn last_requests(snapshot: &Snapshot) -> Duration {
     limits.request_read + totals.max().unwrap_or_default() + limits.response_write
 }
 
-struct AcceptContext {
-    behind: Behind,
-    gate: Arc<Gate>,
-    limiter: Arc<ConnectionLimiter>,
-    shutdown: watch::Receiver<bool>,
+/// A listener for clients: its service, and what its connections need.
+pub struct Door {
+    /// The service of this listener.
+    pub behind: Behind,
+    /// The state shared by requests.
+    pub gate: Arc<Gate>,
+    /// All connections of the gateway.
+    pub limiter: Arc<ConnectionLimiter>,
+    /// Whether the gateway is stopping.
+    pub shutdown: watch::Receiver<bool>,
 }
 
-impl AcceptContext {
+impl Door {
+    /// Accepts connections until the gateway stops; then each open connection ends after its requests in flight.
+    pub async fn serve(self: Arc<Door>, listener: TcpListener) {
+        let mut shutdown = self.shutdown.clone();
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = shutdown.changed() => return,
+            };
+            match accepted {
+                Ok((socket, peer)) => {
+                    tokio::spawn(self.clone().receive(socket, peer));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    self.note_limit(LimitHit::Accept);
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
     /// Serves a connection from beginning to end.
-    async fn receive(self: Arc<AcceptContext>, mut socket: TcpStream, peer: SocketAddr) {
+    async fn receive(self: Arc<Door>, mut socket: TcpStream, peer: SocketAddr) {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
         let snapshot = self.gate.snapshot();
         let (limits, listen) = (&snapshot.config.limits, &snapshot.config.listen);
@@ -292,7 +271,7 @@ mod tests {
     /// An idle connection holds both: its task, and the box in which it is served.
     #[test]
     fn the_task_of_a_connection_stays_small() {
-        let task = bytes_of::<Arc<AcceptContext>, TcpStream, SocketAddr, _>(AcceptContext::receive);
+        let task = bytes_of::<Arc<Door>, TcpStream, SocketAddr, _>(Door::receive);
         assert!(task <= 1_950, "the task: {task} bytes");
         let serving = bytes_of::<Opened, watch::Receiver<bool>, (), _>(|opened, ending, ()| {
             opened.serve(ending)

@@ -41,21 +41,21 @@ pub struct Addresses {
     pub(super) admin: SocketAddr,
 }
 
+/// The paths of the listeners for clients in the configuration.
+const HTTP: &str = "listen.http.address";
+const HTTPS: &str = "listen.https.address";
+const REDIRECT: &str = "listen.redirect.address";
+
 /// The bound addresses with the service behind each.
-pub struct Listener {
-    http: Option<Socket>,
-    https: Option<(Socket, Arc<Acceptor>)>,
-    redirect: Option<Socket>,
+pub struct Listeners {
+    clients: Vec<(Socket, Behind)>,
     admin: Socket,
 }
 
 struct Socket {
     label: Label,
     address: SocketAddr,
-    /// Copies for a successor; taken when the offer is made.
-    spare: Mutex<Option<TcpListener>>,
-    /// Taken when the service starts.
-    listener: Mutex<Option<TcpListener>>,
+    listener: TcpListener,
 }
 
 impl Socket {
@@ -76,9 +76,9 @@ impl Socket {
         };
         let bound = listener.and_then(|listener| {
             listener.set_nonblocking(true)?;
-            Ok((listener.local_addr()?, listener.try_clone()?, listener))
+            Ok((listener.local_addr()?, listener))
         });
-        let (address, spare, listener) = bound.map_err(|error| ListenError {
+        let (address, listener) = bound.map_err(|error| ListenError {
             path,
             address: configured,
             error,
@@ -86,72 +86,65 @@ impl Socket {
         Ok(Socket {
             label,
             address,
-            spare: Mutex::new(Some(spare)),
-            listener: Mutex::new(Some(listener)),
+            listener,
         })
     }
 }
 
-impl Listener {
+impl Listeners {
     /// Binds every configured address except those `handed` over, and reads the certificates.
-    pub fn bind(listen: &Listen, mut handed: Vec<Handed>) -> Result<Listener, ServeError> {
-        let handed = &mut handed;
-        let http = listen
-            .http
-            .as_ref()
-            .map(|http| Socket::bind("listen.http.address", http.address, handed))
-            .transpose()?;
-        let https = match &listen.https {
-            Some(https) => {
-                let acceptor = Acceptor::new(https)?;
-                Some((
-                    Socket::bind("listen.https.address", https.address, handed)?,
-                    Arc::new(acceptor),
-                ))
-            }
-            None => None,
-        };
-        let redirect = listen
-            .redirect
-            .as_ref()
-            .map(|one| Socket::bind("listen.redirect.address", one.address, handed))
-            .transpose()?;
-        let admin = Socket::bind("listen.admin.address", listen.admin.address, handed)?;
-        Ok(Listener {
-            http,
-            https,
-            redirect,
-            admin,
-        })
+    pub fn bind(listen: &Listen, mut handed: Vec<Handed>) -> Result<Listeners, ServeError> {
+        let mut bind = |path, address| Socket::bind(path, address, &mut handed);
+        let mut clients = Vec::new();
+        if let Some(http) = &listen.http {
+            clients.push((bind(HTTP, http.address)?, Behind::Clear));
+        }
+        if let Some(https) = &listen.https {
+            let acceptor = Arc::new(Acceptor::new(https)?);
+            clients.push((bind(HTTPS, https.address)?, Behind::Tls(acceptor)));
+        }
+        if let Some(redirect) = &listen.redirect {
+            clients.push((bind(REDIRECT, redirect.address)?, Behind::Redirect));
+        }
+        let admin = bind("listen.admin.address", listen.admin.address)?;
+        Ok(Listeners { clients, admin })
     }
 
-    /// Copies of all sockets for a successor; none on a second call. The addresses stay open as long as the copies exist.
-    pub fn spares(&self) -> Vec<Handed> {
-        let https = self.https.as_ref().map(|(socket, _)| socket);
-        let clear = self.http.iter().chain(&self.redirect);
-        let sockets = clear.chain(https).chain([&self.admin]);
-        sockets
-            .filter_map(|socket| {
-                Some(Handed {
-                    label: socket.label.clone(),
-                    listener: socket.spare.lock().take()?,
-                })
+    /// Copies of all sockets for a successor. The addresses stay open as long as the copies exist.
+    ///
+    /// # Errors
+    /// If the process has no descriptor left.
+    pub fn spares(&self) -> std::io::Result<Vec<Handed>> {
+        let clients = self.clients.iter().map(|(socket, _)| socket);
+        let spares = clients.chain([&self.admin]).map(|socket| {
+            Ok(Handed {
+                label: socket.label.clone(),
+                listener: socket.listener.try_clone()?,
             })
-            .collect()
+        });
+        spares.collect()
     }
 
     /// The TLS acceptor, if there is an HTTPS listener.
-    pub fn acceptor(&self) -> Option<&Arc<Acceptor>> {
-        self.https.as_ref().map(|(_, acceptor)| acceptor)
+    pub fn acceptor(&self) -> Option<Arc<Acceptor>> {
+        self.clients.iter().find_map(|(_, behind)| match behind {
+            Behind::Tls(acceptor) => Some(acceptor.clone()),
+            Behind::Clear | Behind::Redirect => None,
+        })
     }
 
     /// The gateway's addresses, with the ports that the system chose for port 0.
     pub fn addresses(&self) -> Addresses {
+        let of = |path: &str| {
+            let mut sockets = self.clients.iter().map(|(socket, _)| socket);
+            let socket = sockets.find(|socket| socket.label.path == path);
+            socket.map(|socket| socket.address)
+        };
         Addresses {
             event: "listening",
-            http: self.http.as_ref().map(|socket| socket.address),
-            https: self.https.as_ref().map(|(socket, _)| socket.address),
-            redirect: self.redirect.as_ref().map(|socket| socket.address),
+            http: of(HTTP),
+            https: of(HTTPS),
+            redirect: of(REDIRECT),
             admin: self.admin.address,
         }
     }
@@ -161,51 +154,36 @@ impl Listener {
     ///
     /// # Errors
     /// If the runtime does not accept a socket.
-    pub fn prepare(&self, gate: &Arc<Gate>, admin: AdminService) -> std::io::Result<Ready> {
-        let limiter = ConnectionLimiter::new(gate.metrics.connections.clone());
-        let clear = self.http.as_ref().map(|socket| (socket, Behind::Clear));
-        let tls = self
-            .https
-            .as_ref()
-            .map(|(socket, acceptor)| (socket, Behind::Tls(acceptor.clone())));
-        let redirect = self
-            .redirect
-            .as_ref()
-            .map(|socket| (socket, Behind::Redirect));
-        let mut doors = Vec::new();
-        for (socket, behind) in clear.into_iter().chain(tls).chain(redirect) {
-            let Some(listener) = socket.listener.lock().take() else {
-                continue;
-            };
-            doors.push(Door {
-                listener: tokio::net::TcpListener::from_std(listener)?,
-                behind,
-                gate: gate.clone(),
-                limiter: limiter.clone(),
-            });
-        }
+    pub fn prepare(self, gate: &Arc<Gate>, admin: AdminService) -> std::io::Result<Ready> {
+        let clients = self.clients.into_iter().map(|(socket, behind)| {
+            let listener = tokio::net::TcpListener::from_std(socket.listener)?;
+            Ok((listener, behind))
+        });
         let admin = LimitedAdmin::new(admin, gate.metrics.limit_hits.clone());
-        let admin = admin_service(admin, &self.admin);
-        Ok(Ready { doors, admin })
+        Ok(Ready {
+            clients: clients.collect::<std::io::Result<_>>()?,
+            gate: gate.clone(),
+            admin: admin_service(admin, self.admin),
+        })
     }
 }
 
 /// pingora's own service, with its socket, for operators, who are few and trusted.
-fn admin_service(admin: LimitedAdmin, socket: &Socket) -> Option<(Service<LimitedAdmin>, Fds)> {
-    let listener = socket.listener.lock().take()?;
+fn admin_service(admin: LimitedAdmin, socket: Socket) -> (Service<LimitedAdmin>, Fds) {
     let address = socket.address.to_string();
     let mut fds = Fds::new();
-    fds.add(address.clone(), listener.into_raw_fd());
+    fds.add(address.clone(), socket.listener.into_raw_fd());
     let buffers = L4BufferSettings::new(ADMIN_BUFFER_BYTES, ADMIN_BUFFER_BYTES);
     let mut service = Service::new("admin".into(), admin);
     service.add_listener(ListenerConfig::tcp(address).l4_buffer(buffers));
-    Some((service, fds))
+    (service, fds)
 }
 
 /// Services that are ready to be opened.
 pub struct Ready {
-    doors: Vec<Door>,
-    admin: Option<(Service<LimitedAdmin>, Fds)>,
+    clients: Vec<(tokio::net::TcpListener, Behind)>,
+    gate: Arc<Gate>,
+    admin: (Service<LimitedAdmin>, Fds),
 }
 
 impl Ready {
@@ -218,15 +196,21 @@ impl Ready {
             admin: JoinSet::new(),
             admin_stop,
         };
-        for door in self.doors {
-            bound.services.spawn(door.serve(watch.clone()));
-        }
-        if let Some((mut service, fds)) = self.admin {
-            bound.admin.spawn(async move {
-                let fds = Some(Arc::new(Mutex::new(fds)));
-                service.start_service(fds, admin_watch, 1).await;
+        let limiter = ConnectionLimiter::new(self.gate.metrics.connections.clone());
+        for (listener, behind) in self.clients {
+            let door = Arc::new(Door {
+                behind,
+                gate: self.gate.clone(),
+                limiter: limiter.clone(),
+                shutdown: watch.clone(),
             });
+            bound.services.spawn(door.serve(listener));
         }
+        let (mut service, fds) = self.admin;
+        bound.admin.spawn(async move {
+            let fds = Some(Arc::new(Mutex::new(fds)));
+            service.start_service(fds, admin_watch, 1).await;
+        });
         bound
     }
 }
