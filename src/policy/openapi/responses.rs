@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use super::Api;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
-use crate::policy::rate_limit::QuotaStatus;
+use crate::policy::rate_limit::{self, QuotaStatus};
 use crate::policy::rejection::{Malformed, Rejection, challenge};
 use crate::policy::token_bucket::Rate;
 use crate::policy::words::words;
@@ -324,41 +324,22 @@ fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
 }
 
 fn header_references(caller: ClientKind, more: &[&str]) -> Value {
-    let names = headers();
-    let quota_status: &[&str] = match caller {
-        ClientKind::Anybody => &[],
-        ClientKind::Authenticated => &[
-            "X-RateLimit-Limit",
-            "X-RateLimit-Remaining",
-            "X-RateLimit-Reset",
-            "RateLimit-Policy",
-            "RateLimit",
-        ],
+    let is_wanted = |name: &&String| {
+        let is = |other: &&str| other.eq_ignore_ascii_case(name);
+        let of_quota = caller == ClientKind::Authenticated && rate_limit::ALL.iter().any(is);
+        of_quota || *name == "X-Request-Id" || more.iter().any(is)
     };
-    let wanted = |name: &str| {
-        name == "X-Request-Id"
-            || quota_status.contains(&name)
-            || more.iter().any(|more| more.eq_ignore_ascii_case(name))
-    };
-    names
-        .keys()
-        .filter(|name| wanted(name))
-        .map(|name| {
-            let reference = format!("#/components/headers/{name}");
-            (name.clone(), json!({ "$ref": reference }))
-        })
-        .collect::<Map<String, Value>>()
-        .into()
+    let all = headers();
+    let names = all.as_object().into_iter().flat_map(Map::keys);
+    let references = names.filter(is_wanted).map(|name| {
+        let reference = format!("#/components/headers/{name}");
+        (name.clone(), json!({ "$ref": reference }))
+    });
+    references.collect::<Map<String, Value>>().into()
 }
 
 /// All headers of answers, by name.
-pub fn headers() -> Map<String, Value> {
-    let integer = json!({ "type": "integer", "minimum": 0 });
-    let text = json!({ "type": "string" });
-    let named = |name: &str, description: &str, schema: &Value, example: Value| {
-        let header = json!({ "description": description, "schema": schema, "example": example });
-        (name.to_owned(), header)
-    };
+pub fn headers() -> Value {
     let quota_status = Example::of(&[]).quota_status;
     let now = Timestamp::from_second(EXAMPLE_SECOND).unwrap_or_default();
     let shown = |wanted: &str| {
@@ -370,88 +351,57 @@ pub fn headers() -> Map<String, Value> {
             .parse::<u64>()
             .map_or(json!(value), |number| json!(number))
     };
-    let of_quota_status = |name: &str, description: &str, schema: &Value| {
-        named(name, description, schema, shown(name))
-    };
-    [
-        of_quota_status("X-RateLimit-Limit", "Units of the key today.", &integer),
-        of_quota_status(
-            "X-RateLimit-Remaining",
-            "Units left today; omitted if unknown.",
-            &integer,
-        ),
-        of_quota_status(
-            "X-RateLimit-Reset",
-            "Unix seconds of the next quota day.",
-            &integer,
-        ),
-        of_quota_status(
-            "RateLimit-Policy",
-            "draft-ietf-httpapi-ratelimit-headers-11.",
-            &text,
-        ),
-        of_quota_status(
-            "RateLimit",
-            "draft-ietf-httpapi-ratelimit-headers-11; omitted if unknown.",
-            &text,
-        ),
-        named(
-            "X-Request-Id",
-            "The id of the request, to quote in support requests.",
-            &text,
-            json!(EXAMPLE_ID),
-        ),
-        named(
-            "Retry-After",
-            "Seconds to wait before another attempt.",
-            &json!({ "type": "integer", "minimum": 1 }),
-            json!(2),
-        ),
-        named(
-            "WWW-Authenticate",
-            "How to authenticate.",
-            &text,
-            json!("ApiKey realm=\"API\""),
-        ),
-        named(
-            "Allow",
-            "The methods that the path accepts.",
-            &text,
-            json!("GET, HEAD"),
-        ),
-        named(
-            "Deprecation",
-            "When the endpoint is or was deprecated, if announced (RFC 9745).",
-            &text,
-            json!("@1796083200"),
-        ),
-        named(
-            "Sunset",
-            "When the endpoint may be removed, if announced (RFC 8594).",
-            &text,
-            json!("Wed, 30 Jun 2027 00:00:00 GMT"),
-        ),
-        named(
-            "Link",
-            "Documentation of the retirement, and the endpoint's replacement.",
-            &text,
-            json!("<https://example.com/v2>; rel=\"successor-version\""),
-        ),
-        named(
-            "ETag",
-            "The version of the document.",
-            &text,
-            json!("\"5d41402abc4b2a76b9719d911017c592\""),
-        ),
-        named(
-            "Cache-Control",
-            "Who may cache the answer, and for how long.",
-            &text,
-            json!("max-age=300"),
-        ),
-    ]
-    .into_iter()
-    .collect()
+    let count = json!({ "type": "integer", "minimum": 0 });
+    let text = json!({ "type": "string" });
+    json!({
+        "X-RateLimit-Limit": { "description": "Units of the key today.", "schema": count, "example": shown("X-RateLimit-Limit") },
+        "X-RateLimit-Remaining": {
+            "description": "Units left today; omitted if unknown.",
+            "schema": count, "example": shown("X-RateLimit-Remaining"),
+        },
+        "X-RateLimit-Reset": {
+            "description": "Unix seconds of the next quota day.",
+            "schema": count, "example": shown("X-RateLimit-Reset"),
+        },
+        "RateLimit-Policy": {
+            "description": "draft-ietf-httpapi-ratelimit-headers-11.",
+            "schema": text, "example": shown("RateLimit-Policy"),
+        },
+        "RateLimit": {
+            "description": "draft-ietf-httpapi-ratelimit-headers-11; omitted if unknown.",
+            "schema": text, "example": shown("RateLimit"),
+        },
+        "X-Request-Id": {
+            "description": "The id of the request, to quote in support requests.",
+            "schema": text, "example": EXAMPLE_ID,
+        },
+        "Retry-After": {
+            "description": "Seconds to wait before another attempt.",
+            "schema": { "type": "integer", "minimum": 1 }, "example": 2,
+        },
+        "WWW-Authenticate": { "description": "How to authenticate.", "schema": text, "example": "ApiKey realm=\"API\"" },
+        "Allow": { "description": "The methods that the path accepts.", "schema": text, "example": "GET, HEAD" },
+        "Deprecation": {
+            "description": "When the endpoint is or was deprecated, if announced (RFC 9745).",
+            "schema": text, "example": "@1796083200",
+        },
+        "Sunset": {
+            "description": "When the endpoint may be removed, if announced (RFC 8594).",
+            "schema": text, "example": "Wed, 30 Jun 2027 00:00:00 GMT",
+        },
+        "Link": {
+            "description": "Documentation of the retirement, and the endpoint's replacement.",
+            "schema": text, "example": "<https://example.com/v2>; rel=\"successor-version\"",
+        },
+        "ETag": {
+            "description": "The version of the document.",
+            "schema": text, "example": "\"5d41402abc4b2a76b9719d911017c592\"",
+        },
+        "Cache-Control": {
+            "description": "Who may cache the answer, and for how long.",
+            "schema": text, "example": "max-age=300",
+        },
+    })
 }
 
 impl Example {
