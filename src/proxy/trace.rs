@@ -6,12 +6,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::Method;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 use super::upstreams::Server;
 use crate::config::Tracing;
 use crate::policy::trace_context::TraceContext;
+use crate::telemetry::access_log::Line;
 use crate::telemetry::traces::{Span, SpanKind, Value};
 
 /// The notes about a recorded request.
@@ -33,30 +33,6 @@ struct Attempt {
     span: u64,
     server: Option<Arc<Server>>,
     began: Instant,
-}
-
-/// The facts of a request in the access log, for its span.
-pub struct RequestFacts<'a> {
-    /// The time of the request on the wall clock.
-    pub time: Timestamp,
-    /// The same as an instant.
-    pub started: Instant,
-    /// The request's id.
-    pub request_id: &'a str,
-    /// Its method.
-    pub method: &'a Method,
-    /// The endpoint's pattern.
-    pub endpoint: Option<&'a str>,
-    /// The key's id.
-    pub key_id: Option<&'a str>,
-    /// The tier.
-    pub tier: Option<&'a str>,
-    /// The answer's status; 0 without one.
-    pub status: u16,
-    /// The outcome.
-    pub outcome: &'a str,
-    /// Units charged.
-    pub units: u32,
 }
 
 impl Recording {
@@ -98,9 +74,12 @@ impl Recording {
         span
     }
 
-    /// All spans of a finished request.
-    pub fn spans(&self, facts: &RequestFacts<'_>) -> Vec<Span> {
-        let at = |instant: Instant| clock_of(facts, instant);
+    /// All spans of a finished request that `started` at the time of its `line`.
+    pub fn spans(&self, line: &Line<'_>, started: Instant) -> Vec<Span> {
+        let at = |instant: Instant| {
+            let after = instant.saturating_duration_since(started);
+            line.time.saturating_add(after).unwrap_or(line.time)
+        };
         let ended = at(Instant::now());
         let part = |name: &str, kind, began: Timestamp, ended: Timestamp| Span {
             trace_id: self.context.trace_id,
@@ -116,12 +95,12 @@ impl Recording {
         let mut spans = vec![Span {
             id: self.span,
             parent: self.context.parent,
-            attributes: attributes(facts),
-            is_failed: facts.status == 0 || facts.status >= 500,
-            ..part(&name(facts), SpanKind::Server, at(facts.started), ended)
+            attributes: attributes(line),
+            is_failed: line.status == 0 || line.status >= 500,
+            ..part(&name(line), SpanKind::Server, at(started), ended)
         }];
         if let Some(authenticated) = self.authenticated {
-            let (began, ended) = (at(facts.started), at(authenticated));
+            let (began, ended) = (at(started), at(authenticated));
             spans.push(part("authenticate", SpanKind::Internal, began, ended));
         }
         for (asked, answered) in &self.charges {
@@ -143,7 +122,7 @@ impl Recording {
             spans.push(Span {
                 id: attempt.span,
                 attributes: server.into_iter().chain(again).collect(),
-                is_failed: next.is_some() || facts.status >= 500,
+                is_failed: next.is_some() || line.status >= 500,
                 ..part(
                     "upstream",
                     SpanKind::Client,
@@ -160,53 +139,41 @@ fn fresh_id() -> u64 {
     fastrand::u64(1..)
 }
 
-fn clock_of(facts: &RequestFacts<'_>, instant: Instant) -> Timestamp {
-    let after = instant.saturating_duration_since(facts.started);
-    let after = SignedDuration::try_from(after).unwrap_or(SignedDuration::ZERO);
-    facts.time.saturating_add(after).unwrap_or(facts.time)
-}
-
 /// Method and pattern, by OpenTelemetry's convention; a method that no endpoint can take is not repeated.
-fn name(facts: &RequestFacts<'_>) -> String {
-    let method = known(facts.method);
-    match facts.endpoint {
+fn name(line: &Line<'_>) -> String {
+    let method = known(line.method);
+    match line.endpoint {
         Some(endpoint) => format!("{method} {endpoint}"),
         None => method.to_owned(),
     }
 }
 
-fn known(method: &Method) -> &str {
-    match *method {
-        Method::GET
-        | Method::HEAD
-        | Method::POST
-        | Method::PUT
-        | Method::PATCH
-        | Method::DELETE
-        | Method::OPTIONS => method.as_str(),
+fn known(method: &str) -> &str {
+    match method {
+        "GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS" => method,
         _ => "HTTP",
     }
 }
 
-fn attributes(facts: &RequestFacts<'_>) -> Vec<(&'static str, Value)> {
+fn attributes(line: &Line<'_>) -> Vec<(&'static str, Value)> {
     let mut attributes = vec![
-        ("http.request.method", Value::from(known(facts.method))),
-        ("touchline.request_id", Value::from(facts.request_id)),
-        ("touchline.outcome", Value::from(facts.outcome)),
+        ("http.request.method", Value::from(known(line.method))),
+        ("touchline.request_id", Value::from(line.request_id)),
+        ("touchline.outcome", Value::from(line.outcome)),
     ];
     for (key, text) in [
-        ("http.route", facts.endpoint),
-        ("touchline.key_id", facts.key_id),
-        ("touchline.tier", facts.tier),
+        ("http.route", line.endpoint),
+        ("touchline.key_id", line.key_id),
+        ("touchline.tier", line.tier),
     ] {
         attributes.extend(text.map(|text| (key, Value::from(text))));
     }
-    if facts.status > 0 {
-        let status = i64::from(facts.status);
+    if line.status > 0 {
+        let status = i64::from(line.status);
         attributes.push(("http.response.status_code", Value::from(status)));
     }
-    if facts.units > 0 {
-        attributes.push(("touchline.units", Value::from(i64::from(facts.units))));
+    if line.units > 0 {
+        attributes.push(("touchline.units", Value::from(i64::from(line.units))));
     }
     attributes
 }
