@@ -30,7 +30,6 @@ pub mod allowance;
 pub mod guard;
 pub mod http1;
 pub mod limiter;
-mod limits;
 pub mod on_wake;
 pub mod opening;
 pub mod streams;

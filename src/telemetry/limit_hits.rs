@@ -20,11 +20,6 @@ impl LimitHits {
 
     /// Counts a hit.
     pub fn note(&self, limit: LimitHit) {
-        self.note_many(limit, 1);
-    }
-
-    /// Counts several hits.
-    pub fn note_many(&self, limit: LimitHit, hits: u64) {
-        self.0.with_label_values(&[limit.as_str()]).inc_by(hits);
+        self.0.with_label_values(&[limit.as_str()]).inc();
     }
 }

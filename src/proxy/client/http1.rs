@@ -94,7 +94,7 @@ impl<'c> Http1Side<'c> {
     /// Makes room for a head and these bytes of a body, which are written together.
     pub(super) fn reserve(&mut self, head: &Head, body_bytes: usize) {
         let head_bytes = HEAD_BYTES + FIELD_BYTES * head.fields.count();
-        self.wire.reserve(head_bytes + body_bytes);
+        self.wire.writes.reserve(head_bytes + body_bytes);
     }
 
     /// The connection's timer.
@@ -115,7 +115,7 @@ impl<'c> Http1Side<'c> {
     }
 
     pub(super) fn blocked(&self) -> Duration {
-        self.wire.blocked()
+        self.wire.writes.blocked()
     }
 
     pub(super) async fn read(&mut self) -> Result<Option<Bytes>, Failure> {
@@ -190,7 +190,7 @@ impl<'c> Http1Side<'c> {
             true => ConnectionFate::KeepAlive,
             false => ConnectionFate::Close,
         };
-        let mut out = HeadWriter::answer(self.wire.gathered(), head.status);
+        let mut out = HeadWriter::answer(self.wire.writes.gathered(), head.status);
         out.pass_all(&head.fields);
         out.add(&DATE, &get_cached_date());
         self.answer = Some(out.end_answer(framing, connection));
@@ -200,7 +200,7 @@ impl<'c> Http1Side<'c> {
     /// An interim answer has no body. HTTP/1.0 has no interim answers (RFC 9110 section 15.2).
     fn gather_interim(&mut self, head: &Head) {
         if self.version != Version::Http10 {
-            let mut out = HeadWriter::answer(self.wire.gathered(), head.status);
+            let mut out = HeadWriter::answer(self.wire.writes.gathered(), head.status);
             out.pass_all(&head.fields);
             out.end_answer(AnswerFraming::Bodiless(None), ConnectionFate::Implied);
         }

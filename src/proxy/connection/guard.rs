@@ -9,9 +9,8 @@ use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Connection;
-use super::limits::{patience_of, rates_of};
 use super::transport::Transport;
-use super::writes::Writes;
+use super::writes::{Patience, Writes, note_slow};
 use crate::config::Limits;
 use crate::policy::limit_hit::LimitHit;
 use crate::proxy::gate::Gate;
@@ -47,8 +46,8 @@ impl Guard {
             connection,
             transport,
             unread,
-            http2: Box::new(Http2Guard::new(rates_of(limits))),
-            writes: Writes::new(patience_of(limits)),
+            http2: Box::new(Http2Guard::new(limits)),
+            writes: Writes::new(Patience::of(limits)),
             has_backlog: false,
             requests_max: limits.requests_per_connection,
         }
@@ -69,13 +68,6 @@ impl Guard {
             self.connection.note_backlog(has_backlog);
             self.gate.note_backlog(has_backlog);
         }
-    }
-}
-
-/// Counts a client that did not read its answers.
-fn note_slow(gate: &Gate, error: &io::Error) {
-    if error.kind() == io::ErrorKind::TimedOut {
-        gate.metrics.limit_hits.note(LimitHit::ResponseRate);
     }
 }
 
@@ -106,13 +98,9 @@ impl AsyncWrite for Guard {
             self.note_backlog(true);
             return Poll::Pending;
         };
-        let written = written.inspect_err(|error| note_slow(gate, error))?;
-        let flood = http2.note_sent(buf.get(..written).unwrap_or_default());
-        let malformed = http2.take_malformed();
-        if malformed > 0 {
-            let hits = &gate.metrics.limit_hits;
-            hits.note_many(LimitHit::H2Malformed, malformed);
-        }
+        let written = written.inspect_err(|error| note_slow(&gate.metrics.limit_hits, error))?;
+        let sent = buf.get(..written).unwrap_or_default();
+        let flood = http2.note_sent(sent, &gate.metrics.limit_hits);
         match flood {
             Some(flood) => Poll::Ready(Err(self.calm_down(flood, cx))),
             None => Poll::Ready(Ok(written)),
@@ -130,7 +118,9 @@ impl AsyncWrite for Guard {
         let has_backlog = flushed.is_pending();
         if let Poll::Ready(flushed) = &flushed {
             writes.release();
-            let _ = flushed.as_ref().inspect_err(|error| note_slow(gate, error));
+            let _ = flushed
+                .as_ref()
+                .inspect_err(|error| note_slow(&gate.metrics.limit_hits, error));
         }
         self.note_backlog(has_backlog);
         flushed

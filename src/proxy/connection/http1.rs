@@ -11,12 +11,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Connection;
-use super::limits::patience_of;
 use super::on_wake::OnWake;
 use super::transport::Transport;
 use super::unserved::Unserved;
 use super::wire::Http1Wire;
-use super::writes::Writes;
+use super::writes::{Patience, Writes};
 use crate::config::Limits;
 use crate::policy::http1::HeadBounds;
 use crate::policy::http1::request::{RequestHead, RequestReader};
@@ -94,7 +93,7 @@ impl Http1Connection {
         limits: &Limits,
         redirect: Option<Rule>,
     ) -> Http1Connection {
-        let writes = Writes::new(patience_of(limits));
+        let writes = Writes::new(Patience::of(limits));
         let limit_hits = gate.metrics.limit_hits.clone();
         Http1Connection {
             gate,
@@ -203,7 +202,7 @@ impl Http1Connection {
             let (connection, received) = (&self.wire.connection, &self.wire.unread);
             let unserved = Unserved::unread(&self.gate, connection, received, waited);
             let answer = unserved.refuse(&rejection);
-            self.wire.gathered().extend_from_slice(&answer);
+            self.wire.writes.gathered().extend_from_slice(&answer);
             return NextInput::Refused;
         }
     }
@@ -217,7 +216,7 @@ impl Http1Connection {
                 Ok(redirect) => unserved.redirect(&redirect),
                 Err(rejection) => unserved.refuse(&rejection),
             };
-            self.wire.gathered().extend_from_slice(&answer);
+            self.wire.writes.gathered().extend_from_slice(&answer);
             return After::Close;
         }
         let side = Http1Side::new(&mut self.wire, &head, self.deadlines.body);

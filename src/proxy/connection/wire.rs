@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::Connection;
 use super::transport::Transport;
-use super::writes::Writes;
+use super::writes::{Writes, note_slow};
 use crate::clock::timer::Timer;
 use crate::policy::limit_hit::LimitHit;
 use crate::telemetry::limit_hits::LimitHits;
@@ -33,7 +33,7 @@ pub struct Http1Wire {
     pub(in crate::proxy) connection: Arc<Connection>,
     transport: Transport,
     pub(in crate::proxy) unread: BytesMut,
-    pub(super) writes: Writes,
+    pub(in crate::proxy) writes: Writes,
     pub(in crate::proxy) timer: Timer,
     limit_hits: LimitHits,
 }
@@ -54,11 +54,6 @@ impl Http1Wire {
             timer: Timer::default(),
             limit_hits,
         }
-    }
-
-    /// How long the connection has refused bytes so far.
-    pub(in crate::proxy) fn blocked(&self) -> Duration {
-        self.writes.blocked()
     }
 
     pub(super) fn note_limit(&self, limit: LimitHit) {
@@ -91,21 +86,13 @@ impl Http1Wire {
         Poll::Ready(Ok(space.filled().len()))
     }
 
-    /// The buffer of the bytes to write, to append one head to; [`Http1Wire::limit_gathered`] follows.
-    pub(in crate::proxy) fn gathered(&mut self) -> &mut Vec<u8> {
-        self.writes.gathered()
-    }
-
-    /// Makes room for this many bytes of an answer.
-    pub(in crate::proxy) fn reserve(&mut self, bytes: usize) {
-        self.writes.reserve(bytes);
-    }
-
     pub(in crate::proxy) async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let written =
                 poll_fn(|context| self.writes.poll_write(&mut self.transport, context, bytes));
-            let written = written.await.inspect_err(|error| self.note_slow(error))?;
+            let written = written
+                .await
+                .inspect_err(|error| note_slow(&self.limit_hits, error))?;
             if written == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
@@ -124,14 +111,9 @@ impl Http1Wire {
 
     pub(in crate::proxy) async fn flush(&mut self) -> io::Result<()> {
         let flushed = poll_fn(|context| self.writes.poll_flush(&mut self.transport, context));
-        flushed.await.inspect_err(|error| self.note_slow(error))
-    }
-
-    /// Counts a client that did not read its answers.
-    fn note_slow(&self, error: &io::Error) {
-        if error.kind() == io::ErrorKind::TimedOut {
-            self.note_limit(LimitHit::ResponseRate);
-        }
+        flushed
+            .await
+            .inspect_err(|error| note_slow(&self.limit_hits, error))
     }
 
     /// Ends the gateway's direction after the written bytes, over TLS by the alert `close_notify` (RFC 8446 section 6.1); whether

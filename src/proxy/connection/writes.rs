@@ -15,6 +15,9 @@ use tokio::time::Instant;
 
 use super::transport::Transport;
 use crate::clock::timer::Timer;
+use crate::config::Limits;
+use crate::policy::limit_hit::LimitHit;
+use crate::telemetry::limit_hits::LimitHits;
 
 /// The most bytes gathered: header and body of most answers.
 const GATHERED_BYTES_MAX: usize = 16 * 1024;
@@ -26,6 +29,22 @@ pub struct Patience {
     pub window: Duration,
     /// The bytes to read in each interval.
     pub bytes: u64,
+}
+
+impl Patience {
+    /// The configured one.
+    pub fn of(limits: &Limits) -> Patience {
+        let window = limits.response_write;
+        let bytes = limits.response_rate.saturating_mul(window.as_secs());
+        Patience { window, bytes }
+    }
+}
+
+/// Counts a client that did not read its answers, if this is why a write failed.
+pub fn note_slow(limit_hits: &LimitHits, error: &io::Error) {
+    if error.kind() == io::ErrorKind::TimedOut {
+        limit_hits.note(LimitHit::ResponseRate);
+    }
 }
 
 /// The writing side of a connection.

@@ -11,8 +11,10 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::task::JoinHandle;
 
 use super::Guard;
+use crate::config::Limits;
 use crate::policy::http2::{Budgets, CALM_DOWN, ControlRates, Frames};
 use crate::policy::limit_hit::LimitHit;
+use crate::telemetry::limit_hits::LimitHits;
 
 /// Both directions of a connection.
 pub(super) struct Http2Guard {
@@ -22,20 +24,21 @@ pub(super) struct Http2Guard {
     breath: Breath,
     /// The kind of frames of which there were too many, if any.
     flood: Option<LimitHit>,
-    /// Streams reset because their requests are malformed, and not counted yet.
-    malformed: u64,
 }
 
 impl Http2Guard {
     /// A new connection.
-    pub(super) fn new(rates: ControlRates) -> Http2Guard {
+    pub(super) fn new(limits: &Limits) -> Http2Guard {
+        let rates = ControlRates {
+            resets: limits.h2_resets,
+            control_frames: limits.h2_control_frames,
+        };
         Http2Guard {
             received: Frames::of_client(),
             sent: Frames::of_server(),
             budgets: Budgets::new(rates, Instant::now()),
             breath: Breath::default(),
             flood: None,
-            malformed: 0,
         }
     }
 
@@ -52,22 +55,18 @@ impl Http2Guard {
     }
 
     /// Counts the frames written to the client. Returns the kind of which there are too many, if any, once the last frame is
-    /// complete: a GOAWAY can follow it.
-    pub(super) fn note_sent(&mut self, bytes: &[u8]) -> Option<LimitHit> {
+    /// complete: a GOAWAY can follow it. Streams reset because their requests are malformed are counted in `limit_hits`.
+    pub(super) fn note_sent(&mut self, bytes: &[u8], limit_hits: &LimitHits) -> Option<LimitHit> {
         let (mut flood, mut now, budgets) = (self.flood, None, &mut self.budgets);
-        let malformed = &mut self.malformed;
         self.sent.find(bytes, |frame| {
-            *malformed += u64::from(frame.is_of_malformed());
+            if frame.is_of_malformed() {
+                limit_hits.note(LimitHit::H2Malformed);
+            }
             let now = *now.get_or_insert_with(Instant::now);
             flood = flood.or(budgets.send(frame, now).err());
         });
         self.flood = flood;
         flood.filter(|_| self.sent.is_between())
-    }
-
-    /// The number of streams reset since the last call because their requests are malformed.
-    pub(super) fn take_malformed(&mut self) -> u64 {
-        std::mem::take(&mut self.malformed)
     }
 }
 
