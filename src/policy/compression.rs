@@ -10,7 +10,7 @@ use http::header::{
 use http::{HeaderName, HeaderValue, StatusCode};
 
 use super::caching;
-use super::http1::fields::FieldList;
+use super::http1::fields::{FieldList, list};
 use super::words::words;
 
 /// Media types that compress well, besides `text/*` and those with a suffix below.
@@ -105,7 +105,7 @@ impl Compression {
     fn takes(&self, length: Option<u64>, fields: &FieldList) -> bool {
         let coded = fields
             .all(&CONTENT_ENCODING)
-            .flat_map(members)
+            .flat_map(list)
             .any(|coding| !coding.eq_ignore_ascii_case(b"identity"));
         fields.first(&CONTENT_TYPE).is_some_and(becomes_smaller)
             && !coded
@@ -117,7 +117,7 @@ impl Compression {
 
     /// The coding that the client prefers, unless it prefers none.
     fn wanted(&self, asked: &FieldList) -> Option<Coding> {
-        let listed = || asked.all(&ACCEPT_ENCODING).flat_map(members);
+        let listed = || asked.all(&ACCEPT_ENCODING).flat_map(list);
         let weight_of = |is: &dyn Fn(&[u8]) -> bool| {
             let mut weighted = listed().filter_map(weighted);
             weighted.find_map(|(name, weight)| is(name).then_some(weight))
@@ -191,14 +191,6 @@ fn becomes_smaller(content_type: &[u8]) -> bool {
             && APPLICATION_TYPES
                 .iter()
                 .any(|one| subtype.eq_ignore_ascii_case(one)))
-}
-
-/// The members of a list, without surrounding white space.
-fn members(value: &[u8]) -> impl Iterator<Item = &[u8]> {
-    value
-        .split(|byte| *byte == b',')
-        .map(<[u8]>::trim_ascii)
-        .filter(|member| !member.is_empty())
 }
 
 /// A coding and its weight in thousandths, or `None` if it violates RFC 9110 section 12.4.2.

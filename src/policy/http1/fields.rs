@@ -113,7 +113,7 @@ pub(super) fn options(value: &[u8], nominated: &mut usize) -> Result<Options, Fi
 }
 
 /// The members of a list, without surrounding white space (RFC 9110 section 5.6.1).
-fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     let members = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
     members.filter(|member| !member.is_empty())
 }
