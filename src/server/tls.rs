@@ -59,10 +59,7 @@ pub enum CertificateError {
 }
 
 /// The TLS acceptor. Handshakes that begin after an exchange see the new certificates; connections stay.
-pub struct Acceptor {
-    listen: IpAddr,
-    tls_server: ArcSwap<TlsServer>,
-}
+pub struct Acceptor(ArcSwap<TlsServer>);
 
 /// TLS 1.2 and 1.3 with some certificates, offering HTTP/2 and HTTP/1.1.
 pub struct TlsServer {
@@ -92,27 +89,19 @@ impl Acceptor {
     /// # Errors
     /// With the first one that cannot be used.
     pub fn new(https: &Https) -> Result<Acceptor, CertificateError> {
-        let listen = https.address.ip();
-        let mut shown = Vec::new();
-        for (number, configured) in https.certificates.iter().enumerate() {
-            shown.push(ShownCertificate::read(configured, number, listen)?);
-        }
-        let clients = https.client_certificates.as_ref().map(Clients::read);
-        let tls_server = TlsServer::new(shown, clients.transpose()?)?;
-        Ok(Acceptor {
-            listen,
-            tls_server: ArcSwap::from_pointee(tls_server),
-        })
+        let (shown, clients) = contents(https, None, &mut Vec::new())?;
+        let tls_server = TlsServer::new(shown, clients)?;
+        Ok(Acceptor(ArcSwap::from_pointee(tls_server)))
     }
 
     /// The acceptor of the next handshake.
     pub fn acceptor(&self) -> TlsAcceptor {
-        self.tls_server.load().acceptor.clone()
+        self.0.load().acceptor.clone()
     }
 
     /// The name of each certificate, which is its file's, and the Unix second at which it, or another of its chain, ends.
     pub fn certificate_ends(&self) -> Vec<(String, i64)> {
-        let tls_server = self.tls_server.load();
+        let tls_server = self.0.load();
         let ends = tls_server.shown.iter();
         ends.map(|shown| (shown.configured.label(), pair::end_of(&shown.key.cert)))
             .collect()
@@ -124,29 +113,9 @@ impl Acceptor {
     /// # Errors
     /// With the first new one that cannot be used.
     pub fn successor(&self, https: &Https) -> Result<NextTlsServer, CertificateError> {
-        let present = self.tls_server.load();
+        let present = self.0.load();
         let mut kept = Vec::new();
-        let mut shown = Vec::new();
-        for (number, configured) in https.certificates.iter().enumerate() {
-            let known = present
-                .shown
-                .iter()
-                .find(|known| known.configured == *configured);
-            let read = match (known, configured) {
-                // A self-signed certificate is made once and cannot have changed.
-                (Some(known), Certificate::SelfSigned) => Ok(known.clone()),
-                (_, configured) => ShownCertificate::read(configured, number, self.listen),
-            };
-            shown.push(last_good(read, known, &mut kept)?);
-        }
-        let clients = match &https.client_certificates {
-            None => None,
-            Some(configured) => {
-                let known = present.clients.as_ref();
-                let known = known.filter(|known| known.configured == *configured);
-                Some(last_good(Clients::read(configured), known, &mut kept)?)
-            }
-        };
+        let (shown, clients) = contents(https, Some(&present), &mut kept)?;
         // Also under the same paths, which identify a pair at the next change.
         let same = shown
             .iter()
@@ -163,8 +132,37 @@ impl Acceptor {
 
     /// Exchanges the TLS server from the next handshake on.
     pub fn exchange(&self, tls_server: TlsServer) {
-        self.tls_server.store(Arc::new(tls_server));
+        self.0.store(Arc::new(tls_server));
     }
+}
+
+/// The configured certificates, and the authorities of clients. Where files cannot be used, those of `present` are kept, with the reason
+/// noted in `kept`.
+///
+/// # Errors
+/// With the first that cannot be used and is not present.
+fn contents(
+    https: &Https,
+    present: Option<&TlsServer>,
+    kept: &mut Vec<CertificateError>,
+) -> Result<(Vec<ShownCertificate>, Option<Clients>), CertificateError> {
+    let mut shown = Vec::new();
+    for (number, configured) in https.certificates.iter().enumerate() {
+        let mut known = present.iter().flat_map(|present| &present.shown);
+        let known = known.find(|known| known.configured == *configured);
+        let read = match (known, configured) {
+            // A self-signed certificate is made once and cannot have changed.
+            (Some(known), Certificate::SelfSigned) => Ok(known.clone()),
+            (_, configured) => ShownCertificate::read(configured, number, https.address.ip()),
+        };
+        shown.push(last_good(read, known, kept)?);
+    }
+    let clients = https.client_certificates.as_ref().map(|configured| {
+        let known = present.and_then(|present| present.clients.as_ref());
+        let known = known.filter(|known| known.configured == *configured);
+        last_good(Clients::read(configured), known, kept)
+    });
+    Ok((shown, clients.transpose()?))
 }
 
 /// The new contents, or the last known ones with the reason noted.
