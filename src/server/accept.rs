@@ -20,7 +20,7 @@ use crate::policy::{address, forwarded};
 use crate::proxy::connection::Connection;
 use crate::proxy::connection::limiter::{ConnectionLimiter, ConnectionLimits};
 use crate::proxy::connection::on_wake::OnWake;
-use crate::proxy::connection::opening::{self, Opened, Silent};
+use crate::proxy::connection::opening::{self, Opened};
 use crate::proxy::connection::transport::Transport;
 use crate::proxy::{Gate, Snapshot};
 use crate::telemetry::handshake_failure::HandshakeFailure;
@@ -160,8 +160,7 @@ impl Door {
             opening::open(&self.gate, connection.clone(), transport, limits, redirect).await;
         let opened = match opened {
             Ok(opened) => opened,
-            Err(Silent::Closed) => return,
-            Err(Silent::Late(limit)) => return self.note_limit(limit),
+            Err(hit) => return hit.into_iter().for_each(|limit| self.note_limit(limit)),
         };
         let times = Times {
             age: limits.connection_age,

@@ -29,26 +29,17 @@ pub enum Opened {
     Http2(Box<Guard>, Arc<StreamTerms>),
 }
 
-/// Why a connection ends before its first request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Silent {
-    /// The client has closed it.
-    Closed,
-    /// The client sent too little for too long.
-    Late(LimitHit),
-}
-
 /// Reads enough of a connection to determine its protocol; one that is to `redirect` its request to HTTPS has HTTP/1.
 ///
 /// # Errors
-/// If too little arrives within `limits.request_head`.
+/// If the client closes the connection, or with the limit that is hit because too little arrives within `limits.request_head`.
 pub async fn open(
     gate: &Arc<Gate>,
     connection: Arc<Connection>,
     mut transport: Transport,
     limits: &Limits,
     redirect: Option<Rule>,
-) -> Result<Opened, Silent> {
+) -> Result<Opened, Option<LimitHit>> {
     let start = Instant::now();
     let agreed = transport.agreed();
     let mut unread = BytesMut::new();
@@ -64,11 +55,11 @@ pub async fn open(
                 (Ok(Ok(is_preface)), Agreed::Open) => is_preface,
                 // The library refuses a wrong preface.
                 (Ok(Ok(_)), _) => true,
-                (Ok(Err(_)), _) => return Err(Silent::Closed),
-                (Err(_), Agreed::Http2) => return Err(Silent::Late(LimitHit::H2Preface)),
+                (Ok(Err(_)), _) => return Err(None),
+                (Err(_), Agreed::Http2) => return Err(Some(LimitHit::H2Preface)),
                 // The bytes so far are answered.
                 (Err(_), _) if !unread.is_empty() => false,
-                (Err(_), _) => return Err(Silent::Late(LimitHit::RequestHead)),
+                (Err(_), _) => return Err(Some(LimitHit::RequestHead)),
             }
         }
     };
