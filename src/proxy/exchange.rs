@@ -26,7 +26,7 @@ use crate::store::KeyEntry;
 
 mod charged;
 
-use charged::Charged;
+pub use charged::Charged;
 
 /// A shorter wait for the client between two parts of a body does not count: networks cause those.
 const LONG_WAIT_MIN: Duration = Duration::from_millis(100);
@@ -104,8 +104,8 @@ pub struct Forwarding {
     tried: Vec<Arc<Server>>,
     /// Those of earlier attempts that did not act on the request.
     asked: Vec<Arc<Server>>,
-    /// Whether the next attempt uses a new connection.
-    anew: bool,
+    /// Whether further attempts use a new connection: if a kept one had ended, so may all others of the same server.
+    pub anew: bool,
     /// When it was first forwarded.
     pub since: Instant,
     /// How long after that the upstream's header arrived.
@@ -124,7 +124,8 @@ pub struct Forwarding {
     pub client_waits: ClientWaits,
     /// How it ended, unless served completely.
     pub ending: Option<Ending>,
-    charged: Charged,
+    /// The charged units.
+    pub charged: Charged,
     /// Its slot among the key's requests in flight, if these are limited.
     slot: Option<Slot>,
 }
@@ -304,11 +305,6 @@ impl Forwarding {
         Some((peer, self.anew, now))
     }
 
-    /// Requires a new connection for further attempts: if a kept connection had ended, so may all others of the same server.
-    pub fn connect_anew(&mut self) {
-        self.anew = true;
-    }
-
     /// Gives up the place at the present server, which has not acted on the request: it may get it again rather than a server that
     /// is out.
     pub fn release_server(&mut self) {
@@ -360,22 +356,6 @@ impl Forwarding {
         self.leave();
     }
 
-    /// Notes that the request is about to be written to a connection of the present server. A failure before it is written becomes a
-    /// 500, which is refunded.
-    pub fn note_sent(&mut self) {
-        self.charged.note_sent();
-    }
-
-    /// Whether any part of the request was sent, to any server.
-    pub fn was_sent(&self) -> bool {
-        self.charged.was_sent()
-    }
-
-    /// Refunds the units, without waiting, unless any part of the request was sent.
-    pub fn give_up_unsent(&mut self) {
-        self.charged.give_up_unsent();
-    }
-
     /// Refunds the units, once; a second call does nothing.
     pub async fn refund(&mut self, reason: RefundReason) {
         if let Some(used) = self.charged.refund(reason).await {
@@ -388,11 +368,6 @@ impl Forwarding {
     pub fn is_over_time_at(&self, now: Instant, waited: Duration) -> bool {
         let taken = now.saturating_duration_since(self.since);
         taken.saturating_sub(waited) > self.upstream.config.timeouts.total
-    }
-
-    /// Whether the units were refunded.
-    pub fn refunded(&self) -> bool {
-        self.charged.refunded()
     }
 }
 

@@ -107,7 +107,9 @@ impl Snapshot {
             .map(|header| HeaderPattern::Name(header.name.clone()))
             .collect();
         let denied = DeniedHeaders::new(config.forward.headers_denied.iter().chain(&secrets));
-        let windows = upstreams.values().map(|upstream| upstream.window_bytes());
+        let windows = upstreams
+            .values()
+            .map(|upstream| upstream.wire.window_bytes());
         Snapshot {
             document: document(&config),
             series: SeriesTable::new(&config),

@@ -144,7 +144,7 @@ fn of_stage(stage: &Stage) -> Line<'_> {
             tier: Some(forwarding.key.record.tier.as_str()),
             would_refuse: forwarding.shadow_violation.map(ShadowViolation::as_str),
             units: forwarding.units,
-            refunded: forwarding.refunded(),
+            refunded: forwarding.charged.refunded(),
             upstream_ms: forwarding.header_after,
             ..nothing
         },

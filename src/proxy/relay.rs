@@ -131,7 +131,7 @@ impl Relay<'_, '_> {
             forwarding.note_failed(self.gate);
         }
         if fate != Fate::Unknown {
-            forwarding.connect_anew();
+            forwarding.anew = true;
         }
         let method = self.client.head.method();
         let again = match fate {
@@ -207,7 +207,7 @@ impl Relay<'_, '_> {
             TakenConnection::Http1(_) => Version::HTTP_11,
             TakenConnection::Http2(_) => Version::HTTP_2,
         };
-        if !self.forwarding.upstream.takes(version) {
+        if !self.forwarding.upstream.wire.takes(version) {
             let cause = "protocol is http2, but the server did not agree to it by ALPN";
             return Err(Failure::server(ServerFault::NotHttp2, cause));
         }
@@ -261,7 +261,7 @@ impl Relay<'_, '_> {
         };
         let link = Link::begin(taken, &outgoing, is_tls)?;
         if link.is_sent_at_once() {
-            forwarding.note_sent();
+            forwarding.charged.note_sent();
         }
         Ok(link)
     }
@@ -292,7 +292,7 @@ impl Relay<'_, '_> {
         loop {
             let listens = upload.ended() || link.takes_more() || !held.is_empty();
             let exchanged = async {
-                self.forwarding.note_sent();
+                self.forwarding.charged.note_sent();
                 link.next().await
             };
             let next = tokio::select! {

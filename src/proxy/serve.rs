@@ -193,7 +193,7 @@ struct UnderWay<'a> {
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         if let Some(mut forwarding) = self.forwarding.take() {
-            forwarding.give_up_unsent();
+            forwarding.charged.give_up_unsent();
             self.exchange.stage = Stage::Forwarding(forwarding);
         }
     }

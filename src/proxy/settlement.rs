@@ -83,7 +83,9 @@ fn refusal(failure: &Failure, client: &Client<'_>, forwarding: &Forwarding) -> O
         Fault::Client(ClientFault::Late) => Some(Rejection::BadRequest(Malformed::Late)),
         // HTTP/2 frames after a complete request are not part of it.
         Fault::Client(ClientFault::Malformed)
-            if !(client.is_http2() && forwarding.was_sent() && forwarding.request_whole) =>
+            if !(client.is_http2()
+                && forwarding.charged.was_sent()
+                && forwarding.request_whole) =>
         {
             Some(Rejection::BadRequest(Malformed::Framing))
         }
@@ -102,7 +104,7 @@ fn hung_up(fault: ClientFault, forwarding: &Forwarding) -> Option<RefundReason> 
         let unanswered = forwarding.header_after.is_none() && fault != ClientFault::Slow;
         unanswered && waited > forwarding.upstream.config.timeouts.slow
     };
-    match forwarding.was_sent() {
+    match forwarding.charged.was_sent() {
         false => Some(RefundReason::Unsent),
         true => slow().then_some(RefundReason::Slow),
     }

@@ -27,7 +27,7 @@ mod server;
 mod wire;
 
 pub use server::{Assignment, Server};
-use wire::Wire;
+pub use wire::Wire;
 
 /// One configured upstream.
 #[derive(Debug)]
@@ -40,7 +40,8 @@ pub struct Upstream {
     pub header: Option<(HeaderName, HeaderValue)>,
     /// The compression of its answers, if any.
     pub compression: Option<Compression>,
-    wire: Wire,
+    /// The properties of its connections.
+    pub wire: Wire,
     places: ArcSwap<Vec<WeightedServer>>,
     turn: AtomicU64,
     series: OnceLock<UpstreamSeries>,
@@ -147,16 +148,6 @@ impl Upstream {
         self.wire.peer(server, &self.config.timeouts, left)
     }
 
-    /// Whether requests may be sent in this version of HTTP.
-    pub fn takes(&self, version: Version) -> bool {
-        self.wire.takes(version)
-    }
-
-    /// The most of an answer that a server may send before the gateway reads it, beyond the buffers of its connection.
-    pub fn window_bytes(&self) -> u32 {
-        self.wire.window_bytes()
-    }
-
     /// Notes that a server answered a request.
     pub fn note_served(&self, server: &Server) {
         if let Some(change) = server.served() {
@@ -176,7 +167,7 @@ impl Upstream {
     /// Notes that a server requires HTTP/1.1 (RFC 9113 section 7, `HTTP_1_1_REQUIRED`), or does not support HTTP/2: if HTTP/1.1
     /// is configured too, it is used from now on, until the gateway ends.
     pub fn note_wants_http1(&self, server: &Server) {
-        if self.takes(Version::HTTP_11) && server.wants_http1() {
+        if self.wire.takes(Version::HTTP_11) && server.wants_http1() {
             let (upstream, server) = (&*self.name, server.label());
             tracing::warn!(
                 upstream,
@@ -204,37 +195,33 @@ impl Upstream {
 
     fn log(&self, server: &Server, change: HealthChange) {
         let (upstream, server) = (&*self.name, server.label());
-        match change {
-            HealthChange::Unhealthy => {
-                tracing::warn!(
-                    upstream,
-                    server,
-                    "health checks fail: the server gets no requests"
-                );
-            }
-            HealthChange::Healthy => {
-                tracing::info!(
-                    upstream,
-                    server,
-                    "health checks pass: the server gets requests again"
-                );
-            }
+        let (is_worse, seconds, message) = match change {
+            HealthChange::Unhealthy => (
+                true,
+                None,
+                "health checks fail: the server gets no requests",
+            ),
+            HealthChange::Healthy => (
+                false,
+                None,
+                "health checks pass: the server gets requests again",
+            ),
             HealthChange::Ejected(pause) => {
-                let seconds = pause.as_secs_f64();
-                tracing::warn!(
-                    upstream,
-                    server,
+                let seconds = Some(pause.as_secs_f64());
+                (
+                    true,
                     seconds,
-                    "requests fail: the server gets no more for a while"
-                );
+                    "requests fail: the server gets no more for a while",
+                )
             }
             HealthChange::Returned => {
-                tracing::info!(
-                    upstream,
-                    server,
-                    "a request was served: the server gets requests again"
-                );
+                let message = "a request was served: the server gets requests again";
+                (false, None, message)
             }
+        };
+        match is_worse {
+            true => tracing::warn!(upstream, server, seconds, "{message}"),
+            false => tracing::info!(upstream, server, "{message}"),
         }
     }
 

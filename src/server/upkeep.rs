@@ -295,7 +295,7 @@ async fn ask(
             Version::HTTP_11
         }
     };
-    if !upstream.takes(version) {
+    if !upstream.wire.takes(version) {
         let context = "the server did not agree to HTTP/2 by ALPN";
         return pingora::Error::e_explain(pingora::ErrorType::H2Error, context);
     }

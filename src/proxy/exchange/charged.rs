@@ -12,7 +12,7 @@ use crate::proxy::gate::Gate;
 use crate::store::Receipt;
 
 /// Charged units, until they are refunded.
-pub(super) struct Charged {
+pub struct Charged {
     gate: Arc<Gate>,
     receipt: Option<Receipt>,
     sent: bool,
@@ -28,18 +28,19 @@ impl Charged {
         }
     }
 
-    /// Notes that the request is being sent.
-    pub(super) fn note_sent(&mut self) {
+    /// Notes that the request is about to be written to a connection of a server. A failure before it is written becomes a 500, which is
+    /// refunded.
+    pub fn note_sent(&mut self) {
         self.sent = true;
     }
 
-    /// Whether any part of the request was sent.
-    pub(super) fn was_sent(&self) -> bool {
+    /// Whether any part of the request was sent, to any server.
+    pub fn was_sent(&self) -> bool {
         self.sent
     }
 
     /// Whether they were refunded.
-    pub(super) fn refunded(&self) -> bool {
+    pub fn refunded(&self) -> bool {
         self.receipt.is_none()
     }
 
@@ -55,7 +56,7 @@ impl Charged {
     }
 
     /// Refunds the units, without waiting, unless any part of the request was sent.
-    pub(super) fn give_up_unsent(&mut self) {
+    pub fn give_up_unsent(&mut self) {
         if self.sent {
             return;
         }
