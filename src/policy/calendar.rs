@@ -107,79 +107,71 @@ impl Calendar {
 
     /// The quota day of `now`. Costs a zone look-up: callers keep the day until it is over.
     pub fn day_at(&self, now: Timestamp) -> Result<Day, CalendarError> {
-        match &self.division {
-            Division::Zone(zone) => self.day_of(zone.to_datetime(now).date()),
+        let date = self.division.date_at(now);
+        self.day_of(date.map_err(|_| CalendarError::OutOfRange)?)
+    }
+
+    /// The first instant of the quota day with this date; the day itself may end after the last instant.
+    pub fn start_of(&self, date: Date) -> Result<Timestamp, CalendarError> {
+        let start = self.division.first_instant(date);
+        let last = || self.division.last();
+        start.map_err(|_| CalendarError::DateOutOfRange { date, last: last() })
+    }
+
+    /// The quota day with this date.
+    pub fn day_of(&self, date: Date) -> Result<Day, CalendarError> {
+        let start = self.division.first_instant(date);
+        let next = date.tomorrow();
+        let end = next.and_then(|next| self.division.first_instant(next));
+        let (Ok(start), Ok(end)) = (start, end) else {
+            // The day of the last instant has no end.
+            let last = self.division.last();
+            let last = last.yesterday().unwrap_or(last);
+            return Err(CalendarError::DateOutOfRange { date, last });
+        };
+        Ok(Day {
+            date,
+            start: start.as_second(),
+            end: end.as_second(),
+        })
+    }
+}
+
+impl Division {
+    fn date_at(&self, now: Timestamp) -> Result<Date, jiff::Error> {
+        match self {
+            Division::Zone(zone) => Ok(zone.to_datetime(now).date()),
             Division::Fixed {
                 origin,
                 length_seconds,
             } => {
                 let index = (now.as_second() - origin.as_second()).div_euclid(*length_seconds);
-                let span = Span::new()
-                    .try_days(index)
-                    .map_err(|_| CalendarError::OutOfRange)?;
-                self.day_of(
-                    FIRST_FIXED_DATE
-                        .checked_add(span)
-                        .map_err(|_| CalendarError::OutOfRange)?,
-                )
+                FIRST_FIXED_DATE.checked_add(Span::new().try_days(index)?)
             }
         }
     }
 
-    /// The first instant of the quota day with this date; the day itself may end after the last instant.
-    pub fn start_of(&self, date: Date) -> Result<Timestamp, CalendarError> {
-        match &self.division {
+    /// The first instant of a date, which is after midnight where a clock change skips midnight.
+    fn first_instant(&self, date: Date) -> Result<Timestamp, jiff::Error> {
+        match self {
             Division::Zone(zone) => {
-                let last = zone.to_datetime(Timestamp::MAX).date();
-                let outside = |_| CalendarError::DateOutOfRange { date, last };
-                first_instant(zone, date).map_err(outside)
-            }
-            Division::Fixed { .. } => Timestamp::from_second(self.day_of(date)?.start)
-                .map_err(|_| CalendarError::OutOfRange),
-        }
-    }
-
-    /// The quota day with this date.
-    pub fn day_of(&self, date: Date) -> Result<Day, CalendarError> {
-        match &self.division {
-            Division::Zone(zone) => {
-                let start = first_instant(zone, date);
-                let end = date.tomorrow().and_then(|next| first_instant(zone, next));
-                let (Ok(start), Ok(end)) = (start, end) else {
-                    // The day of the last instant has no end.
-                    let last = zone.to_datetime(Timestamp::MAX).date();
-                    let last = last.yesterday().unwrap_or(last);
-                    return Err(CalendarError::DateOutOfRange { date, last });
-                };
-                Ok(Day {
-                    date,
-                    start: start.as_second(),
-                    end: end.as_second(),
-                })
+                let midnight = date.to_zoned(zone.clone())?;
+                Ok(midnight.start_of_day()?.timestamp())
             }
             Division::Fixed {
                 origin,
                 length_seconds,
             } => {
-                let index = FIRST_FIXED_DATE
-                    .until(date)
-                    .map_err(|_| CalendarError::OutOfRange)?
-                    .get_days();
-                let start = origin.as_second() + i64::from(index) * length_seconds;
-                Ok(Day {
-                    date,
-                    start,
-                    end: start + length_seconds,
-                })
+                let index = i64::from(FIRST_FIXED_DATE.until(date)?.get_days());
+                Timestamp::from_second(origin.as_second() + index * length_seconds)
             }
         }
     }
-}
 
-/// The first instant of a date, which is after midnight where a clock change skips midnight.
-fn first_instant(zone: &TimeZone, date: Date) -> Result<Timestamp, jiff::Error> {
-    let midnight = date.to_zoned(zone.clone())?;
-    Ok(midnight.start_of_day()?.timestamp())
+    /// The date of the last instant.
+    fn last(&self) -> Date {
+        self.date_at(Timestamp::MAX).unwrap_or(Date::MAX)
+    }
 }
 
 const FIRST_FIXED_DATE: Date = jiff::civil::date(2001, 1, 1);
