@@ -70,45 +70,45 @@ impl ConfigView {
 
     /// The view after a reload: the configuration with this hash runs from now on.
     pub fn applied(&self, hash: String, now: Timestamp, cause: &'static str) -> ConfigView {
-        let reload = Reload {
-            at: now,
-            outcome: Became::Applied,
-            cause,
-            hash: hash.clone(),
-            reason: None,
-        };
-        ConfigView {
+        let view = ConfigView {
             hash,
             applied: now,
             refused: None,
-            reloads: self.reloads_after(reload),
-        }
+            reloads: self.reloads.clone(),
+        };
+        view.after(now, Became::Applied, cause, None)
     }
 
     /// The view after a refusal: the same configuration runs, beside a file that was refused.
     pub fn but_refused(&self, refused: RefusedFile, cause: &'static str) -> ConfigView {
         let mut reason = refused.reason.clone();
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
-        let reload = Reload {
-            at: refused.at,
-            outcome: Became::Refused,
-            cause,
-            hash: self.hash.clone(),
-            reason: Some(reason),
-        };
-        ConfigView {
+        let at = refused.at;
+        let view = ConfigView {
             refused: Some(refused),
-            reloads: self.reloads_after(reload),
             ..self.clone()
-        }
+        };
+        view.after(at, Became::Refused, cause, Some(reason))
     }
 
-    fn reloads_after(&self, reload: Reload) -> Vec<Reload> {
-        let before = self.reloads.iter().cloned();
-        std::iter::once(reload)
-            .chain(before)
-            .take(RELOADS_MAX)
-            .collect()
+    /// The view with the reload that led to it.
+    fn after(
+        mut self,
+        at: Timestamp,
+        outcome: Became,
+        cause: &'static str,
+        reason: Option<String>,
+    ) -> ConfigView {
+        let reload = Reload {
+            at,
+            outcome,
+            cause,
+            hash: self.hash.clone(),
+            reason,
+        };
+        self.reloads.insert(0, reload);
+        self.reloads.truncate(RELOADS_MAX);
+        self
     }
 }
 
