@@ -57,14 +57,6 @@ impl Behind {
 /// The unsent bytes that the system may buffer for a client, besides those in transit, before the gateway waits.
 const UNSENT_BYTES_MAX: u32 = 128 * 1024;
 
-/// The age limits of a connection.
-struct Times {
-    /// The age from which it accepts no further request.
-    age: Duration,
-    /// How long its requests may take, by the configuration of its beginning.
-    last_requests: Duration,
-}
-
 /// The longest time that the requests of a connection may take.
 fn last_requests(snapshot: &Snapshot) -> Duration {
     let (limits, upstreams) = (&snapshot.config.limits, &snapshot.config.upstreams);
@@ -162,13 +154,7 @@ impl Door {
             Ok(opened) => opened,
             Err(hit) => return hit.into_iter().for_each(|limit| self.note_limit(limit)),
         };
-        let times = Times {
-            age: limits.connection_age,
-            last_requests: last_requests(&snapshot),
-        };
-        // A long connection must not keep an old configuration in memory.
-        drop(snapshot);
-        self.hand_over(opened, connection, times).await;
+        self.hand_over(opened, connection, snapshot).await;
     }
 
     /// The client named by a proxy's header, or the proxy itself; `None` without a valid header in time.
@@ -217,14 +203,23 @@ impl Door {
 
     /// Serves the connection to its end. It is asked to end, over HTTP/2 by a GOAWAY, when it is retired or too old, or when the
     /// gateway stops.
-    async fn hand_over(&self, opened: Opened, connection: Arc<Connection>, times: Times) {
+    async fn hand_over(
+        &self,
+        opened: Opened,
+        connection: Arc<Connection>,
+        snapshot: Arc<Snapshot>,
+    ) {
+        let age = snapshot.config.limits.connection_age;
+        let patience = last_requests(&snapshot);
+        // A long connection must not keep an old configuration in memory.
+        drop(snapshot);
         let (end, ending) = watch::channel(false);
         let mut shutdown = self.shutdown.clone();
         let mut serving = Box::pin(opened.serve(ending));
         let due = pin!(async {
             tokio::select! {
                 () = connection.retired() => false,
-                () = tokio::time::sleep(times.age) => {
+                () = tokio::time::sleep(age) => {
                     self.note_limit(LimitHit::ConnectionAge);
                     connection.retire();
                     false
@@ -247,7 +242,7 @@ impl Door {
         // Fails only if the connection is no longer served.
         let _ = end.send(true);
         // Requests have their own deadlines; this one is for a client that neither ends nor answers.
-        let patience = last_requests(&self.gate.snapshot()).max(times.last_requests);
+        let patience = last_requests(&self.gate.snapshot()).max(patience);
         tokio::select! {
             _ = tokio::time::timeout(patience, serving) => {}
             () = self.gate.until_cut_off() => {}
