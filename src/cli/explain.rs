@@ -23,7 +23,7 @@ use crate::policy::explanation::{self, Outcome, Question, Step};
 use crate::policy::http1::fields::FieldList;
 use crate::policy::rejection::challenge;
 use crate::proxy::respond::{announce, insert_quota_status, refusal_fields};
-use crate::proxy::well_formed::{self, HeadLimits};
+use crate::proxy::well_formed;
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArguments {
@@ -105,8 +105,7 @@ async fn explain(
     let record = session.store.key(id).await?;
     let usage = session.store.usage(day.date, day.date, Some(id)).await?;
     let tier = record.as_ref().and_then(|record| config.tier(&record.tier));
-    let limits = HeadLimits::of(&config.limits);
-    let head = well_formed::judge(&arguments.method, &arguments.path, &limits);
+    let head = well_formed::judge(&arguments.method, &arguments.path, &config.limits);
     let explanation = explanation::explain(&Question {
         method: &arguments.method,
         head: head.map(|target| target.path),

@@ -98,7 +98,7 @@ pub async fn admit(
     arrived: Timestamp,
     trace: &mut AdmissionTrace,
 ) -> Result<Admitted, Refusal> {
-    let target = well_formed::check(head, &snapshot.head_limits); // 1
+    let target = well_formed::check(head, &snapshot.config.limits); // 1
     let path = target.map(|target| target.path);
     let mut edge = Edge {
         gate,

@@ -20,7 +20,6 @@ use super::relay::connections::Connections;
 use super::series::SeriesTable;
 use super::threshold_events::ThresholdEvents;
 use super::upstreams::Upstream;
-use super::well_formed::HeadLimits;
 use crate::config::{Config, Limits};
 use crate::policy::address;
 use crate::policy::api_key::KeyId;
@@ -53,8 +52,6 @@ const BURST_SECONDS: u32 = 5;
 pub struct Snapshot {
     /// The configuration.
     pub config: Config,
-    /// The limits of a request's head.
-    pub head_limits: HeadLimits,
     /// Request headers that are not forwarded.
     pub denied: DeniedHeaders,
     /// Headers of answers that are not forwarded.
@@ -85,7 +82,6 @@ impl Snapshot {
     }
 
     fn make(config: Config, previous: Option<&Snapshot>) -> Snapshot {
-        let head_limits = HeadLimits::of(&config.limits);
         let upstreams: HashMap<Arc<str>, Arc<Upstream>, RandomState> = config
             .upstreams
             .iter()
@@ -118,7 +114,6 @@ impl Snapshot {
             window_bytes: windows.max().unwrap_or(0),
             answer_denied: HeaderNames::new(&config.forward.answer_headers_denied),
             config,
-            head_limits,
             denied,
             upstreams,
         }

@@ -85,7 +85,7 @@ impl Relay<'_, '_> {
     /// # Errors
     /// With the failure that ended the forwarding; the caller settles it.
     pub async fn run(mut self) -> Result<(), Failure> {
-        let bytes_max = self.exchange.snapshot.head_limits.body_bytes_max;
+        let bytes_max = self.exchange.snapshot.config.limits.body_bytes;
         let mut upload = Upload::new(bytes_max, self.client.is_body_done());
         loop {
             let failed = match self.attempt(&mut upload).await {

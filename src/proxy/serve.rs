@@ -15,7 +15,8 @@ use super::relay::Relay;
 use super::respond::Answer;
 use super::settlement;
 use super::trace::Recording;
-use super::well_formed::{self, HeadLimits};
+use super::well_formed;
+use crate::config::Limits;
 use crate::policy::forwarded;
 use crate::policy::http1::framing::Framing;
 use crate::policy::limit_hit::LimitHit;
@@ -94,7 +95,7 @@ async fn answer(
         exchange.hsts = snapshot.hsts.clone();
     }
     let (mut arrived, mut ended) = (exchange.time, Ok(()));
-    if must_end_first(client, &snapshot.head_limits) {
+    if must_end_first(client, limits) {
         ended = end_without_body(client, limits.request_read).await;
         arrived = gate.store.now();
     }
@@ -280,7 +281,7 @@ async fn serve_own(
 /// Whether the end of a request must have arrived before the request is judged: over HTTP/2 a body need not be announced (RFC 9113
 /// section 8.1), so that one sent with a method that accepts none is refused before anything is charged or forwarded. A head that
 /// is refused anyway is not waited for.
-fn must_end_first(client: &Client<'_>, limits: &HeadLimits) -> bool {
+fn must_end_first(client: &Client<'_>, limits: &Limits) -> bool {
     let head = &client.head;
     client.is_http2()
         && !client.is_body_done()

@@ -18,25 +18,6 @@ use crate::policy::target::Target;
 /// Options of `Connection`; the reader accepts 16 besides `close` and `keep-alive`.
 const CONNECTION_OPTIONS_MAX: usize = 8;
 
-/// The limits of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HeadLimits {
-    /// Those of the head.
-    pub head: HeadBounds,
-    /// Bytes of a body.
-    pub body_bytes_max: usize,
-}
-
-impl HeadLimits {
-    /// The configured limits.
-    pub fn of(limits: &Limits) -> HeadLimits {
-        HeadLimits {
-            head: bounds_of(limits),
-            body_bytes_max: usize::try_from(limits.body_bytes).unwrap_or(usize::MAX),
-        }
-    }
-}
-
 /// The configured limits of a head.
 pub fn bounds_of(limits: &Limits) -> HeadBounds {
     HeadBounds {
@@ -50,19 +31,22 @@ pub fn bounds_of(limits: &Limits) -> HeadBounds {
 pub fn judge<'a>(
     method: &Method,
     target: &'a str,
-    limits: &HeadLimits,
+    limits: &Limits,
 ) -> Result<Target<'a>, Rejection> {
     let head = format!("{method} {target} HTTP/1.1\r\nHost: touchline\r\n\r\n");
-    check(&RequestReader::whole_head(&head, &limits.head)?, limits)?;
+    check(
+        &RequestReader::whole_head(&head, &bounds_of(limits))?,
+        limits,
+    )?;
     Target::parse(target.as_bytes()).map_err(|error| malformed(Malformed::Target(error)))
 }
 
 /// Checks a request's head. Over HTTP/1 the reader has made sure that it can be read in one way only.
-pub fn check<'a>(head: &'a RequestHead, limits: &HeadLimits) -> Result<Target<'a>, Rejection> {
+pub fn check<'a>(head: &'a RequestHead, limits: &Limits) -> Result<Target<'a>, Rejection> {
     if *head.method() == Method::CONNECT {
         return Err(http1::connect_refused());
     }
-    if head.raw_target().len() > limits.head.target_bytes_max {
+    if head.raw_target().len() > limits.target_bytes {
         return Err(Rejection::UriTooLong);
     }
     if head.is_oversized() || is_too_large(head.fields(), header_bytes(head.fields()), limits) {
@@ -82,13 +66,13 @@ fn header_bytes(fields: &FieldList) -> usize {
     fields.bytes() + 4 * fields.count()
 }
 
-fn is_too_large(fields: &FieldList, header_bytes: usize, limits: &HeadLimits) -> bool {
-    fields.count() > limits.head.header_count_max || header_bytes > limits.head.header_bytes_max
+fn is_too_large(fields: &FieldList, header_bytes: usize, limits: &Limits) -> bool {
+    fields.count() > limits.header_count || header_bytes > limits.header_bytes
 }
 
 /// Drops the fields of an HTTP/2 head that will be refused for its size, except its request id: a field takes one byte on the wire,
 /// and a hundred in memory for as long as the client delays reading the refusal. Returns the size that is left.
-pub fn lighten(head: &mut RequestHead, limits: &HeadLimits) -> usize {
+pub fn lighten(head: &mut RequestHead, limits: &Limits) -> usize {
     let fields = head.fields();
     let bytes = header_bytes(fields);
     if !is_too_large(fields, bytes, limits) {
@@ -151,7 +135,7 @@ fn check_connection(fields: &FieldList) -> Result<(), Rejection> {
     Ok(())
 }
 
-fn check_body(head: &RequestHead, limits: &HeadLimits) -> Result<(), Rejection> {
+fn check_body(head: &RequestHead, limits: &Limits) -> Result<(), Rejection> {
     let (length, is_announced) = match head.framing() {
         Framing::Empty => (0, false),
         Framing::Length(length) => (length, length > 0),
@@ -161,7 +145,7 @@ fn check_body(head: &RequestHead, limits: &HeadLimits) -> Result<(), Rejection> 
     if is_announced && !takes_body(head.method()) {
         return Err(malformed(Malformed::UnexpectedBody));
     }
-    if usize::try_from(length).map_or(true, |length| length > limits.body_bytes_max) {
+    if length > limits.body_bytes {
         return Err(Rejection::PayloadTooLarge);
     }
     Ok(())
@@ -177,16 +161,22 @@ pub fn takes_body(method: &Method) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::LazyLock;
 
-    const LIMITS: HeadLimits = HeadLimits {
-        head: HeadBounds {
-            target_bytes_max: 64,
-            header_bytes_max: 256,
-            header_count_max: 4,
-        },
-        body_bytes_max: 10,
-    };
+    use super::*;
+    use crate::config::Config;
+
+    static LIMITS: LazyLock<Limits> = LazyLock::new(|| {
+        let file = include_str!("../../gateway.yaml");
+        let limits = Config::parse("g", file, &|_| None).unwrap().limits;
+        Limits {
+            target_bytes: 64,
+            header_bytes: 256,
+            header_count: 4,
+            body_bytes: 10,
+            ..limits
+        }
+    });
 
     /// Reads a request over HTTP/1.1 and checks it.
     fn outcome(

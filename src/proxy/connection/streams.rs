@@ -146,7 +146,7 @@ async fn serve_stream(
     let mut head = Box::new(RequestHead::of_http2(parts));
     let (head_bytes, window_bytes) = {
         let snapshot = terms.gate.snapshot();
-        let head_bytes = well_formed::lighten(&mut head, &snapshot.head_limits);
+        let head_bytes = well_formed::lighten(&mut head, &snapshot.config.limits);
         (head_bytes, snapshot.window_bytes)
     };
     let body_bytes_max = match head.framing() {

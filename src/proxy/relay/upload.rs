@@ -15,12 +15,12 @@ pub(super) struct Upload {
     /// Whether the body is kept from its beginning.
     is_kept: bool,
     ended: bool,
-    bytes_max: usize,
+    bytes_max: u64,
 }
 
 impl Upload {
     /// An unread body of up to `bytes_max`; `ended` if there is none.
-    pub(super) fn new(bytes_max: usize, ended: bool) -> Upload {
+    pub(super) fn new(bytes_max: u64, ended: bool) -> Upload {
         Upload {
             kept: BytesMut::new(),
             is_kept: true,
@@ -75,7 +75,7 @@ impl Upload {
     ) -> Result<(), Failure> {
         forwarding.request_whole |= ends;
         forwarding.request_body_bytes += part.len();
-        if forwarding.request_body_bytes > self.bytes_max {
+        if forwarding.request_body_bytes as u64 > self.bytes_max {
             let cause = "the request's body is larger than limits.body_bytes";
             return Err(Failure::client(ClientFault::TooLarge, cause));
         }
