@@ -4,7 +4,7 @@
 //! HTTP/2 is shared: each exchange has a stream of it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pingora::connectors::http::v2::Connector;
 use pingora::protocols::http::client::HttpSession;
@@ -46,7 +46,6 @@ pub struct Lease {
     session: Option<Http2Session>,
     connector: Arc<Connector>,
     peer: HttpPeer,
-    idle: Option<Duration>,
 }
 
 impl Default for Connections {
@@ -135,12 +134,10 @@ impl Connections {
                 HttpSession::Custom(()) => return Err(Error::new(ErrorType::InternalError)),
             },
         };
-        let idle = peer.options.idle_timeout;
         let lease = Lease {
             session: Some(session),
             connector,
             peer,
-            idle,
         };
         Ok((TakenConnection::Http2(Box::new(lease)), reused))
     }
@@ -165,13 +162,9 @@ impl Drop for Lease {
         if let Some(mut session) = self.session.take() {
             // Does nothing where both sides have ended.
             session.shutdown();
-            let Lease {
-                connector,
-                peer,
-                idle,
-                ..
-            } = self;
-            connector.release_http_session(session, peer, *idle);
+            let idle = self.peer.options.idle_timeout;
+            self.connector
+                .release_http_session(session, &self.peer, idle);
         }
     }
 }
