@@ -6,13 +6,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use jiff::Timestamp;
-
 use super::upstreams::Server;
 use crate::config::Tracing;
 use crate::policy::trace_context::TraceContext;
 use crate::telemetry::access_log::Line;
-use crate::telemetry::traces::{Span, SpanKind, Value};
+use crate::telemetry::traces::{Attribute, Span, SpanKind, Status};
 
 /// The notes about a recorded request.
 #[derive(Debug)]
@@ -78,25 +76,27 @@ impl Recording {
     pub fn spans(&self, line: &Line<'_>, started: Instant) -> Vec<Span> {
         let at = |instant: Instant| {
             let after = instant.saturating_duration_since(started);
-            line.time.saturating_add(after).unwrap_or(line.time)
+            let time = line.time.saturating_add(after).unwrap_or(line.time);
+            u64::try_from(time.as_nanosecond()).unwrap_or(0)
         };
+        let bytes = |id: u64| id.to_be_bytes().to_vec();
         let ended = at(Instant::now());
-        let part = |name: &str, kind, began: Timestamp, ended: Timestamp| Span {
-            trace_id: self.context.trace_id,
-            id: fresh_id(),
-            parent: Some(self.span),
+        let part = |name: &str, kind: SpanKind, began, ended| Span {
+            trace_id: self.context.trace_id.to_be_bytes().to_vec(),
+            span_id: bytes(fresh_id()),
+            parent_span_id: bytes(self.span),
             name: name.to_owned(),
-            kind,
-            began,
-            ended,
+            kind: kind as i32,
+            start_time_unix_nano: began,
+            end_time_unix_nano: ended,
             attributes: Vec::new(),
-            is_failed: false,
+            status: None,
         };
         let mut spans = vec![Span {
-            id: self.span,
-            parent: self.context.parent,
+            span_id: bytes(self.span),
+            parent_span_id: self.context.parent.map(bytes).unwrap_or_default(),
             attributes: attributes(line),
-            is_failed: line.status == 0 || line.status >= 500,
+            status: Status::of(line.status == 0 || line.status >= 500),
             ..part(&name(line), SpanKind::Server, at(started), ended)
         }];
         if let Some(authenticated) = self.authenticated {
@@ -116,13 +116,13 @@ impl Recording {
             let next = self.attempts.get(number + 1);
             let attempt_ended = next.map_or(ended, |next| at(next.began));
             let server = attempt.server.as_ref();
-            let server = server.map(|server| ("server.address", Value::from(&*server.name)));
+            let server = server.map(|server| Attribute::text("server.address", &server.name));
             let tried = i64::try_from(number).unwrap_or(i64::MAX);
-            let again = (number > 0).then_some(("http.request.resend_count", Value::from(tried)));
+            let again = (number > 0).then(|| Attribute::number("http.request.resend_count", tried));
             spans.push(Span {
-                id: attempt.span,
+                span_id: bytes(attempt.span),
                 attributes: server.into_iter().chain(again).collect(),
-                is_failed: next.is_some() || line.status >= 500,
+                status: Status::of(next.is_some() || line.status >= 500),
                 ..part(
                     "upstream",
                     SpanKind::Client,
@@ -155,25 +155,24 @@ fn known(method: &str) -> &str {
     }
 }
 
-fn attributes(line: &Line<'_>) -> Vec<(&'static str, Value)> {
+fn attributes(line: &Line<'_>) -> Vec<Attribute> {
     let mut attributes = vec![
-        ("http.request.method", Value::from(known(line.method))),
-        ("touchline.request_id", Value::from(line.request_id)),
-        ("touchline.outcome", Value::from(line.outcome)),
+        Attribute::text("http.request.method", known(line.method)),
+        Attribute::text("touchline.request_id", line.request_id),
+        Attribute::text("touchline.outcome", line.outcome),
     ];
     for (key, text) in [
         ("http.route", line.endpoint),
         ("touchline.key_id", line.key_id),
         ("touchline.tier", line.tier),
     ] {
-        attributes.extend(text.map(|text| (key, Value::from(text))));
+        attributes.extend(text.map(|text| Attribute::text(key, text)));
     }
-    if line.status > 0 {
-        let status = i64::from(line.status);
-        attributes.push(("http.response.status_code", Value::from(status)));
-    }
-    if line.units > 0 {
-        attributes.push(("touchline.units", Value::from(i64::from(line.units))));
+    for (key, number) in [
+        ("http.response.status_code", i64::from(line.status)),
+        ("touchline.units", i64::from(line.units)),
+    ] {
+        attributes.extend((number > 0).then(|| Attribute::number(key, number)));
     }
     attributes
 }

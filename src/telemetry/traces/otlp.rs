@@ -7,8 +7,6 @@ use prost::Message;
 use prost::alloc::string::String;
 use prost::alloc::vec::Vec;
 
-use super::{Span, SpanKind, Value};
-
 #[derive(Clone, PartialEq, Message)]
 struct Request {
     #[prost(message, repeated, tag = "1")]
@@ -26,7 +24,7 @@ struct ResourceSpans {
 #[derive(Clone, PartialEq, Message)]
 struct Resource {
     #[prost(message, repeated, tag = "1")]
-    attributes: Vec<KeyValue>,
+    attributes: Vec<Attribute>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -34,7 +32,7 @@ struct ScopeSpans {
     #[prost(message, optional, tag = "1")]
     scope: Option<Scope>,
     #[prost(message, repeated, tag = "2")]
-    spans: Vec<SpanMessage>,
+    spans: Vec<Span>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -45,40 +43,89 @@ struct Scope {
     version: String,
 }
 
-#[derive(Clone, PartialEq, Message)]
-struct SpanMessage {
-    #[prost(bytes = "vec", tag = "1")]
-    trace_id: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    span_id: Vec<u8>,
-    #[prost(bytes = "vec", tag = "4")]
-    parent_span_id: Vec<u8>,
-    #[prost(string, tag = "5")]
-    name: String,
-    #[prost(int32, tag = "6")]
-    kind: i32,
-    #[prost(fixed64, tag = "7")]
-    start_time_unix_nano: u64,
-    #[prost(fixed64, tag = "8")]
-    end_time_unix_nano: u64,
-    #[prost(message, repeated, tag = "9")]
-    attributes: Vec<KeyValue>,
-    #[prost(message, optional, tag = "15")]
-    status: Option<Status>,
+/// The kind of a span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpanKind {
+    /// A step of the gateway.
+    Internal = 1,
+    /// A request of a client.
+    Server = 2,
+    /// A request to an upstream.
+    Client = 3,
 }
 
+/// A finished span.
 #[derive(Clone, PartialEq, Message)]
-struct Status {
+pub struct Span {
+    /// The trace id.
+    #[prost(bytes = "vec", tag = "1")]
+    pub trace_id: Vec<u8>,
+    /// The span id, not 0.
+    #[prost(bytes = "vec", tag = "2")]
+    pub span_id: Vec<u8>,
+    /// The id of the parent span; empty without one.
+    #[prost(bytes = "vec", tag = "4")]
+    pub parent_span_id: Vec<u8>,
+    /// The name, from a fixed set: the gateway's words, methods and configured patterns.
+    #[prost(string, tag = "5")]
+    pub name: String,
+    /// The number of its [`SpanKind`].
+    #[prost(int32, tag = "6")]
+    pub kind: i32,
+    /// The beginning.
+    #[prost(fixed64, tag = "7")]
+    pub start_time_unix_nano: u64,
+    /// The end.
+    #[prost(fixed64, tag = "8")]
+    pub end_time_unix_nano: u64,
+    /// Attributes, with OpenTelemetry's names if there is one.
+    #[prost(message, repeated, tag = "9")]
+    pub attributes: Vec<Attribute>,
+    /// Whether the request or step failed.
+    #[prost(message, optional, tag = "15")]
+    pub status: Option<Status>,
+}
+
+/// The status of a span that failed.
+#[derive(Clone, PartialEq, Message)]
+pub struct Status {
     #[prost(int32, tag = "3")]
     code: i32,
 }
 
+impl Status {
+    /// The status of a span; others than failures have none.
+    pub fn of(is_failed: bool) -> Option<Status> {
+        is_failed.then_some(Status { code: FAILED })
+    }
+}
+
+/// An attribute of a span or of the gateway.
 #[derive(Clone, PartialEq, Message)]
-struct KeyValue {
+pub struct Attribute {
     #[prost(string, tag = "1")]
     key: String,
     #[prost(message, optional, tag = "2")]
     value: Option<AnyValue>,
+}
+
+impl Attribute {
+    /// An attribute whose value is a text.
+    pub fn text(key: &str, text: &str) -> Attribute {
+        Attribute::new(key, Any::Text(text.to_owned()))
+    }
+
+    /// An attribute whose value is a number.
+    pub fn number(key: &str, number: i64) -> Attribute {
+        Attribute::new(key, Any::Number(number))
+    }
+
+    fn new(key: &str, value: Any) -> Attribute {
+        Attribute {
+            key: key.to_owned(),
+            value: Some(AnyValue { value: Some(value) }),
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -101,55 +148,22 @@ const FAILED: i32 = 2;
 /// The body of one export. `instance` identifies this process among others of the service.
 pub fn encoded(spans: &[Span], instance: &str) -> Vec<u8> {
     let version = env!("CARGO_PKG_VERSION");
-    let resource = [
-        ("service.name", Value::from("touchline")),
-        ("service.version", Value::from(version)),
-        ("service.instance.id", Value::from(instance)),
+    let attributes = vec![
+        Attribute::text("service.name", "touchline"),
+        Attribute::text("service.version", version),
+        Attribute::text("service.instance.id", instance),
     ];
     let request = Request {
         resource_spans: vec![ResourceSpans {
-            resource: Some(Resource {
-                attributes: resource.iter().map(attribute).collect(),
-            }),
+            resource: Some(Resource { attributes }),
             scope_spans: vec![ScopeSpans {
                 scope: Some(Scope {
                     name: "touchline".to_owned(),
                     version: version.to_owned(),
                 }),
-                spans: spans.iter().map(message).collect(),
+                spans: spans.to_vec(),
             }],
         }],
     };
     request.encode_to_vec()
-}
-
-fn message(span: &Span) -> SpanMessage {
-    let nanos = |instant: jiff::Timestamp| u64::try_from(instant.as_nanosecond()).unwrap_or(0);
-    let parent = span.parent.map(|parent| parent.to_be_bytes().to_vec());
-    SpanMessage {
-        trace_id: span.trace_id.to_be_bytes().to_vec(),
-        span_id: span.id.to_be_bytes().to_vec(),
-        parent_span_id: parent.unwrap_or_default(),
-        name: span.name.clone(),
-        kind: match span.kind {
-            SpanKind::Internal => 1,
-            SpanKind::Server => 2,
-            SpanKind::Client => 3,
-        },
-        start_time_unix_nano: nanos(span.began),
-        end_time_unix_nano: nanos(span.ended),
-        attributes: span.attributes.iter().map(attribute).collect(),
-        status: span.is_failed.then_some(Status { code: FAILED }),
-    }
-}
-
-fn attribute((key, value): &(&'static str, Value)) -> KeyValue {
-    let value = match value {
-        Value::Text(text) => Any::Text(text.clone()),
-        Value::Number(number) => Any::Number(*number),
-    };
-    KeyValue {
-        key: (*key).to_owned(),
-        value: Some(AnyValue { value: Some(value) }),
-    }
 }
