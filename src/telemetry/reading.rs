@@ -1,53 +1,32 @@
 //! Reading metric families back, to show them without Prometheus.
 
 use prometheus::core::Collector;
-use prometheus::proto::{Metric, MetricType};
+use prometheus::proto::Metric;
 
 /// One counter or gauge with its labels.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Series {
-    labels: Vec<(String, String)>,
-    /// The present value.
-    pub value: f64,
-}
+pub struct Series(Metric);
 
 impl Series {
     /// The value of a label; empty if there is no such label.
     pub fn label(&self, name: &str) -> &str {
-        let mut labels = self.labels.iter();
-        let label = labels.find(|(label, _)| label == name);
-        label.map_or("", |(_, value)| value)
+        let mut labels = self.0.get_label().iter();
+        let label = labels.find(|label| label.name() == name);
+        label.map_or("", |label| label.value())
     }
 
-    /// The value as a whole number, which all counters are.
+    /// The present value as a whole number, which it is in all families that are read.
     pub fn count(&self) -> u64 {
-        // Whole, not negative, and far below 2^53.
-        self.value as u64
+        // It is one of the two; the other is 0.
+        (self.0.get_counter().get_value() + self.0.get_gauge().get_value()) as u64
     }
 }
 
 /// Every series of a family of counters or gauges. Costs a lock and a copy of the labels.
 pub fn series(family: &impl Collector) -> Vec<Series> {
-    let mut all = Vec::new();
-    for family in family.collect() {
-        let kind = family.get_field_type();
-        all.extend(family.get_metric().iter().map(|metric| Series {
-            labels: labels(metric),
-            value: match kind {
-                MetricType::COUNTER => metric.get_counter().get_value(),
-                MetricType::GAUGE => metric.get_gauge().get_value(),
-                MetricType::SUMMARY | MetricType::UNTYPED | MetricType::HISTOGRAM => 0.0,
-            },
-        }));
-    }
-    all
-}
-
-fn labels(metric: &Metric) -> Vec<(String, String)> {
-    let labels = metric.get_label().iter();
-    labels
-        .map(|label| (label.name().to_owned(), label.value().to_owned()))
-        .collect()
+    let families = family.collect();
+    let metrics = families.iter().flat_map(|family| family.get_metric());
+    metrics.cloned().map(Series).collect()
 }
 
 /// The contents of a histogram, all its series together.
