@@ -1,29 +1,16 @@
 //! The request headers that are not forwarded to an upstream as sent. Names are compared in any case, with `_` taken as `-`.
 
 use super::header_pattern::folded_octet;
-
-/// Headers that frame a message, belong to one connection, or are read or set by the gateway.
-const READ_OR_SET: [&str; 14] = [
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-connection",
-    "te",
-    "traceparent",
-    "tracestate",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "x-request-id",
-];
+use super::http1::framing::KnownField;
 
 /// Whether a header frames a message, belongs to one connection, or is read or set by the gateway.
 pub fn is_read_or_set(name: &[u8]) -> bool {
-    let is = |own: &&str| name.len() == own.len() && begins(name, own);
-    READ_OR_SET.iter().any(is)
+    let name: Vec<u8> = name.iter().map(|octet| folded_octet(*octet)).collect();
+    let is = |own: &str| name == own.as_bytes();
+    ["traceparent", "tracestate", "x-request-id"]
+        .into_iter()
+        .any(is)
+        || KnownField::of(&name).is_some()
 }
 
 /// Whether a header contains the key or identifies the caller: upstreams trust it, so a client's own is never forwarded.

@@ -58,7 +58,7 @@ impl AnswerFraming {
 
 /// The fields whose names mean something to the reader or the writer of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum KnownField {
+pub(in crate::policy) enum KnownField {
     Host,
     Expect,
     Connection,
@@ -70,7 +70,7 @@ pub(super) enum KnownField {
 
 impl KnownField {
     #[inline]
-    pub(super) fn of(name: &[u8]) -> Option<KnownField> {
+    pub(in crate::policy) fn of(name: &[u8]) -> Option<KnownField> {
         let is = |text: &[u8], known| name.eq_ignore_ascii_case(text).then_some(known);
         let is_hop_by_hop = |text: &[u8]| is(text, KnownField::HopByHop);
         match name.len() {
