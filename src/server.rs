@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 use pingora::tls::{RootCertStore, load_platform_certs_incl_env_into_store};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::admin::today::SurveyTerms;
 use crate::admin::{AdminService, ConfigView, View};
@@ -239,10 +239,11 @@ async fn run(
     };
     let reloader = Reloader::new(file, gate.clone(), acceptor, view);
     let reloading = tokio::spawn(reloader.run(hangup));
-    let claimer = tokio::spawn(Claimer::new(gate.clone(), node.clone()).run());
-    let upkeep = tokio::spawn(Upkeep::new(gate.clone()).run());
-    let courier = tokio::spawn(Courier::new(gate.clone(), node.clone()).run());
-    let sampler = tokio::spawn(sample(gate.clone(), history));
+    let mut tasks = JoinSet::new();
+    tasks.spawn(Claimer::new(gate.clone(), node.clone()).run());
+    tasks.spawn(Upkeep::new(gate.clone()).run());
+    tasks.spawn(Courier::new(gate.clone(), node.clone()).run());
+    tasks.spawn(sample(gate.clone(), history));
     let end_of_traces = Arc::new(Notify::new());
     let exporter = Exporter::new(gate.clone(), node.clone(), left, end_of_traces.clone());
     let exporting = tokio::spawn(exporter.run());
@@ -299,11 +300,8 @@ async fn run(
     end_of_traces.notify_one();
     exported(exporting, deadline).await;
     events::settled(&gate, Instant::now() + CLAIM_TIMEOUT).await;
-    for task in [claimer, courier, upkeep, sampler] {
-        task.abort();
-        // Its claims of events have ended, so none follows the release of the lease.
-        let _ = task.await;
-    }
+    // The claims of events end with it, so none follows the release of the lease.
+    tasks.shutdown().await;
     if let Err(error) = store.resign(&node).await {
         tracing::warn!(%error, "another gateway delivers events only after the lease of this one expires");
     }

@@ -130,12 +130,7 @@ impl Counted {
             let Some(tier) = tier.or_else(held) else {
                 continue;
             };
-            match counted.tiers.get_mut(tier) {
-                Some(days) => *days += 1,
-                None => {
-                    counted.tiers.insert(tier.to_owned(), 1);
-                }
-            }
+            *counted.tiers.entry(tier.to_owned()).or_default() += 1;
         }
         counted
     }
