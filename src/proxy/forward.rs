@@ -108,28 +108,22 @@ impl Outgoing<'_> {
                 write(field);
             }
         }
-        write(EndToEnd::of_text(&TRACEPARENT, &traceparent)?);
-        write(EndToEnd::of_text(
-            &X_REQUEST_ID,
-            identity.request_id.as_bytes(),
-        )?);
-        write(EndToEnd::of_text(&X_CONSUMER_ID, identity.key_id)?);
-        write(EndToEnd::of_text(
-            &X_CONSUMER_TIER,
-            identity.tier.as_bytes(),
-        )?);
-        write(EndToEnd::of_text(
-            &X_FORWARDED_PROTO,
-            identity.scheme.as_bytes(),
-        )?);
-        if let Some(client) = identity.client {
-            write(EndToEnd::of_text(&X_FORWARDED_FOR, client.as_bytes())?);
-        }
-        if let Some(host) = identity.host {
-            write(EndToEnd::of_text(&X_FORWARDED_HOST, host)?);
-        }
-        if let Some((name, value)) = self.secret {
-            write(EndToEnd::of_text(name, value.as_bytes())?);
+        let own = [
+            (&TRACEPARENT, Some(&*traceparent)),
+            (&X_REQUEST_ID, Some(identity.request_id.as_bytes())),
+            (&X_CONSUMER_ID, Some(identity.key_id)),
+            (&X_CONSUMER_TIER, Some(identity.tier.as_bytes())),
+            (&X_FORWARDED_PROTO, Some(identity.scheme.as_bytes())),
+            (&X_FORWARDED_FOR, identity.client.map(HeaderValue::as_bytes)),
+            (&X_FORWARDED_HOST, identity.host),
+        ];
+        let secret = self
+            .secret
+            .map(|(name, value)| (name, Some(value.as_bytes())));
+        for (name, text) in own.into_iter().chain(secret) {
+            if let Some(text) = text {
+                write(EndToEnd::of_text(name, text)?);
+            }
         }
         Ok(())
     }
