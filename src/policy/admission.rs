@@ -269,16 +269,13 @@ impl<'a, K, N> Ask<'a, K, N> {
         let Err(rejection) = judged else {
             return self.judge(check, judged);
         };
-        let (enforcement, shadow_violation) = (
-            self.caller.terms.enforcement,
-            &mut self.caller.shadow_violation,
-        );
-        match enforcement.refuse_or_record(rejection, limit, shadow_violation) {
-            Ok(()) => {
+        match self.caller.terms.enforcement {
+            Enforcement::Enforced => self.judge(check, Err(rejection)),
+            Enforcement::Shadow => {
+                self.caller.shadow_violation.get_or_insert(limit);
                 self.lookup.note(check, Verdict::WouldRefuse);
                 Ok(())
             }
-            Err(rejection) => self.judge(check, Err(rejection)),
         }
     }
 

@@ -3,7 +3,6 @@
 //! In shadow, steps 6 to 8 of the contract let every request pass and record what they would have refused. Steps 1 to 5 always
 //! refuse, because a request without a valid key or endpoint has no tier.
 
-use super::rejection::Rejection;
 use super::words::words;
 
 words! {
@@ -35,22 +34,6 @@ impl Enforcement {
         match self {
             Enforcement::Enforced => Some(limit),
             Enforcement::Shadow => None,
-        }
-    }
-
-    /// Refuses a request of an enforced tier; for a tier in shadow, records the first violation.
-    pub fn refuse_or_record(
-        self,
-        rejection: Rejection,
-        reason: ShadowViolation,
-        shadow_violation: &mut Option<ShadowViolation>,
-    ) -> Result<(), Rejection> {
-        match self {
-            Enforcement::Enforced => Err(rejection),
-            Enforcement::Shadow => {
-                shadow_violation.get_or_insert(reason);
-                Ok(())
-            }
         }
     }
 
