@@ -140,25 +140,20 @@ impl AdminService {
     }
 
     fn render_metrics(&self) -> String {
-        let readiness = self.readiness();
-        self.metrics.store_up.set(i64::from(readiness.store_up));
-        let failed = readiness.without_store == WithoutStore::JournalFailed;
-        self.metrics.journal_failed.set(failed.into());
-        let degraded = !readiness.store_up && readiness.without_store == WithoutStore::Serves;
-        self.metrics.store_degraded.set(degraded.into());
-        self.metrics
-            .journal_pending
-            .set(i64::try_from(readiness.pending_units).unwrap_or(i64::MAX));
-        let health = self.store.health();
-        let age = health.keys.known_age();
-        self.metrics
-            .key_table(health.keys.loaded, readiness.keys, age);
-        self.metrics
-            .gateways_silent
-            .set(i64::try_from(health.silent_gateways).unwrap_or(i64::MAX));
+        let (health, metrics) = (self.store.health(), &self.metrics);
+        let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        metrics.store_up.set(health.up.into());
+        let failed = health.without_store == WithoutStore::JournalFailed;
+        metrics.journal_failed.set(failed.into());
+        let degraded = !health.up && health.without_store == WithoutStore::Serves;
+        metrics.store_degraded.set(degraded.into());
+        metrics.journal_pending.set(count(health.pending_units));
+        metrics.gateways_silent.set(count(health.silent_gateways));
+        let (keys, age) = (self.store.keys().len(), health.keys.known_age());
+        metrics.key_table(health.keys.loaded, keys, age);
         let leapt = health.clock_leap.map_or(0.0, |leap| leap.by.as_secs_f64());
-        self.metrics.clock_leap.set(leapt);
-        self.metrics.render()
+        metrics.clock_leap.set(leapt);
+        metrics.render()
     }
 
     fn dashboard(&self) -> Dashboard {
