@@ -11,7 +11,7 @@ use super::choices::Level;
 use super::effective::Effective;
 use super::outline::Path;
 use super::places::SourcePositions;
-use super::problem::Problem;
+use super::problem::{Problem, quotable};
 use super::rows::{
     Form, always, leaf, list, named, number, optional, percent, plain, required, restart, rows,
     section, serving, text, texts, within,
@@ -160,9 +160,11 @@ fn in_a_directory(
         && check.looks_outside()
         && !directory.is_dir()
     {
-        // The file is not shown: a URL with a password may have been written in its place.
-        let hint = "create the directory, or write a file in another one";
-        check.wrong(at, "the file's directory does not exist", hint);
+        let message = format!(
+            "there is no directory {}",
+            quotable(&directory.display().to_string())
+        );
+        check.wrong(at, message, "create it, or write a file in another one");
     }
     destination
 }
