@@ -115,8 +115,7 @@ impl AdminService {
         let ready = serves && health.keys.loaded && health.keys.usable && !draining;
         let leap = health.clock_leap.map(|leap| leap.to_string());
         let in_part = health.partly_up.then(|| PARTLY_UP.to_owned());
-        let trouble = health.trouble.map(|why| format!("Redis: {why}"));
-        let of_store = leap.into_iter().chain(trouble).chain(health.file_trouble);
+        let of_store = leap.into_iter().chain(health.file_trouble);
         let of_store = of_store.chain(health.keys_trouble).chain(in_part);
         let reasons: Vec<String> = of_store.chain(reasons).collect();
         Readiness {
@@ -128,6 +127,7 @@ impl AdminService {
             draining,
             store_up: health.up,
             store_partly_up: health.partly_up,
+            store_trouble: health.trouble,
             without_store: health.without_store,
             pending_units: health.pending_units,
             keys_loaded: health.keys.loaded,
