@@ -44,6 +44,7 @@ mod proxied;
 mod reload;
 mod stores;
 mod tls;
+mod unknown_tiers;
 mod upkeep;
 mod watched;
 
@@ -59,6 +60,7 @@ use logs::{note_certificates, open_access_log, warn_of};
 use reload::Reloader;
 pub use stores::open_store;
 pub use tls::CertificateError;
+use unknown_tiers::{UnknownTiers, unknown_tiers};
 use upkeep::Upkeep;
 
 /// How often a stopping gateway checks whether it is idle.
@@ -192,6 +194,14 @@ async fn run(
             }
         },
     };
+    let unknown = match &predecessor {
+        Some(_) => unknown_tiers(&*store, &config).into_iter().next(),
+        None => None,
+    };
+    if let Some(unknown) = unknown {
+        store.close(CLOSE_TIMEOUT).await;
+        return Err(unknown.into());
+    }
     let configuration = config.hash.clone();
     let upgrade = config.listen.upgrade.clone();
     let (tracer, left) = Tracer::new();
@@ -219,7 +229,8 @@ async fn run(
     metrics.config_runs(&configuration, now);
     let succeeded = Arc::new(Notify::new());
     let history = Arc::new(History::default());
-    let admin = admin(&gate, node.clone(), &view, &history);
+    let unknown = Arc::new(UnknownTiers::default());
+    let admin = admin(&gate, node.clone(), &view, &history, &unknown);
     let upgrade = upgrade.as_deref();
     let opened = entrance::open(
         listeners,
@@ -244,6 +255,7 @@ async fn run(
     tasks.spawn(Upkeep::new(gate.clone()).run());
     tasks.spawn(Courier::new(gate.clone(), node.clone()).run());
     tasks.spawn(sample(gate.clone(), history));
+    tasks.spawn(unknown.look(gate.clone()));
     let end_of_traces = Arc::new(Notify::new());
     let exporter = Exporter::new(gate.clone(), node.clone(), left, end_of_traces.clone());
     let exporting = tokio::spawn(exporter.run());
@@ -332,9 +344,10 @@ fn admin(
     node: NodeName,
     config: &Arc<ArcSwap<ConfigView>>,
     history: &Arc<History>,
+    unknown: &Arc<UnknownTiers>,
 ) -> AdminService {
     let view = {
-        let (gate, config) = (gate.clone(), config.clone());
+        let (gate, config, unknown) = (gate.clone(), config.clone(), unknown.clone());
         move || {
             let snapshot = gate.snapshot();
             View {
@@ -343,7 +356,7 @@ fn admin(
                 effective: snapshot.config.effective.clone(),
                 token: snapshot.config.listen.admin.token.clone(),
                 terms: terms(&gate, &snapshot.config),
-                reasons: servers_out(&snapshot),
+                reasons: [servers_out(&snapshot), unknown.reasons(&snapshot.config)].concat(),
             }
         }
     };

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use super::handover::Withdrawal;
 use super::tls::CertificateError;
+use super::unknown_tiers::UnknownTier;
 use crate::store::StoreError;
 
 /// Why a gateway does not start.
@@ -53,6 +54,9 @@ pub enum ServeError {
         /// The system's error.
         error: std::io::Error,
     },
+    /// Keys of the running gateway would be without a tier.
+    #[error(transparent)]
+    UnknownTier(#[from] UnknownTier),
     /// The running gateway continues to serve instead.
     #[error(transparent)]
     Withdrawn(#[from] Withdrawal),

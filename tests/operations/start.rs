@@ -88,13 +88,41 @@ async fn a_store_file_that_is_no_database_is_named_and_left_alone() {
 #[tokio::test]
 async fn an_access_log_that_cannot_be_written_ends_the_start() {
     let directory = tempfile::tempdir().unwrap();
-    let log = directory.path().join("no/such/directory/access.log");
+    let log = directory.path().join("access.log");
+    std::fs::create_dir(&log).unwrap();
     let config = write(directory.path(), &spec(directory.path()).yaml(&log));
     let reply = run_on(&config, &["serve"]).await.failed(1);
     assert!(
         reply.contains(log.to_str().unwrap()) && reply.contains("logging.access_log"),
         "{reply}"
     );
+}
+
+#[tokio::test]
+async fn a_gateway_that_starts_without_a_tier_that_keys_have_reports_it_and_serves_the_others() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let (lost, other) = (scene.issue("starter").await, scene.issue("pro").await);
+    let gateway = &mut scene.gateways[0];
+    let good = std::fs::read_to_string(&gateway.config).unwrap();
+    gateway.terminate();
+    gateway.put_file(&good.replace("starter", "beginner"));
+    gateway.restart().await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&other, MARKETS).await.status, 200);
+    assert_eq!(client.get(&lost, MARKETS).await.status, 500);
+    let reason = "the configuration has no tier starter, which 1 keys have";
+    eventually("readiness names the tier", async || {
+        let (status, body) = scene.admin(0, "/readyz").await;
+        (status == 200 && body.contains("degraded") && body.contains(reason)).then_some(())
+    })
+    .await;
+    let output = scene.gateways[0].output();
+    let mut lines = output.lines();
+    assert!(
+        lines.any(|line| line.contains("ERROR") && line.contains(reason)),
+        "{output}"
+    );
+    scene.assert_ledgers_agree().await;
 }
 
 #[tokio::test]

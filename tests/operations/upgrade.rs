@@ -38,6 +38,7 @@ async fn a_successor_that_does_not_come_up_leaves_the_gateway_as_it_was() {
             1,
             "Asia/Tokyo",
         ),
+        (good.replace("starter", "beginner"), 1, "no tier starter"),
     ] {
         std::fs::write(&next, at_socket(&text)).unwrap();
         let message = run_on(&next, &["serve", "--upgrade"]).await.failed(code);
