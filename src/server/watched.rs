@@ -2,8 +2,11 @@
 //!
 //! Polling detects an editor that replaces the file, Kubernetes' swap of a symbolic link above it, and changes on file systems
 //! without kernel events (network, overlay and FUSE mounts), and needs no library. The contents are compared, because times do not
-//! distinguish two writes in the same tick of a file system's clock; the files are small, so a look takes some microseconds of CPU.
+//! distinguish two writes in the same tick of a file system's clock; most files are small, and none that is accepted is larger than
+//! 1 MiB.
 
+use std::io::ErrorKind::{NotFound, PermissionDenied};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -13,22 +16,47 @@ const FILE_BYTES_MAX: u64 = 2 * 1024 * 1024;
 
 /// The contents of some files at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct FileContents(Vec<Option<[u8; 32]>>);
+pub struct FileContents(Vec<Content>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Content {
+    /// The digest.
+    Read([u8; 32]),
+    /// There is no such file, or it may not be read.
+    Absent,
+    /// It cannot be read at this moment: the process has too many open files, or the disk or the network fails.
+    Unknown,
+}
 
 impl FileContents {
     /// The present contents of `files`, none of which needs to exist. Waits for the disk.
     pub fn read(files: &[PathBuf]) -> FileContents {
-        FileContents(files.iter().map(|path| digest_of(path)).collect())
+        FileContents(files.iter().map(|path| content_of(path)).collect())
+    }
+
+    /// These, and those of `before` where they are not known.
+    fn or(mut self, before: &FileContents) -> FileContents {
+        for (now, before) in self.0.iter_mut().zip(&before.0) {
+            if *now == Content::Unknown {
+                *now = before.clone();
+            }
+        }
+        self
     }
 }
 
-fn digest_of(path: &Path) -> Option<[u8; 32]> {
-    use std::io::Read;
-
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).ok()?;
-    file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
-    Some(Sha256::digest(bytes).into())
+fn content_of(path: &Path) -> Content {
+    let digest = || {
+        let mut bytes = Vec::new();
+        let file = std::fs::File::open(path)?;
+        file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+        io::Result::Ok(Sha256::digest(bytes).into())
+    };
+    match digest() {
+        Ok(digest) => Content::Read(digest),
+        Err(error) if matches!(error.kind(), NotFound | PermissionDenied) => Content::Absent,
+        Err(_) => Content::Unknown,
+    }
 }
 
 /// Detects when changed files are stable, so that a file that is still being written is not read.
@@ -51,6 +79,7 @@ impl Settling {
 
     /// Takes the result of the latest look. Returns whether it is new and the same as at the look before.
     pub fn note(&mut self, now: FileContents) -> bool {
+        let now = now.or(&self.taken);
         if now == self.taken {
             self.seen = None;
             return false;
@@ -69,7 +98,7 @@ mod tests {
     use super::*;
 
     fn contents(number: u8) -> FileContents {
-        FileContents(vec![Some([number; 32])])
+        FileContents(vec![Content::Read([number; 32])])
     }
 
     #[test]
@@ -89,6 +118,16 @@ mod tests {
         for (number, expected) in looks {
             assert_eq!(settling.note(contents(number)), expected, "{number}");
         }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_at_the_moment_has_not_changed() {
+        let mut settling = Settling::new(contents(1));
+        for _ in 0..3 {
+            assert!(!settling.note(FileContents(vec![Content::Unknown])));
+        }
+        assert!(!settling.is_settling() && !settling.note(contents(2)));
+        assert!(settling.note(contents(2)));
     }
 
     #[test]
@@ -117,6 +156,6 @@ mod tests {
             looks[1..].windows(2).all(|two| two[0] != two[1]),
             "{looks:?}"
         );
-        assert_eq!(looks[5], FileContents(vec![None]));
+        assert_eq!(looks[5], FileContents(vec![Content::Absent]));
     }
 }
