@@ -279,9 +279,18 @@ impl Metrics {
 
     /// Records when each present certificate ends, by its name, in Unix seconds.
     pub fn certificates_end(&self, ends: &[(String, i64)]) {
-        self.certificate_end.reset();
         for (name, end) in ends {
             self.certificate_end.with_label_values(&[name]).set(*end);
+        }
+        for family in self.certificate_end.collect() {
+            for metric in family.get_metric() {
+                let gone = |name: &&str| ends.iter().all(|(kept, _)| kept != name);
+                let labels = metric.get_label().iter();
+                for name in labels.map(|label| label.value()).filter(gone) {
+                    // The series existed a moment ago.
+                    let _ = self.certificate_end.remove_label_values(&[name]);
+                }
+            }
         }
     }
 
