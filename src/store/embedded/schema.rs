@@ -242,7 +242,7 @@ pub(super) fn prepare(
         )));
     }
     let theirs = sqlite::meta(&transaction, "zone").map_err(failed)?;
-    let theirs = theirs.unwrap_or_default();
+    let theirs = theirs.ok_or_else(|| failed(rusqlite::Error::QueryReturnedNoRows))?;
     if theirs != zone {
         return Err(StoreError::OtherCalendar(format!(
             "{} counts days in the zone {theirs}, and the configuration has {zone}: set quota.timezone to {theirs}, or \
