@@ -312,7 +312,7 @@ async fn run(
     end_of_traces.notify_one();
     exported(exporting, deadline).await;
     events::settled(&gate, Instant::now() + CLAIM_TIMEOUT).await;
-    // The claims of events end with it, so none follows the release of the lease.
+    // The tasks that claim events have ended then, so no claim follows the release of the lease.
     tasks.shutdown().await;
     if let Err(error) = store.resign(&node).await {
         tracing::warn!(%error, "another gateway delivers events only after the lease of this one expires");

@@ -408,7 +408,7 @@ pub trait Store: Send + Sync + 'static {
     async fn records_of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError>;
 
     /// The gateways that have not confirmed the change after up to `patience`: live ones, and ones that stopped sending heartbeats
-    /// without signing off, which may still serve the keys of their replica. The embedded store has none of the latter: its
+    /// without signing off, which may still serve the keys of their replica, or send a heartbeat soon. The embedded store has none of the latter: its
     /// gateways read it for every charge, and one that cannot read it serves no request.
     async fn await_applied(
         &self,
@@ -523,7 +523,7 @@ pub trait Store: Send + Sync + 'static {
     }
 }
 
-/// The result of work that blocks, which is done on a thread of its own.
+/// Runs work that blocks on a thread for it, and returns its result.
 ///
 /// # Errors
 /// If the work panics.

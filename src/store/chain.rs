@@ -262,7 +262,7 @@ pub struct ChainFault {
     pub fault: String,
 }
 
-/// The result of a check.
+/// The result of a check; also its form in `touchline usage verify --output json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CheckedChain {
     /// Entries of the chain.

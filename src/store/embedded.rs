@@ -127,7 +127,7 @@ pub struct EmbeddedStore {
     timers: Timers,
     /// The connection for reads outside the writer's queue: ledger, records, progress of gateways.
     reader: Arc<Mutex<HeldConnection>>,
-    polled: Arc<Current>,
+    current: Arc<Current>,
     stop: Arc<Stop>,
     /// Whether the writer signs this gateway off when it ends.
     goodbye: Arc<AtomicBool>,
@@ -279,7 +279,7 @@ impl Store for EmbeddedStore {
     fn freshness(&self) -> Freshness {
         Freshness {
             loaded: true,
-            age: self.polled.age(),
+            age: self.current.age(),
             usable: true,
         }
     }

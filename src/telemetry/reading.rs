@@ -17,7 +17,7 @@ impl Series {
 
     /// The present value as a whole number, which it is in all families that are read.
     pub fn count(&self) -> u64 {
-        // It is one of the two; the other is 0.
+        // A metric is a counter or a gauge; the value of the other is 0. Whole, not negative, and far below 2^53.
         (self.0.get_counter().get_value() + self.0.get_gauge().get_value()) as u64
     }
 }

@@ -207,7 +207,7 @@ impl Http1Connection {
         }
     }
 
-    /// Serves a request, or redirects it, after which the connection is closed.
+    /// Serves a request; a redirected one ends the connection.
     async fn serve(&mut self, head: Box<RequestHead>) -> After {
         let connection = self.wire.connection.clone();
         if let Some(rule) = &self.redirect {

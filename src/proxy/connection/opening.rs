@@ -29,7 +29,7 @@ pub enum Opened {
     Http2(Box<Guard>, Arc<StreamTerms>),
 }
 
-/// Reads enough of a connection to determine its protocol; one that is to `redirect` its request to HTTPS has HTTP/1.
+/// Reads enough of a connection to determine its protocol; that of a listener that redirects is always HTTP/1.
 ///
 /// # Errors
 /// If the client closes the connection, or with the limit that is hit because too little arrives within `limits.request_head`.

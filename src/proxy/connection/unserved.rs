@@ -34,7 +34,7 @@ pub struct Unserved<'a> {
     method: String,
     path: String,
     request_id: HeaderValue,
-    /// The time since the first byte of an unreadable head.
+    /// The time since the first byte of an unreadable head; zero for a head that was read.
     waited: Duration,
 }
 
@@ -98,6 +98,7 @@ impl<'a> Unserved<'a> {
     pub fn redirect(&self, redirect: &Redirect) -> Vec<u8> {
         let mut fields = FieldList::default();
         fields.append(CACHE_CONTROL, caching::NO_STORE);
+        // It consists of parts of a checked target and host, so it is a value.
         if let Ok(location) = HeaderValue::try_from(&redirect.location) {
             fields.append(LOCATION, location);
         }
@@ -112,7 +113,7 @@ impl<'a> Unserved<'a> {
         self.answer(fields, Vec::new(), line, hit)
     }
 
-    /// The bytes of an answer. Also writes the line of the access log and counts the request, and the limit that it has hit.
+    /// The bytes of an answer. Also writes the line of the access log and counts the request, and the `hit` of a limit.
     fn answer(
         &self,
         mut fields: FieldList,

@@ -32,7 +32,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// The configured one.
+    /// The patience that `limits` configure.
     pub fn of(limits: &Limits) -> Patience {
         let window = limits.response_write;
         let bytes = limits.response_rate.saturating_mul(window.as_secs());
@@ -100,7 +100,7 @@ impl Writes {
         self.unwritten().len() > GATHERED_BYTES_MAX
     }
 
-    /// The buffer, to append a head to. The sizes of heads are limited where they are read.
+    /// The buffer, to append one head to; it is written before anything follows if it [is over full](Writes::is_over_full).
     pub fn gathered(&mut self) -> &mut Vec<u8> {
         &mut self.gathered
     }

@@ -50,7 +50,7 @@ pub(super) const TABLE: &str = "
 const DUE: &str = "SELECT date FROM days WHERE next <= ?1 AND next > ?2 AND coalesce(
         (SELECT state FROM chain WHERE chain.date = days.date ORDER BY number DESC LIMIT 1), '') NOT IN ('closed', 'dropped')
     ORDER BY date LIMIT 1";
-/// The name of the mark: a date, a space and a random word.
+/// The name in `meta` of the mark, whose value is a date, a space and a random word.
 const MARK: &str = "closing";
 const DROP_MARK: &str = "DELETE FROM meta WHERE name = 'closing' AND value LIKE ?1 || ' %'";
 const STATE: &str = "SELECT state FROM chain WHERE date = ?1 ORDER BY number DESC LIMIT 1";

@@ -125,7 +125,7 @@ fn is_settled(modified: SystemTime, now: SystemTime) -> bool {
 pub(super) fn follow(
     connection: &Connection,
     desk: &Arc<Desk>,
-    polled: &Current,
+    current: &Current,
     gateway: Option<&NodeName>,
     stop: &Arc<Stop>,
 ) {
@@ -159,7 +159,7 @@ pub(super) fn follow(
         };
         match caught_up {
             Ok(any) => {
-                polled.was_current(Duration::ZERO);
+                current.was_current(Duration::ZERO);
                 if any {
                     changed = Instant::now();
                 }

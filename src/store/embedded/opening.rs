@@ -73,8 +73,8 @@ pub(super) fn open(
         .map_err(|error| schema::failure(&path, &error))?;
 
     let (at_work, writing) = watch::channel(());
-    let polled = Current::never();
-    polled.was_current(Duration::ZERO);
+    let current = Current::never();
+    current.was_current(Duration::ZERO);
     let store = EmbeddedStore {
         desk: Arc::new(Desk {
             path,
@@ -94,7 +94,7 @@ pub(super) fn open(
         timeout,
         timers: Timers::default(),
         reader: Arc::new(Mutex::new(reading)),
-        polled: Arc::new(polled),
+        current: Arc::new(current),
         stop: Arc::new(Stop::default()),
         goodbye: Arc::new(AtomicBool::new(false)),
         writing,
@@ -195,9 +195,9 @@ impl EmbeddedStore {
                 leave(&writing, &desk, name.as_ref());
             }
         })?;
-        let (desk, polled, stop) = (self.desk.clone(), self.polled.clone(), self.stop.clone());
+        let (desk, current, stop) = (self.desk.clone(), self.current.clone(), self.stop.clone());
         start(&self.desk.path, "store-feed", move || {
-            feed::follow(&following, &desk, &polled, gateway.as_ref(), &stop);
+            feed::follow(&following, &desk, &current, gateway.as_ref(), &stop);
         })?;
         let (desk, stop) = (self.desk.clone(), self.stop.clone());
         start(&self.desk.path, "store-sync", move || {

@@ -127,7 +127,7 @@ pub async fn read(link: &RedisLink) -> Result<Vec<RegisterEntry>, StoreError> {
     Ok(entries)
 }
 
-/// The gateways that have not confirmed a change, the silent ones among them: they may send a heartbeat soon.
+/// The gateways that have not confirmed a change, the silent ones among them.
 pub async fn unconfirmed(
     link: &RedisLink,
     mark: &ChangeMark,
