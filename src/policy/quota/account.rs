@@ -139,7 +139,6 @@ struct Waiter<W, C> {
 struct Awaited<W> {
     ack: u64,
     rack: u64,
-    offline: u64,
     batch: Vec<(W, u32)>,
 }
 
@@ -171,7 +170,7 @@ impl<W, C> Default for Busy<W, C> {
 /// A count from the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredCount {
-    /// Units used on the day, minus own refunds since then.
+    /// Units used on the day, minus own refunds since then of units that it contains.
     pub used: u64,
     /// When it was received.
     pub at: Instant,
@@ -274,7 +273,6 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         busy.awaited = Some(Awaited {
             ack: self.ack,
             rack: self.rack,
-            offline: self.offline,
             batch,
         });
         Some(Call {
@@ -320,9 +318,13 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         };
         let granted = awaited.ack + reply.grant;
         let mut credit = granted.saturating_sub(self.ack);
+        // Units served and units refunded since the call began, of which the store does not know.
+        let (served_since, refunded_since) =
+            (self.ack.saturating_sub(granted), self.rack - awaited.rack);
+        let refunded_offline = served_since.min(refunded_since);
+        self.offline = served_since - refunded_offline;
         self.ack = self.ack.max(granted);
         self.stored = (granted, awaited.rack);
-        self.offline = self.offline.saturating_sub(awaited.offline);
         self.unsettled = false;
         let mut counted = reply.used.saturating_sub(credit);
         let mut fits = |cost: u64| {
@@ -349,7 +351,8 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             waiting.push_front(Waiter { token, cost, terms });
         }
         self.rack += credit;
-        let used = reply.used.saturating_sub(self.rack - awaited.rack);
+        let returned = refunded_since - refunded_offline + credit;
+        let used = reply.used.saturating_sub(returned);
         self.known = Some(StoredCount { used, at: now });
         self.denial = (reply.code == Code::Exhausted).then(|| {
             Box::new(Denial {
@@ -409,15 +412,10 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         Some(known.used)
     }
 
-    /// Takes up to `units` from those served without the store; returns their number. The awaited call is taken to contain them, so that
-    /// its reply confirms none that it does not contain.
+    /// Takes up to `units` from those served without the store; returns their number.
     fn take_offline(&mut self, units: u64) -> u64 {
         let taken = units.min(self.offline);
         self.offline -= taken;
-        let busy = self.busy.as_mut();
-        if let Some(awaited) = busy.and_then(|busy| busy.awaited.as_mut()) {
-            awaited.offline = awaited.offline.saturating_sub(taken);
-        }
         taken
     }
 

@@ -218,6 +218,21 @@ fn what_was_served_without_the_store_is_settled_by_a_call_that_includes_it() {
 }
 
 #[test]
+fn units_served_and_refunded_during_a_call_change_nothing_of_its_count() {
+    let (mut account, now) = (Plain::new(terms(50)), Instant::now());
+    account.ask("a", 1, terms(50), now);
+    let call = begin(&mut account).unwrap();
+    account.serve_without_store(5);
+    account.refund(4);
+    assert_eq!(account.offline(), 1);
+    account.leave_out(|_| false);
+    // The store had 10, and granted one more, which covers one of those that were served.
+    account.settle(call.number, &reply(Code::Granted, 1, 11), now);
+    let known = account.known().unwrap().used;
+    assert_eq!(known + account.offline(), 11 + 4 - 4);
+}
+
+#[test]
 fn the_last_refusal_of_the_store_outlives_the_denial_but_not_a_refund_or_a_larger_limit() {
     let (mut account, now) = (Plain::new(terms(10)), Instant::now());
     account.ask("a", 5, terms(10), now);

@@ -33,8 +33,12 @@ enum SimulatedStep {
     Rollback { age: usize },
     /// Units are served without the store.
     Offline { node: usize, units: u32 },
-    /// Units are served without the store while a call is awaited whose reply does arrive.
-    OfflineMeanwhile { node: usize, units: u32 },
+    /// Units are served without the store, and requests refunded, while a call is awaited whose reply does arrive.
+    OfflineMeanwhile {
+        node: usize,
+        units: u32,
+        refunds: usize,
+    },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -57,7 +61,7 @@ fn steps(faults: Faults) -> impl Strategy<Value = Vec<SimulatedStep>> {
         weight(faults.crashes, 3) => node.clone().prop_map(|node| SimulatedStep::Crash { node }),
         weight(faults.lost_writes, 2) => (1usize..5).prop_map(|age| SimulatedStep::Rollback { age }),
         weight(faults.offline, 3) => (node.clone(), 1u32..4).prop_map(|(node, units)| SimulatedStep::Offline { node, units }),
-        weight(faults.offline, 2) => (node, 1u32..4).prop_map(|(node, units)| SimulatedStep::OfflineMeanwhile { node, units }),
+        weight(faults.offline, 2) => (node, 1u32..4, 0usize..4).prop_map(|(node, units, refunds)| SimulatedStep::OfflineMeanwhile { node, units, refunds }),
     ];
     prop::collection::vec(step, 1..250)
 }
@@ -207,13 +211,7 @@ impl World {
                     self.run(&call);
                 }
             }
-            SimulatedStep::Refund { node } => {
-                let node = &mut self.nodes[node % count];
-                if let Some(cost) = node.admitted.pop() {
-                    node.account.refund(cost);
-                    self.gave_back = true;
-                }
-            }
+            SimulatedStep::Refund { node } => self.refund(node % count),
             SimulatedStep::Crash { node } => {
                 let fresh = self.boot();
                 let old = std::mem::replace(&mut self.nodes[node % count], fresh);
@@ -221,15 +219,40 @@ impl World {
             }
             SimulatedStep::Rollback { age } => self.roll_back(age),
             SimulatedStep::Offline { node, units } => self.serve_offline(node % count, units),
-            SimulatedStep::OfflineMeanwhile { node, units } => {
+            SimulatedStep::OfflineMeanwhile {
+                node,
+                units,
+                refunds,
+            } => {
                 if let Some((call, sent)) = self.begin(node % count) {
                     self.serve_offline(node % count, units);
+                    (0..refunds).for_each(|_| self.refund(node % count));
                     let reply = self.run(&sent);
                     self.settle(node % count, call.number, &reply);
+                    self.assert_known(node % count);
                 }
             }
         }
         self.past.push(self.day.clone());
+    }
+
+    fn refund(&mut self, node: usize) {
+        let node = &mut self.nodes[node];
+        if let Some(cost) = node.admitted.pop() {
+            node.account.refund(cost);
+            self.gave_back = true;
+        }
+    }
+
+    /// Directly after a reply, a node knows all that was used: the store's count, and its own units and refunds since.
+    fn assert_known(&self, node: usize) {
+        let node = &self.nodes[node];
+        let (ack, rack) = node.account.marks();
+        let stored = self.day.producers.get(&node.name);
+        let (granted, refunded) = stored.map_or((0, 0), |marks| (marks.granted, marks.refunded));
+        let since = (ack - granted) as i64 - (rack - refunded) as i64;
+        let known = node.account.known().unwrap().used + node.account.offline();
+        assert!(known as i64 >= self.day.used + since, "{known}");
     }
 
     fn serve_offline(&mut self, node: usize, units: u32) {
