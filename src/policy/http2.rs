@@ -182,6 +182,9 @@ pub struct Budgets {
     streams: u64,
 }
 
+/// One of a connection's budgets.
+type Budget = fn(&mut Budgets) -> &mut f64;
+
 impl Budgets {
     /// Full budgets: five seconds of each rate.
     pub fn new(rates: ControlRates, now: Instant) -> Budgets {
@@ -211,8 +214,10 @@ impl Budgets {
     /// With the kind of which there were too many; the connection should be closed.
     pub fn receive(&mut self, frame: Frame, now: Instant) -> Result<(), LimitHit> {
         let ends_stream = frame.flags & END_STREAM != 0;
-        let flood = match frame.kind {
-            0 | 9 if frame.payload_bytes == 0 && !ends_stream => LimitHit::H2EmptyFrames,
+        let (flood, budget): (LimitHit, Budget) = match frame.kind {
+            0 | 9 if frame.payload_bytes == 0 && !ends_stream => {
+                (LimitHit::H2EmptyFrames, |budgets| &mut budgets.empties)
+            }
             0 | 9 => return Ok(()),
             1 => {
                 self.streams += 1;
@@ -220,15 +225,16 @@ impl Budgets {
                 self.priorities += PRIORITIES_PER_STREAM;
                 return Ok(());
             }
-            2 | 16 => LimitHit::H2Priority,
-            RST_STREAM => LimitHit::H2Resets,
-            4 => LimitHit::H2Settings,
-            6 => LimitHit::H2Ping,
-            8 => LimitHit::H2WindowUpdate,
-            _ => LimitHit::H2OtherFrames,
+            2 | 16 => (LimitHit::H2Priority, |budgets| &mut budgets.priorities),
+            RST_STREAM => (LimitHit::H2Resets, |budgets| &mut budgets.resets),
+            4 => (LimitHit::H2Settings, |budgets| &mut budgets.settings),
+            6 => (LimitHit::H2Ping, |budgets| &mut budgets.pings),
+            8 => (LimitHit::H2WindowUpdate, |budgets| {
+                &mut budgets.window_updates
+            }),
+            _ => (LimitHit::H2OtherFrames, |budgets| &mut budgets.others),
         };
-        *self.budget(flood) -= 1.0;
-        self.judge(flood, now)
+        self.take(1.0, budget, flood, now)
     }
 
     /// Counts a frame of ours.
@@ -243,33 +249,28 @@ impl Budgets {
                 Ok(())
             }
             RST_STREAM if CLIENTS_ERRORS.contains(&frame.reason) => {
-                self.resets -= RESETS_PER_ERROR;
-                self.judge(LimitHit::H2Resets, now)
+                let resets: Budget = |budgets| &mut budgets.resets;
+                self.take(RESETS_PER_ERROR, resets, LimitHit::H2Resets, now)
             }
             _ => Ok(()),
         }
     }
 
-    /// Whether a budget was sufficient for what was just taken from it.
-    fn judge(&mut self, flood: LimitHit, now: Instant) -> Result<(), LimitHit> {
-        if *self.budget(flood) < 0.0 {
+    /// Takes from a budget; fails with the `flood` if it was not sufficient.
+    fn take(
+        &mut self,
+        frames: f64,
+        budget: Budget,
+        flood: LimitHit,
+        now: Instant,
+    ) -> Result<(), LimitHit> {
+        *budget(self) -= frames;
+        if *budget(self) < 0.0 {
             self.refill(now);
         }
-        match *self.budget(flood) < 0.0 {
+        match *budget(self) < 0.0 {
             true => Err(flood),
             false => Ok(()),
-        }
-    }
-
-    fn budget(&mut self, flood: LimitHit) -> &mut f64 {
-        match flood {
-            LimitHit::H2Settings => &mut self.settings,
-            LimitHit::H2Ping => &mut self.pings,
-            LimitHit::H2Priority => &mut self.priorities,
-            LimitHit::H2WindowUpdate => &mut self.window_updates,
-            LimitHit::H2Resets => &mut self.resets,
-            LimitHit::H2EmptyFrames => &mut self.empties,
-            _ => &mut self.others,
         }
     }
 
