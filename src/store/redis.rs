@@ -408,7 +408,10 @@ impl Store for RedisStore {
                 .as_ref()
                 .map_or(0, |presence| presence.silent()),
             clock_leap: self.parts.clock.leap(),
-            trouble: if up { None } else { guard.reason() },
+            trouble: match up {
+                true => None,
+                false => link.absences().or_else(|| guard.reason()),
+            },
             file_trouble: outage.and_then(|outage| outage.journal_trouble()),
             keys_trouble: self.parts.feed.as_ref().and_then(|feed| feed.trouble()),
         }

@@ -184,6 +184,23 @@ impl Cluster {
         self.shown.load(Ordering::Acquire) && self.any_line_up()
     }
 
+    /// Why some masters do not serve their slots, in a sentence; `None` if all do.
+    pub fn absences(&self) -> Option<String> {
+        let table = self.table.load();
+        let masters = table.view.nodes().iter();
+        let absent = masters.filter(|address| !table.serves(address));
+        let reasons: Vec<String> = absent
+            .map(|address| {
+                let node = table.node(address);
+                let line_trouble = node.and_then(|node| node.line.trouble());
+                let why =
+                    line_trouble.map_or_else(|| "refuses writes".into(), |error| error.to_string());
+                format!("{address}: {why}")
+            })
+            .collect();
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+
     /// Why the cluster is not used, or `None` if it is.
     pub fn trouble(&self) -> Option<Arc<StoreError>> {
         self.trouble.load_full()
@@ -608,10 +625,13 @@ impl Cluster {
     /// Asks the masters that refuse writes whether they accept them again.
     async fn probe(&self) {
         let table = self.table.load_full();
-        let refusing = table
+        // A probe of a former master would break its connection.
+        let masters = table.view.nodes();
+        let masters = table
             .nodes
             .iter()
-            .filter(|node| node.refusing_since.lock().is_some());
+            .filter(|node| masters.contains(&node.address));
+        let refusing = masters.filter(|node| node.refusing_since.lock().is_some());
         let deadline = Instant::now() + self.response_timeout;
         join_all(refusing.map(|node| node.probe(deadline))).await;
     }

@@ -129,6 +129,14 @@ impl RedisLink {
         }
     }
 
+    /// Why masters of a cluster do not serve, or `None` if all do; always of one server.
+    pub fn absences(&self) -> Option<String> {
+        match &self.way {
+            Way::Server(_) => None,
+            Way::Cluster(cluster) => cluster.absences(),
+        }
+    }
+
     /// Fails at once if there is no connection.
     pub fn require(&self) -> Result<(), LinkError> {
         match &self.way {
