@@ -33,7 +33,7 @@ pub(super) async fn settle(
             (Ending::Rejected(rejection), Some(RefundReason::Body))
         }
         // The gateway itself has closed the connection.
-        (_, Fault::Client(fault)) if gate.is_cut_off() => (Ending::Cut, hung_up(fault, forwarding)),
+        (_, Fault::Client(_)) if gate.is_cut_off() => (Ending::Cut, unsent(forwarding)),
         (_, Fault::Client(fault)) => (Ending::ClientClosed, hung_up(fault, forwarding)),
         _ if header_passed => {
             let now = Instant::now();
@@ -104,10 +104,12 @@ fn hung_up(fault: ClientFault, forwarding: &Forwarding) -> Option<RefundReason> 
         let unanswered = forwarding.header_after.is_none() && fault != ClientFault::Slow;
         unanswered && waited > forwarding.upstream.config.timeouts.slow
     };
-    match forwarding.charged.was_sent() {
-        false => Some(RefundReason::Unsent),
-        true => slow().then_some(RefundReason::Slow),
-    }
+    unsent(forwarding).or_else(|| slow().then_some(RefundReason::Slow))
+}
+
+/// The reason to refund a request of which nothing was sent to an upstream.
+fn unsent(forwarding: &Forwarding) -> Option<RefundReason> {
+    (!forwarding.charged.was_sent()).then_some(RefundReason::Unsent)
 }
 
 /// Whether a client that breaks its own request keeps the charge: it has got a part of the answer's body, or the upstream had ended

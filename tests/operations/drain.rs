@@ -321,7 +321,11 @@ async fn a_second_signal_ends_the_gateway_at_once() {
 #[tokio::test]
 async fn requests_that_outlast_the_grace_are_cut_off_and_the_gateway_ends_with_0() {
     let mut scene = Scene::builder(TOUCHLINE)
-        .spec(|spec| spec.extra_yaml = "limits: { shutdown_grace: 1s }".into())
+        .spec(|spec| {
+            spec.extra_yaml = "limits: { shutdown_grace: 1s }".into();
+            // A client that hangs up then is refunded.
+            spec.timeouts.insert("slow".into(), "100ms".into());
+        })
         .start()
         .await;
     let key = scene.issue("starter").await;
