@@ -124,6 +124,7 @@ impl Accounts {
         for _ in 0..listed.div_ceil(together) {
             let slots = self.take_listed(together);
             if slots.is_empty() {
+                tokio::task::consume_budget().await;
                 continue;
             }
             let batcher = Batcher::of(self.clone());
