@@ -229,9 +229,9 @@ impl OutageService {
     /// Whether charges of a key are decided here now, or were and Redis does not know of all of them.
     pub fn decides(&self, key: KeyId, day: Day) -> bool {
         let link = self.guard.link();
-        !self.guard.is_closed()
-            || !link.serves(&link.names.record(key))
-            || self.accounts.is_ahead(key, day)
+        let is_here = self.settings.policy != OutagePolicy::Deny
+            && (!link.serves(&link.names.record(key)) || self.accounts.is_ahead(key, day));
+        is_here || !self.guard.is_closed()
     }
 
     /// Units used, as reported while Redis is unavailable; `None` if no count of the day is known or nothing is served.
