@@ -7,3 +7,4 @@ pub mod import;
 pub mod index;
 pub mod records;
 pub mod replica;
+pub mod stream;

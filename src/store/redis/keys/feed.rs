@@ -15,32 +15,24 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
-use redis::{FromRedisValue, Value};
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 
 use super::codec::{parse_place, stream_id, unpacked};
 use super::index::{self, IndexState, KeyPages};
 use super::records::{restore_lookups, write_back};
 use super::replica::{Replica, ReplicaOrigin, Standing};
+use super::stream::{ChangeStream, READ_MAX, StreamState};
 use crate::clock::{Clock, next_tick};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::current::Current;
 use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
-use crate::store::redis::names::Names;
-use crate::store::redis::wire::info::Info;
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::redis::wire::request::{is_absent, jittered, unreadable};
+use crate::store::redis::wire::request::jittered;
 use crate::store::redis::wire::zone::{self, EmptyStore, ZoneCheck, zone_names};
 use crate::store::{KeyTable, StoreError, on_thread};
 
-/// How long one read of the feed blocks, and how late its reply may be.
-const READ_BLOCKS: Duration = Duration::from_secs(1);
-const READ_LATE: Duration = Duration::from_secs(1);
-/// The most changes of one read.
-const READ_MAX: usize = 1_000;
 /// How often every name of the store is walked over, before jitter.
 const REPAIR_EVERY: Duration = Duration::from_secs(600);
 /// How long a lost feed waits before it connects again, before jitter.
@@ -84,19 +76,10 @@ pub struct Feed {
     replica: Option<Arc<Replica>>,
 }
 
-/// The state of the stream.
-#[derive(Debug, Default)]
-struct StreamState {
-    /// The last entry ever added, 0 without a stream.
-    last: u128,
-    /// Whether added entries are missing by now.
-    trimmed: bool,
-}
-
 /// A gateway's position, as one connection knows it.
 struct FeedConnection<'a> {
     feed: &'a Feed,
-    connection: MultiplexedConnection,
+    stream: ChangeStream,
     /// The processes of all servers that were reachable when the connection was made.
     run_ids: BTreeSet<String>,
     reload: &'a mut Option<RepeatedLoad>,
@@ -247,12 +230,13 @@ impl Feed {
         let link = &self.setting.link;
         link.require()?;
         let made = link.made();
-        let mut connection = link.connect_apart(&link.names.feed()).await?;
+        let name = link.names.feed();
+        let mut stream = ChangeStream::new(link.connect_apart(&name).await?, name);
         let mut run_ids = link.run_ids().await;
-        run_ids.insert(run_id(&mut connection).await?);
+        run_ids.insert(stream.run_id().await?);
         let mut follower = FeedConnection {
             feed: self,
-            connection,
+            stream,
             run_ids,
             reload,
         };
@@ -466,8 +450,7 @@ impl FeedConnection<'_> {
     /// Ensures that no change before the next read is missed.
     async fn catch_up(&mut self) -> Result<Followed, StoreError> {
         let feed = self.feed;
-        let names = &feed.setting.link.names;
-        let state = stream_state(&mut self.connection, names).await?;
+        let state = self.stream.state().await?;
         let applied = *feed.applied.borrow();
         let Some(place) = applied else {
             let loaded = feed.load(state.last, &self.run_ids, Lookups::Trusted).await;
@@ -495,7 +478,7 @@ impl FeedConnection<'_> {
         let feed = self.feed;
         let link = &feed.setting.link;
         // While other masters of a cluster are away, the feed itself can be read.
-        let reads_on = link.is_cluster() && self.lost_by_feed(state, place).await?.is_none();
+        let reads_on = link.is_cluster() && self.stream.lost(state, place).await?.is_none();
         let is_repeated = match self.reload {
             Some(reload) if reload.is_of(why, &self.run_ids) => {
                 // Loading failed or did not help: Redis is not to be asked for all keys again and again without a pause.
@@ -574,56 +557,14 @@ impl FeedConnection<'_> {
             Err(StoreError::Unavailable(_)) if link.is_cluster() => {}
             Err(error) => return Err(error),
         }
-        self.lost_by_feed(state, place).await
-    }
-
-    /// As [`FeedConnection::lost`], judged by the feed alone.
-    async fn lost_by_feed(
-        &mut self,
-        state: &StreamState,
-        place: u128,
-    ) -> Result<Option<&'static str>, StoreError> {
-        if let Some(why) = lost_by(state, place) {
-            return Ok(Some(why));
-        }
-        if place > 0 && state.last > place && !self.holds(place).await? {
-            return Ok(Some("the feed no longer contains this gateway's position"));
-        }
-        Ok(None)
-    }
-
-    async fn holds(&mut self, place: u128) -> Result<bool, StoreError> {
-        let mut range = redis::cmd("XRANGE");
-        range
-            .arg(self.feed.setting.link.names.feed())
-            .arg(stream_id(place))
-            .arg(stream_id(place));
-        let value = patient(READ_LATE, range.query_async(&mut self.connection)).await?;
-        let entries = Vec::<Value>::from_redis_value(value).map_err(unreadable)?;
-        Ok(!entries.is_empty())
+        self.stream.lost(state, place).await
     }
 
     /// Waits for the next changes, applies them and returns their number.
     async fn read_changes(&mut self) -> Result<usize, StoreError> {
         let feed = self.feed;
         let place = feed.applied.borrow().unwrap_or(0);
-        let mut read = redis::cmd("XREAD");
-        read.arg("COUNT")
-            .arg(READ_MAX)
-            .arg("BLOCK")
-            .arg(READ_BLOCKS.as_millis() as u64)
-            .arg("STREAMS")
-            .arg(feed.setting.link.names.feed())
-            .arg(stream_id(place));
-        let reply = read.query_async(&mut self.connection);
-        let value = patient(READ_BLOCKS + READ_LATE, reply).await?;
-        type Entries = Vec<(String, HashMap<String, String>)>;
-        let streams =
-            Option::<Vec<(String, Entries)>>::from_redis_value(value).map_err(unreadable)?;
-        let entries = streams
-            .unwrap_or_default()
-            .into_iter()
-            .flat_map(|(_, entries)| entries);
+        let entries = self.stream.read(place).await?;
         let (mut last, mut count) = (None, 0);
         for (id, fields) in entries {
             count += 1;
@@ -643,91 +584,8 @@ impl FeedConnection<'_> {
     }
 }
 
-async fn stream_state(
-    connection: &mut MultiplexedConnection,
-    names: &Names,
-) -> Result<StreamState, StoreError> {
-    let mut ask = redis::cmd("XINFO");
-    ask.arg("STREAM").arg(names.feed());
-    let reply = async {
-        match ask.query_async(connection).await {
-            Err(error) if is_absent(&error) => Ok(Value::Nil),
-            reply => reply,
-        }
-    };
-    let fields = match patient(READ_LATE, reply).await? {
-        Value::Nil => return Ok(StreamState::default()),
-        value => HashMap::<String, Value>::from_redis_value(value).map_err(unreadable)?,
-    };
-    let number = |field: &str| {
-        let value = fields.get(field)?;
-        u64::from_redis_value_ref(value).ok()
-    };
-    let last = fields.get("last-generated-id").and_then(|value| {
-        let id = String::from_redis_value_ref(value).ok()?;
-        parse_place(&id)
-    });
-    Ok(StreamState {
-        last: last.unwrap_or(0),
-        trimmed: number("entries-added") > number("length"),
-    })
-}
-
-/// The server's name for its own process.
-async fn run_id(connection: &mut MultiplexedConnection) -> Result<String, StoreError> {
-    let mut ask = redis::cmd("INFO");
-    ask.arg("server");
-    let value = patient(READ_LATE, ask.query_async(connection)).await?;
-    let text = String::from_redis_value(value).map_err(unreadable)?;
-    Ok(Info::of(&text).text("run_id"))
-}
-
-/// Why changes after `place` may be missing, judged by the state of the stream alone.
-fn lost_by(state: &StreamState, place: u128) -> Option<&'static str> {
-    if state.last < place {
-        Some("the feed ends before this gateway's position")
-    } else if place == 0 && state.last > 0 && state.trimmed {
-        Some("the feed has lost its first entries")
-    } else {
-        None
-    }
-}
-
 /// Whether Redis refused a user or a permission, by the text of an error, which has a code or the client library's word for it.
 fn is_of_user(error: &str) -> bool {
     const WORDS: [&str; 4] = ["NoPerm", "AuthenticationFailed", "NOAUTH", "WRONGPASS"];
     WORDS.iter().any(|word| error.contains(word))
-}
-
-async fn patient(
-    patience: Duration,
-    reply: impl Future<Output = Result<Value, redis::RedisError>>,
-) -> Result<Value, StoreError> {
-    match timeout(patience, reply).await {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error))
-            if error.is_io_error()
-                || error.is_unrecoverable_error()
-                || error.is_cluster_error() =>
-        {
-            Err(StoreError::Unavailable(error.to_string()))
-        }
-        Ok(Err(error)) => Err(StoreError::Failed(error.to_string())),
-        Err(_) => Err(StoreError::Unavailable("no answer in time".into())),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_place_is_lost_if_the_stream_ends_before_it_or_has_lost_its_beginning() {
-        let lost = |last, trimmed, place| lost_by(&StreamState { last, trimmed }, place).is_some();
-        assert!(!lost(10, false, 10) && !lost(10, true, 10));
-        assert!(!lost(12, true, 10) && !lost(12, false, 0));
-        assert!(lost(0, false, 10) && lost(9, false, 10));
-        assert!(lost(12, true, 0));
-        assert!(!lost(0, true, 0));
-    }
 }

@@ -1,0 +1,172 @@
+//! The stream of key changes in Redis, read on a connection of its own.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{FromRedisValue, Value};
+use tokio::time::timeout;
+
+use super::codec::{parse_place, stream_id};
+use crate::store::StoreError;
+use crate::store::redis::wire::info::Info;
+use crate::store::redis::wire::request::{is_absent, unreadable};
+
+/// How long one read of the stream blocks, and how late a reply may be.
+const READ_BLOCKS: Duration = Duration::from_secs(1);
+const READ_LATE: Duration = Duration::from_secs(1);
+/// The most changes of one read.
+pub const READ_MAX: usize = 1_000;
+
+/// A connection to the server that has the stream.
+pub struct ChangeStream {
+    connection: MultiplexedConnection,
+    /// The stream's name.
+    name: String,
+}
+
+/// The state of the stream.
+#[derive(Debug, Default)]
+pub struct StreamState {
+    /// The last entry ever added, 0 without a stream.
+    pub last: u128,
+    /// Whether added entries are missing by now.
+    trimmed: bool,
+}
+
+/// The changes of one read, in their order: ids and fields.
+pub type StreamEntries = Vec<(String, HashMap<String, String>)>;
+
+impl ChangeStream {
+    /// The stream of this name behind a connection.
+    pub fn new(connection: MultiplexedConnection, name: String) -> ChangeStream {
+        ChangeStream { connection, name }
+    }
+
+    /// The server's name for its own process.
+    pub async fn run_id(&mut self) -> Result<String, StoreError> {
+        let mut ask = redis::cmd("INFO");
+        ask.arg("server");
+        let value = patient(READ_LATE, ask.query_async(&mut self.connection)).await?;
+        let text = String::from_redis_value(value).map_err(unreadable)?;
+        Ok(Info::of(&text).text("run_id"))
+    }
+
+    /// The present state.
+    pub async fn state(&mut self) -> Result<StreamState, StoreError> {
+        let mut ask = redis::cmd("XINFO");
+        ask.arg("STREAM").arg(&self.name);
+        let reply = async {
+            match ask.query_async(&mut self.connection).await {
+                Err(error) if is_absent(&error) => Ok(Value::Nil),
+                reply => reply,
+            }
+        };
+        let fields = match patient(READ_LATE, reply).await? {
+            Value::Nil => return Ok(StreamState::default()),
+            value => HashMap::<String, Value>::from_redis_value(value).map_err(unreadable)?,
+        };
+        let number = |field: &str| {
+            let value = fields.get(field)?;
+            u64::from_redis_value_ref(value).ok()
+        };
+        let last = fields.get("last-generated-id").and_then(|value| {
+            let id = String::from_redis_value_ref(value).ok()?;
+            parse_place(&id)
+        });
+        Ok(StreamState {
+            last: last.unwrap_or(0),
+            trimmed: number("entries-added") > number("length"),
+        })
+    }
+
+    /// Why changes after `place` may be missing from the stream in this state; `None` if they are not.
+    pub async fn lost(
+        &mut self,
+        state: &StreamState,
+        place: u128,
+    ) -> Result<Option<&'static str>, StoreError> {
+        if let Some(why) = state.lost(place) {
+            return Ok(Some(why));
+        }
+        if place > 0 && state.last > place && !self.holds(place).await? {
+            return Ok(Some("the feed no longer contains this gateway's position"));
+        }
+        Ok(None)
+    }
+
+    async fn holds(&mut self, place: u128) -> Result<bool, StoreError> {
+        let mut range = redis::cmd("XRANGE");
+        range
+            .arg(&self.name)
+            .arg(stream_id(place))
+            .arg(stream_id(place));
+        let value = patient(READ_LATE, range.query_async(&mut self.connection)).await?;
+        let entries = Vec::<Value>::from_redis_value(value).map_err(unreadable)?;
+        Ok(!entries.is_empty())
+    }
+
+    /// Waits up to a second for changes after `place`, and returns up to [`READ_MAX`].
+    pub async fn read(&mut self, place: u128) -> Result<StreamEntries, StoreError> {
+        let mut read = redis::cmd("XREAD");
+        read.arg("COUNT")
+            .arg(READ_MAX)
+            .arg("BLOCK")
+            .arg(READ_BLOCKS.as_millis() as u64)
+            .arg("STREAMS")
+            .arg(&self.name)
+            .arg(stream_id(place));
+        let reply = read.query_async(&mut self.connection);
+        let value = patient(READ_BLOCKS + READ_LATE, reply).await?;
+        let streams =
+            Option::<Vec<(String, StreamEntries)>>::from_redis_value(value).map_err(unreadable)?;
+        let streams = streams.unwrap_or_default().into_iter();
+        Ok(streams.flat_map(|(_, entries)| entries).collect())
+    }
+}
+
+impl StreamState {
+    /// Why changes after `place` may be missing, judged by the state alone.
+    fn lost(&self, place: u128) -> Option<&'static str> {
+        if self.last < place {
+            Some("the feed ends before this gateway's position")
+        } else if place == 0 && self.last > 0 && self.trimmed {
+            Some("the feed has lost its first entries")
+        } else {
+            None
+        }
+    }
+}
+
+async fn patient(
+    patience: Duration,
+    reply: impl Future<Output = Result<Value, redis::RedisError>>,
+) -> Result<Value, StoreError> {
+    match timeout(patience, reply).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error))
+            if error.is_io_error()
+                || error.is_unrecoverable_error()
+                || error.is_cluster_error() =>
+        {
+            Err(StoreError::Unavailable(error.to_string()))
+        }
+        Ok(Err(error)) => Err(StoreError::Failed(error.to_string())),
+        Err(_) => Err(StoreError::Unavailable("no answer in time".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_lost_if_the_stream_ends_before_it_or_has_lost_its_beginning() {
+        let lost = |last, trimmed, place| StreamState { last, trimmed }.lost(place).is_some();
+        assert!(!lost(10, false, 10) && !lost(10, true, 10));
+        assert!(!lost(12, true, 10) && !lost(12, false, 0));
+        assert!(lost(0, false, 10) && lost(9, false, 10));
+        assert!(lost(12, true, 0));
+        assert!(!lost(0, true, 0));
+    }
+}
