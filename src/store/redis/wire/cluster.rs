@@ -191,10 +191,12 @@ impl Cluster {
         let absent = masters.filter(|address| !table.serves(address));
         let reasons: Vec<String> = absent
             .map(|address| {
-                let node = table.node(address);
-                let line_trouble = node.and_then(|node| node.line.trouble());
-                let why =
-                    line_trouble.map_or_else(|| "refuses writes".into(), |error| error.to_string());
+                let why = match table.node(address) {
+                    Some(node) if node.line.is_up() => "refuses writes".to_owned(),
+                    node => node
+                        .and_then(|node| node.line.trouble())
+                        .map_or_else(|| "not connected".to_owned(), |error| error.to_string()),
+                };
                 format!("{address}: {why}")
             })
             .collect();
