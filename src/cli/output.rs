@@ -293,19 +293,17 @@ pub(super) fn to_the_second(instant: Timestamp) -> String {
         .to_string()
 }
 
-/// Parses a customer or label.
+/// Parses a customer, a label, a reason or another short text.
 pub(super) fn parse_name(text: &str) -> Result<String, String> {
     let name = text.trim();
     if name.is_empty() {
-        return Err("the name is empty".to_owned());
+        return Err("it is empty".to_owned());
     }
     if name.chars().count() > NAME_CHARS_MAX {
-        return Err(format!(
-            "the name is longer than {NAME_CHARS_MAX} characters"
-        ));
+        return Err(format!("it is longer than {NAME_CHARS_MAX} characters"));
     }
     if text.chars().any(is_unshowable) {
-        return Err("the name has control characters".to_owned());
+        return Err("it has control characters".to_owned());
     }
     Ok(name.to_owned())
 }

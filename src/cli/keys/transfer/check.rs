@@ -545,7 +545,7 @@ mod tests {
             "2 key: the key is shorter than 24",
             "3 digest: write the 64",
             "3 customer: the field is missing",
-            "3 label: the name has control",
+            "3 label: it has control",
             "3 tier: the tier is not configured; the configured tiers are starter, pro",
             "3 state: write active",
             "3 expires: write the last day",
