@@ -68,7 +68,7 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::feed::Stop;
-use self::inbox::{ChargeAnswer, WaitingCall};
+use self::inbox::WaitingCall;
 use self::keys::{ChangeResult, MARK};
 use self::writer::Desk;
 use super::chain::{ChainItem, Chained};
@@ -301,12 +301,8 @@ impl Store for EmbeddedStore {
         self.desk
             .inbox
             .put(WaitingCall::Charge(charge, None, caller))?;
-        match self.answered(answer).await? {
-            ChargeAnswer::Other(decision) => Ok(decision),
-            ChargeAnswer::Granted(grant) => grant
-                .accept()
-                .ok_or_else(|| StoreError::Failed("a grant has no receipt".into())),
-        }
+        let unclaimed = self.answered(answer).await?;
+        Ok(unclaimed.accept())
     }
 
     async fn refund(&self, receipt: Receipt) -> Option<u64> {

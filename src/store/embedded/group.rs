@@ -31,7 +31,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::ledger::{ADJUSTMENT_STEP_SECONDS, Ceiling};
 use crate::store::sqlite::{signed, unsigned};
-use crate::store::{Charge, Keeping, Totals};
+use crate::store::{Charge, Decision, Keeping, Receipt, Totals};
 
 // A sum over the few endpoints of a key, which lie side by side, and what came after the day was closed.
 const COUNT: &str = "SELECT coalesce(sum(charged - refunded), 0)
@@ -283,19 +283,19 @@ impl<'g, 'c> Group<'g, 'c> {
     }
 
     /// Decides one charge and takes its units.
-    pub(super) fn charge(&mut self, charge: &Charge) -> rusqlite::Result<Ruling> {
+    pub(super) fn charge(&mut self, charge: &Charge) -> rusqlite::Result<Ruling<Decision>> {
         let record = &charge.key.record;
         let known = self.keys.table().get(record.id);
         // A key that is not in the database is unknown, whatever record the caller has: the database is the authority.
         if known.is_none_or(|known| known.record.version > record.version) {
-            return Ok(Ruling::KeyChanged);
+            return Ok(Ok(Decision::KeyChanged));
         }
         if !charge.day.contains(self.now) {
-            return Ok(Ruling::OtherDay(self.now));
+            return Ok(Ok(Decision::OtherDay { now: self.now }));
         }
         let stored = self.day(charge.day, Missing::Added)?;
         if stored != charge.day {
-            return Ok(Ruling::OtherCalendar(stored));
+            return Ok(Err(stored));
         }
         let cost = u64::from(charge.cost);
         // SQLite's integers are signed.
@@ -315,9 +315,13 @@ impl<'g, 'c> Group<'g, 'c> {
                 let place = (&record.tier, &charge.endpoint);
                 let ceiling = Ceiling::of(record, date, limit);
                 self.entries.add((record.id, date), place, &totals, ceiling);
-                Ok(Ruling::Granted(used))
+                Ok(Ok(Decision::Granted {
+                    used,
+                    counted: used,
+                    receipt: Receipt::of(charge),
+                }))
             }
-            _ => Ok(Ruling::Exhausted(count.used)),
+            _ => Ok(Ok(Decision::Exhausted { used: count.used })),
         }
     }
 
@@ -345,7 +349,7 @@ impl<'g, 'c> Group<'g, 'c> {
     }
 
     /// Reads a count, or the boundaries that the database knows the day by if they are others.
-    pub(super) fn used(&mut self, key: KeyId, day: Day) -> rusqlite::Result<Result<u64, Day>> {
+    pub(super) fn used(&mut self, key: KeyId, day: Day) -> rusqlite::Result<Ruling<u64>> {
         let stored = self.day(day, Missing::Assumed)?;
         if stored != day {
             return Ok(Err(stored));

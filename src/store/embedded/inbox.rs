@@ -11,7 +11,6 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
 use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
@@ -35,73 +34,48 @@ pub(super) enum WaitingCall {
     /// A charge, the ruling on it once it is made, and the sender of its result.
     Charge(
         Charge,
-        Option<Ruling>,
-        oneshot::Sender<Result<ChargeAnswer, StoreError>>,
+        Option<Ruling<Decision>>,
+        oneshot::Sender<Result<UnclaimedDecision, StoreError>>,
     ),
-    /// A reading of a count, and its result once it is known: the count, or the other boundaries of the stored day.
+    /// A reading of a count, the ruling on it once it is made, and the sender of its result.
     Used(
         KeyId,
         Day,
-        Option<Result<u64, Day>>,
+        Option<Ruling<u64>>,
         oneshot::Sender<Result<u64, StoreError>>,
     ),
 }
 
-/// The group's decision of a charge, before it is committed.
-#[derive(Debug)]
-pub(super) enum Ruling {
-    /// The units are charged; the total used now.
-    Granted(u64),
-    /// Too few units are left.
-    Exhausted(u64),
-    /// The database has a newer record, or none.
-    KeyChanged,
-    /// The current time is outside the day.
-    OtherDay(Timestamp),
-    /// The database has other boundaries for the date.
-    OtherCalendar(Day),
-}
+/// A group's result of a call, before it is committed; an error with the other boundaries of the stored day.
+pub(super) type Ruling<T> = Result<T, Day>;
 
-/// The answer to a charge on its way to the caller.
-pub(super) enum ChargeAnswer {
-    /// Units were charged; they are refunded unless the caller accepts them.
-    Granted(UnclaimedGrant),
-    /// No units were charged.
-    Other(Decision),
-}
-
-/// Units charged for a caller that has not received them yet. If it is dropped because the caller is gone, it puts its refund
-/// into the inbox.
-pub(super) struct UnclaimedGrant {
-    used: u64,
-    receipt: Option<Receipt>,
+/// A committed decision for a caller that has not received it yet. If it is dropped because the caller is gone, it puts the refund of
+/// its units into the inbox.
+pub(super) struct UnclaimedDecision {
+    decision: Decision,
     inbox: Arc<Inbox>,
 }
 
-impl UnclaimedGrant {
-    /// A grant that is committed.
-    pub(super) fn new(used: u64, receipt: Receipt, inbox: Arc<Inbox>) -> UnclaimedGrant {
-        UnclaimedGrant {
-            used,
-            receipt: Some(receipt),
-            inbox,
-        }
+impl UnclaimedDecision {
+    /// A decision that is committed.
+    pub(super) fn new(decision: Decision, inbox: Arc<Inbox>) -> UnclaimedDecision {
+        UnclaimedDecision { decision, inbox }
     }
 
-    /// Hands the receipt to the caller.
-    pub(super) fn accept(mut self) -> Option<Decision> {
-        let used = self.used;
-        self.receipt.take().map(|receipt| Decision::Granted {
-            used,
-            counted: used,
-            receipt,
-        })
+    /// Hands the decision to the caller.
+    pub(super) fn accept(mut self) -> Decision {
+        self.take()
+    }
+
+    /// Takes the decision; one without units is left.
+    fn take(&mut self) -> Decision {
+        mem::replace(&mut self.decision, Decision::KeyChanged)
     }
 }
 
-impl Drop for UnclaimedGrant {
+impl Drop for UnclaimedDecision {
     fn drop(&mut self) {
-        if let Some(receipt) = self.receipt.take() {
+        if let Decision::Granted { receipt, .. } = self.take() {
             self.inbox.put_refund(receipt, None);
         }
     }
@@ -347,9 +321,14 @@ mod tests {
                 endpoint: "markets".into(),
                 units: 3,
             };
-            UnclaimedGrant::new(3, receipt, inbox.clone())
+            let decision = Decision::Granted {
+                used: 3,
+                counted: 3,
+                receipt,
+            };
+            UnclaimedDecision::new(decision, inbox.clone())
         };
-        assert!(grant().accept().is_some());
+        assert!(matches!(grant().accept(), Decision::Granted { .. }));
         let (caller, answer) = oneshot::channel();
         assert!(caller.send(grant()).is_ok());
         drop(answer);

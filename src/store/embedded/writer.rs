@@ -2,7 +2,7 @@
 //!
 //! It takes the whole queue, decides and writes it in one transaction, and replies after the commit. If a group cannot be
 //! committed, each of its charges gets the error and no units are charged; its refunds and refusals are tried again. Units of
-//! callers that have left are refunded (see [`UnclaimedGrant`]).
+//! callers that have left are refunded (see [`UnclaimedDecision`]).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use super::closing::Closer;
 use super::days::other_calendar;
 use super::folding::Folder;
 use super::group::{Group, Statements};
-use super::inbox::{ChargeAnswer, Inbox, QueueBatch, Refund, Ruling, UnclaimedGrant, WaitingCall};
+use super::inbox::{Inbox, QueueBatch, Refund, UnclaimedDecision, WaitingCall};
 use super::keys::Follower;
 use super::learnt::Learnt;
 use super::schema::failure;
 use crate::clock::Clock;
 use crate::store::clock_watch::ClockWatch;
 use crate::store::held_file::{HeldFile, Trouble};
-use crate::store::{Decision, Keeping, Receipt, StoreError};
+use crate::store::{Keeping, StoreError};
 
 /// The largest group: some 2 ms of work, which bounds how long other processes wait for the lock.
 const GROUP_MAX: usize = 512;
@@ -219,24 +219,11 @@ fn decide(group: &mut Group<'_, '_>, call: &mut WaitingCall) -> rusqlite::Result
 fn send_answer(call: WaitingCall, desk: &Desk) {
     match call {
         WaitingCall::Charge(charge, Some(ruling), caller) => {
-            let verdict = match ruling {
-                Ruling::Granted(used) => {
-                    let receipt = Receipt::of(&charge);
-                    Ok(ChargeAnswer::Granted(UnclaimedGrant::new(
-                        used,
-                        receipt,
-                        desk.inbox.clone(),
-                    )))
-                }
-                Ruling::Exhausted(used) => Ok(ChargeAnswer::Other(Decision::Exhausted { used })),
-                Ruling::KeyChanged => Ok(ChargeAnswer::Other(Decision::KeyChanged)),
-                Ruling::OtherDay(now) => Ok(ChargeAnswer::Other(Decision::OtherDay { now })),
-                Ruling::OtherCalendar(stored) => {
-                    Err(other_calendar(&desk.path, charge.day, stored))
-                }
-            };
-            // If the caller is gone, the verdict is dropped, and a grant in it becomes a refund.
-            let _ = caller.send(verdict);
+            let decided = ruling
+                .map(|decision| UnclaimedDecision::new(decision, desk.inbox.clone()))
+                .map_err(|stored| other_calendar(&desk.path, charge.day, stored));
+            // If the caller is gone, the decision is dropped, and a grant in it becomes a refund.
+            let _ = caller.send(decided);
         }
         WaitingCall::Used(_, day, Some(used), caller) => {
             let _ = caller.send(used.map_err(|stored| other_calendar(&desk.path, day, stored)));

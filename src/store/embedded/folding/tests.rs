@@ -16,12 +16,11 @@ use crate::policy::key_record::KeyRecord;
 use crate::policy::key_record::tests::key_of;
 use crate::store::chain::ChainItem;
 use crate::store::embedded::group::{Group, Statements};
-use crate::store::embedded::inbox::Ruling;
 use crate::store::embedded::inbox::{Refund, Refusals};
 use crate::store::embedded::keys::{self, Follower, KeptRecords};
 use crate::store::embedded::{Durability, closing, schema, usage};
 use crate::store::sqlite::signed;
-use crate::store::{Charge, Keeping, KeyEntry, Receipt, Totals};
+use crate::store::{Charge, Decision, Keeping, KeyEntry, Receipt, Totals};
 
 const KEYS: usize = 4;
 const ENDPOINTS: [&str; 2] = ["/markets", "/insights"];
@@ -368,8 +367,8 @@ fn run_group(inside: &mut Inside<'_>, jobs: Vec<Job>, end: End) -> Told {
     for job in jobs {
         match job {
             Job::Charge(charge) => output.push(match group.charge(&charge).unwrap() {
-                Ruling::Granted(used) => Some(used),
-                Ruling::Exhausted(_) => None,
+                Ok(Decision::Granted { used, .. }) => Some(used),
+                Ok(Decision::Exhausted { .. }) => None,
                 other => panic!("{other:?}"),
             }),
             Job::Refund(receipt) => {
