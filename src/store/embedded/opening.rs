@@ -55,23 +55,17 @@ pub(super) fn open(
         None => None,
     };
     let held = |connection| HeldConnection::new(connection, file.clone());
-    let connections = ThreadConnections {
-        writing: held(writing),
-        following: held(following),
-        syncing: held(syncing),
-    };
-    let reading = held(reading);
+    let [writing, following, syncing, reading] = [writing, following, syncing, reading].map(held);
     let keys = Follower::new(match gateway {
         Some(_) => KeptRecords::Whole,
         None => KeptRecords::Nothing,
     });
     if gateway.is_none() {
-        schema::enlarge_cache(&connections.writing)
-            .map_err(|error| schema::failure(&path, &error))?;
+        schema::enlarge_cache(&writing).map_err(|error| schema::failure(&path, &error))?;
     }
-    load(&connections.writing, &keys, gateway.as_ref())
-        .map_err(|error| schema::failure(&path, &error))?;
+    load(&writing, &keys, gateway.as_ref()).map_err(|error| schema::failure(&path, &error))?;
 
+    let connections = [writing, following, syncing];
     let (at_work, writing) = watch::channel(());
     let current = Current::never();
     current.was_current(Duration::ZERO);
@@ -105,13 +99,6 @@ pub(super) fn open(
     };
     store.start_threads(connections, gateway, interval, at_work)?;
     Ok(store)
-}
-
-/// A connection for each thread that lives as long as the store.
-struct ThreadConnections {
-    writing: HeldConnection,
-    following: HeldConnection,
-    syncing: HeldConnection,
 }
 
 /// Holds the file that was opened first; it must be the one that the path leads to still.
@@ -174,19 +161,15 @@ fn start(path: &Path, name: &str, body: impl FnOnce() + Send + 'static) -> Resul
 }
 
 impl EmbeddedStore {
-    /// Starts the writer, the follower of the key table and the checkpointer; they end when the store is stopped.
+    /// Starts the writer, the follower of the key table and the checkpointer, each with its connection; they end when the store is
+    /// stopped.
     fn start_threads(
         &self,
-        connections: ThreadConnections,
+        [writing, following, syncing]: [HeldConnection; 3],
         gateway: Option<NodeName>,
         interval: Duration,
         at_work: watch::Sender<()>,
     ) -> Result<(), StoreError> {
-        let ThreadConnections {
-            writing,
-            following,
-            syncing,
-        } = connections;
         let (desk, goodbye, name) = (self.desk.clone(), self.goodbye.clone(), gateway.clone());
         start(&self.desk.path, "store-writer", move || {
             let _at_work = at_work;
