@@ -9,13 +9,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, FromRedisValue,
     IntoConnectionInfo, RedisConnectionInfo, TlsCertificates, Value,
 };
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::policy::store_settings::{RedisSettings, RedisTls, Servers, without_password};
@@ -245,26 +245,15 @@ impl Topology {
 
     /// The master of the latest epoch among the replies of the sentinels.
     async fn master(&self, sentinels: &[Address], master: &str) -> Result<Address, StoreError> {
-        let mut asked = JoinSet::new();
-        for sentinel in sentinels {
-            let (topology, sentinel, master) = (self.clone(), sentinel.clone(), master.to_owned());
-            asked.spawn(async move {
-                let answer = topology.ask_sentinel(&sentinel, &master);
-                timeout(SENTINEL_TIMEOUT, answer)
-                    .await
-                    .unwrap_or_else(|_| Err(no_server(format!("{sentinel}: no answer in time"))))
-            });
-        }
-        let mut latest: Option<(u64, Address)> = None;
-        let mut troubles = Vec::new();
-        while let Some(answer) = asked.join_next().await {
+        let asked = sentinels.iter().map(async |sentinel| {
+            timeout(SENTINEL_TIMEOUT, self.ask_sentinel(sentinel, master))
+                .await
+                .unwrap_or_else(|_| Err(no_server(format!("{sentinel}: no answer in time"))))
+        });
+        let (mut latest, mut troubles) = (None, Vec::new());
+        for answer in join_all(asked).await {
             match answer {
-                Ok(Ok((epoch, address))) => {
-                    if latest.as_ref().is_none_or(|(other, _)| *other < epoch) {
-                        latest = Some((epoch, address));
-                    }
-                }
-                Ok(Err(error)) => troubles.push(error.to_string()),
+                Ok(named) => latest = latest.max(Some(named)),
                 Err(error) => troubles.push(error.to_string()),
             }
         }
