@@ -48,7 +48,7 @@ pub(super) fn pass(
         }
         LinkEvent::Part(part, ends) => {
             let part = pass_part(client, forwarding, part, ends, now)?;
-            Ok(Some((Piece::Part(part.unwrap_or_default(), ends), ends)))
+            Ok(Some((Piece::Part(part, ends), ends)))
         }
     }
 }
@@ -118,9 +118,8 @@ fn pass_part(
     part: Bytes,
     ends: bool,
     now: Instant,
-) -> Result<Option<Bytes>, Failure> {
-    let mut body = Some(part);
-    compressing::pass(forwarding, &mut body, ends)?;
+) -> Result<Bytes, Failure> {
+    let body = compressing::pass(forwarding, part, ends)?;
     forwarding.client_waits.note(client.blocked(), now);
     if ends {
         forwarding.note_answer_ended();

@@ -41,27 +41,24 @@ pub(super) fn begin(forwarding: &mut Forwarding, client: &Client<'_>, head: &mut
     }
 }
 
-/// Compresses a part of the answer, if the answer is compressed.
+/// Compresses a part of the answer, if the answer is compressed; the last part `ends` it.
 ///
 /// # Errors
 /// If there is not enough memory: the answer is interrupted.
-pub(super) fn pass(
-    forwarding: &mut Forwarding,
-    body: &mut Option<Bytes>,
-    end_of_stream: bool,
-) -> Result<(), Failure> {
+pub(super) fn pass(forwarding: &mut Forwarding, part: Bytes, ends: bool) -> Result<Bytes, Failure> {
     let Some(encoder) = &mut forwarding.encoder else {
-        return Ok(());
+        return Ok(part);
     };
-    let part = body.take().unwrap_or_default();
-    let made = if !end_of_stream {
-        (!part.is_empty()).then(|| encoder.part(&part)).transpose()
-    } else {
-        let encoder = forwarding.encoder.take();
-        forwarding.encoder_held = None;
-        let end = encoder.map(|encoder| encoder.end(&part));
-        end.transpose()
+    let made = match (ends, part.is_empty()) {
+        (false, true) => return Ok(part),
+        (false, false) => encoder.part(&part),
+        (true, _) => {
+            forwarding.encoder_held = None;
+            match forwarding.encoder.take() {
+                Some(encoder) => encoder.end(&part),
+                None => Ok(part),
+            }
+        }
     };
-    *body = made.map_err(Failure::gateway)?;
-    Ok(())
+    made.map_err(Failure::gateway)
 }
