@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use rusqlite::{Connection, OptionalExtension, Row};
 
-use super::imported_counts::{DayRows, ImportedCounts};
+use super::imported_counts::DayRows;
 use super::ledger_row::{counts_of, read_numbers};
 use crate::policy::api_key::KeyId;
-use crate::store::sqlite::unreadable;
+use crate::store::sqlite::unpacked;
 
 const OWN_NAME: &str = "SELECT value FROM meta WHERE name = 'producer'";
 const ROWS: &str =
@@ -34,16 +34,13 @@ pub(super) fn read(connection: &Connection, date: &str, key: KeyId) -> rusqlite:
         .prepare_cached(LATE)?
         .query_map(place, |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect::<rusqlite::Result<BTreeMap<i64, i64>>>()?;
-    let imported: Option<String> = connection
+    let imported = connection
         .prepare_cached(COPIED)?
-        .query_row(place, |row| row.get(0))
+        .query_row(place, |row| unpacked(row, 0))
         .optional()?;
     Ok(DayRows {
         rows,
         late,
-        imported: match imported {
-            Some(body) => serde_json::from_str(&body).map_err(unreadable)?,
-            None => ImportedCounts::default(),
-        },
+        imported: imported.unwrap_or_default(),
     })
 }

@@ -14,6 +14,7 @@ use super::{appended, closing, keys};
 use crate::policy::api_key::KeyId;
 use crate::store::StoreError;
 use crate::store::export::{Exported, ExportedEvent, ImportCounts, ImportMode, KeyDay};
+use crate::store::sqlite::packed;
 
 const PUT_ROW: &str = "
     REPLACE INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
@@ -118,11 +119,11 @@ fn write(
         }
     }
     if before.imported != after.imported {
-        let body = serde_json::to_string(&after.imported)
-            .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))?;
-        connection
-            .prepare_cached(PUT_COPIED)?
-            .execute((date, key.as_str(), body))?;
+        connection.prepare_cached(PUT_COPIED)?.execute((
+            date,
+            key.as_str(),
+            packed(&after.imported)?,
+        ))?;
     }
     Ok(())
 }
