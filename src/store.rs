@@ -39,6 +39,7 @@ mod held_file;
 pub mod key_table;
 pub mod ledger;
 pub mod redis;
+pub mod shards;
 mod sqlite;
 pub mod status;
 

@@ -5,27 +5,22 @@
 //! is released on drop, however its request ends.
 
 use std::collections::HashMap;
-use std::collections::hash_map::{Entry, RandomState};
-use std::hash::BuildHasher;
+use std::collections::hash_map::Entry;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
-
 use crate::policy::api_key::KeyId;
 use crate::policy::token_bucket::{Empty, Rate, TokenBuckets};
+use crate::store::shards::Shards;
 
-/// Keys are distributed over this many locks: more than the threads of a machine that serve requests at the same instant.
-const SHARDS: usize = 64;
 /// Buckets of one shard that may be less than full: a million keys over all shards, about 100 MiB.
 const BUCKETS_PER_SHARD_MAX: usize = 16_384;
 
 /// The rates of all keys.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Rates {
-    shards: Vec<Mutex<Shard>>,
-    hasher: RandomState,
+    shards: Shards<Shard>,
 }
 
 #[derive(Debug)]
@@ -35,17 +30,19 @@ struct Shard {
     under_way: HashMap<KeyId, u32>,
 }
 
+impl Default for Shard {
+    fn default() -> Shard {
+        Shard {
+            buckets: TokenBuckets::new(BUCKETS_PER_SHARD_MAX),
+            under_way: HashMap::new(),
+        }
+    }
+}
+
 impl Rates {
     /// Full buckets, and no requests in flight.
     pub fn new() -> Arc<Rates> {
-        let shard = || Shard {
-            buckets: TokenBuckets::new(BUCKETS_PER_SHARD_MAX),
-            under_way: HashMap::new(),
-        };
-        Arc::new(Rates {
-            shards: (0..SHARDS).map(|_| Mutex::new(shard())).collect(),
-            hasher: RandomState::new(),
-        })
+        Arc::default()
     }
 
     /// Takes a token of `key`, whose bucket fills at `rate`, at `now`.
@@ -53,15 +50,12 @@ impl Rates {
     /// # Errors
     /// If there is none.
     pub fn take(&self, key: KeyId, rate: Rate, now: Instant) -> Result<(), Empty> {
-        match self.shard(key) {
-            Some(shard) => shard.lock().buckets.take(key, rate, now),
-            None => Ok(()),
-        }
+        self.shards.of(key).buckets.take(key, rate, now)
     }
 
     /// Counts a request of `key` as in flight until the slot is dropped; `None` if `allowed` are already.
     pub fn enter(self: &Arc<Rates>, key: KeyId, allowed: NonZeroU32) -> Option<Slot> {
-        let mut shard = self.shard(key)?.lock();
+        let mut shard = self.shards.of(key);
         let under_way = shard.under_way.entry(key).or_insert(0);
         if *under_way >= allowed.get() {
             return None;
@@ -74,19 +68,13 @@ impl Rates {
     }
 
     fn leave(&self, key: KeyId) {
-        let Some(shard) = self.shard(key) else { return };
-        if let Entry::Occupied(mut under_way) = shard.lock().under_way.entry(key) {
+        let mut shard = self.shards.of(key);
+        if let Entry::Occupied(mut under_way) = shard.under_way.entry(key) {
             match under_way.get().saturating_sub(1) {
                 0 => drop(under_way.remove()),
                 left => *under_way.get_mut() = left,
             }
         }
-    }
-
-    /// Always returns one: the index is less than their number.
-    fn shard(&self, key: KeyId) -> Option<&Mutex<Shard>> {
-        let hash = usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).ok()?;
-        self.shards.get(hash)
     }
 }
 
@@ -115,7 +103,7 @@ mod tests {
     }
 
     fn kept(rates: &Rates) -> usize {
-        let shards = rates.shards.iter();
+        let shards = rates.shards.parts();
         shards.map(|shard| shard.lock().under_way.len()).sum()
     }
 

@@ -17,7 +17,7 @@ type Imports = BTreeMap<Module, BTreeSet<Module>>;
 /// The layers of `store/redis` from the bottom up, as in its documentation. Files without a layer of their own are of the ground.
 const REDIS_LAYERS: [&[&str]; 7] = [
     &[
-        "settings", "names", "identity", "clock", "producer", "shards", "yielding",
+        "settings", "names", "identity", "clock", "producer", "yielding",
     ],
     &["wire"],
     &["journal"],

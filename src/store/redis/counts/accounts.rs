@@ -21,11 +21,11 @@ use crate::policy::quota::{Account, WaiterResult, WaiterTerms};
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::counts::kept_day::KeptDay;
 use crate::store::redis::producer::Producer;
-use crate::store::redis::shards::Shards;
 use crate::store::redis::wire::guard::BreakerGuard;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::script::{AccountCall, COUNT_MAX};
 use crate::store::redis::wire::slots;
+use crate::store::shards::Shards;
 use crate::store::{KeyEntry, KeyTable, StoreError};
 
 mod batcher;

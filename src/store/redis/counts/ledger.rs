@@ -22,10 +22,10 @@ use crate::store::ledger::Ceiling;
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::journal::TotalsRow;
 use crate::store::redis::producer::Producer;
-use crate::store::redis::shards::Shards;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::LinkError;
 use crate::store::redis::wire::script::{MERGE_TOTALS, ScriptArguments};
+use crate::store::shards::Shards;
 use crate::store::{Charge, KeyEntry, Receipt, RefusalReason, StoreError, Totals};
 
 mod carrying;

@@ -8,10 +8,11 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::policy::api_key::KeyId;
 
-/// Parts beside the first.
+/// Parts beside the first: in all more than the threads of a machine that serve requests at the same instant.
 const OTHERS: usize = 63;
 
 /// The parts; everything of one key is in one part.
+#[derive(Debug)]
 pub struct Shards<T> {
     hasher: RandomState,
     first: Mutex<T>,
