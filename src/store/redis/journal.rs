@@ -65,6 +65,7 @@ enum Job {
         totals: TotalsRow,
         /// `None` without bound.
         allowance: Option<u64>,
+        outcome: Option<ServeOutcome>,
         reply: ReplyTo<ServeOutcome>,
     },
     Note {
@@ -102,14 +103,18 @@ impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Quer
     }
 
     fn finish(self: Box<Self>, result: Result<(), StoreError>) {
-        let missing = || StoreError::Failed("the journal's thread did not answer".into());
         let Query {
             result: done,
             reply,
             ..
         } = *self;
-        let _ = reply.send(result.and_then(|()| done.ok_or_else(missing)));
+        let _ = reply.send(result.and_then(|()| done.ok_or_else(no_outcome)));
     }
+}
+
+/// The error for a job that a successful transaction left out.
+fn no_outcome() -> StoreError {
+    StoreError::Failed("the journal's thread did not answer".into())
 }
 
 /// The journal of a gateway. Dropping it ends its thread when all is written.
@@ -199,6 +204,7 @@ impl Journal {
             count,
             totals,
             allowance,
+            outcome: None,
             reply,
         });
         answer
@@ -409,7 +415,7 @@ impl JournalWriter {
             let failed = trouble.is_some();
             if self.trouble.swap(trouble.map(Arc::new)).is_some() != failed {
                 match &outcome {
-                    Ok(_) => {
+                    Ok(()) => {
                         tracing::info!(path = %self.path.display(), "the journal is written again")
                     }
                     Err(error) => tracing::error!(
@@ -418,16 +424,16 @@ impl JournalWriter {
                     ),
                 }
             }
-            send_replies(group, outcome);
+            send_replies(group, &outcome);
         }
     }
 
-    /// Runs one transaction and returns the outcome of each `Serve`, in order. Nothing is written, hence no unit served, unless the
-    /// path leads to the open file.
-    fn write(&mut self, group: &mut [Job]) -> Result<Vec<ServeOutcome>, StoreError> {
+    /// Runs one transaction, which leaves its outcome in each job. Nothing is written, hence no unit served, unless the path leads to
+    /// the open file.
+    fn write(&mut self, group: &mut [Job]) -> Result<(), StoreError> {
         self.look()?;
         let Some(connection) = &mut self.connection else {
-            return Ok(Vec::new());
+            return Ok(());
         };
         let result = write_group(connection, group);
         if result.is_err() {
@@ -494,13 +500,9 @@ impl JournalWriter {
     }
 }
 
-fn write_group(
-    connection: &mut Connection,
-    group: &mut [Job],
-) -> rusqlite::Result<Vec<ServeOutcome>> {
+fn write_group(connection: &mut Connection, group: &mut [Job]) -> rusqlite::Result<()> {
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    let mut written = Vec::new();
     let mut turns = CooperativeYield::of(ROWS_PER_TURN);
     for job in group {
         match job {
@@ -508,32 +510,26 @@ fn write_group(
                 count,
                 totals,
                 allowance,
+                outcome,
                 reply: _,
-            } => written.push(rows::serve(&transaction, count, totals, *allowance)?),
+            } => *outcome = Some(rows::serve(&transaction, count, totals, *allowance)?),
             Job::Note { rows, .. } => rows::write(&transaction, rows, &mut turns)?,
             Job::Work(work) => work.run(&transaction)?,
         }
     }
-    transaction.commit()?;
-    Ok(written)
+    transaction.commit()
 }
 
-fn send_replies(group: Vec<Job>, outcome: Result<Vec<ServeOutcome>, StoreError>) {
-    let mut written = outcome.as_ref().map(|written| written.iter());
+fn send_replies(group: Vec<Job>, written: &Result<(), StoreError>) {
     for job in group {
-        let failure = || match &outcome {
-            Ok(_) => Ok(()),
-            Err(error) => Err(StoreError::Failed(error.to_string())),
-        };
+        let written = written.as_ref().copied();
+        let written = written.map_err(|error| StoreError::Failed(error.to_string()));
         match job {
-            Job::Serve { reply, .. } => {
-                let next = written.as_mut().ok().and_then(|written| written.next());
-                let missing = || StoreError::Failed("the journal's thread did not answer".into());
-                let answer = failure().and_then(|()| next.cloned().ok_or_else(missing));
-                let _ = reply.send(answer);
+            Job::Serve { reply, outcome, .. } => {
+                let _ = reply.send(written.and_then(|()| outcome.ok_or_else(no_outcome)));
             }
-            Job::Note { reply, .. } => drop(reply.send(failure())),
-            Job::Work(work) => work.finish(failure()),
+            Job::Note { reply, .. } => drop(reply.send(written)),
+            Job::Work(work) => work.finish(written),
         }
     }
 }
