@@ -73,7 +73,7 @@ use keys::feed::{Feed, FeedSettings};
 use keys::records::RecordTable;
 use keys::replica::Replica;
 use names::Names;
-use operations::preparing::{check_zone, claim_zone, first_attempt};
+use operations::preparing::{check_zone, first_attempt};
 use operations::upkeep::tasks;
 use outage::OutageService;
 use parts::Parts;
@@ -84,6 +84,7 @@ use wire::link::RedisLink;
 use wire::preparation::Preparation;
 pub use wire::script::charge_replies;
 use wire::topology::Topology;
+use wire::zone::EmptyStore;
 
 /// The text of the charge script, for its differential test.
 pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
@@ -291,7 +292,7 @@ impl RedisStore {
     /// Sets the zone of an empty store, once.
     async fn claim_zone(&self) -> Result<(), StoreError> {
         let parts = &self.parts;
-        let claim = || claim_zone(&parts.command_link, &parts.zone);
+        let claim = || check_zone(&parts.command_link, &parts.zone, EmptyStore::Claimed);
         parts.zone_claimed.get_or_try_init(claim).await?;
         Ok(())
     }
@@ -477,7 +478,8 @@ impl Store for RedisStore {
     }
 
     async fn check_zone(&self) -> Result<(), StoreError> {
-        check_zone(&self.parts.command_link, &self.parts.zone).await
+        let parts = &self.parts;
+        check_zone(&parts.command_link, &parts.zone, EmptyStore::Left).await
     }
 
     async fn server_time(&self) -> Result<Timestamp, StoreError> {

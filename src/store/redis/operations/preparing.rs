@@ -37,23 +37,12 @@ pub async fn first_attempt(link: &RedisLink, role: &Role) -> Result<(), StoreErr
     }
 }
 
-/// Sets the zone of an empty store. For commands, before they write into a store that may be empty.
+/// Checks the zone, and deals with an empty store. For commands, before they go by dates, because a cluster may have opened without the
+/// zone; or before they write into a store that may be empty.
 ///
 /// # Errors
 /// [`StoreError::OtherCalendar`] if the store has another zone, and those of Redis.
-pub async fn claim_zone(link: &RedisLink, zone: &str) -> Result<(), StoreError> {
-    read(link, zone, EmptyStore::Claimed).await
-}
-
-/// Checks the zone. For commands, before they go by dates: a cluster may have opened without it.
-///
-/// # Errors
-/// Those of [`claim_zone`].
-pub async fn check_zone(link: &RedisLink, zone: &str) -> Result<(), StoreError> {
-    read(link, zone, EmptyStore::Left).await
-}
-
-async fn read(link: &RedisLink, zone: &str, empty: EmptyStore) -> Result<(), StoreError> {
+pub async fn check_zone(link: &RedisLink, zone: &str, empty: EmptyStore) -> Result<(), StoreError> {
     let names = zone_names(&link.names, link.is_cluster());
     match zone::check(&names, zone, empty, link).await? {
         ZoneCheck::Same => Ok(()),
