@@ -221,9 +221,10 @@ impl KeyTable {
     }
 }
 
-/// The digests by which a key is found.
+/// The digests by which a key is found, each once.
 pub(super) fn digests(record: &KeyRecord) -> impl Iterator<Item = KeyDigest> + '_ {
-    std::iter::once(record.digest).chain(record.previous.iter().map(|previous| previous.digest))
+    let previous = record.previous.iter().map(|previous| previous.digest);
+    std::iter::once(record.digest).chain(previous.filter(|digest| *digest != record.digest))
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, Pipeline, Value};
 
-use crate::policy::api_key::{KeyDigest, KeyId};
+use crate::policy::api_key::KeyId;
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
+use crate::store::key_table::digests;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::script::{RECORD, ScriptArguments};
 use crate::store::{ChangeMark, KeyEntry, StoreError};
@@ -84,17 +85,6 @@ pub fn stream_id(place: u128) -> String {
     format!("{}-{}", place >> 64, place & u128::from(u64::MAX))
 }
 
-/// The digests that a record holds.
-pub fn digests(record: &KeyRecord) -> Vec<KeyDigest> {
-    let mut digests = vec![record.digest];
-    if let Some(previous) = &record.previous
-        && previous.digest != record.digest
-    {
-        digests.push(previous.digest);
-    }
-    digests
-}
-
 /// Makes the digests of a record lead to it, and drops those that only the record which it replaces held.
 pub fn put_digests(
     pipeline: &mut Pipeline,
@@ -102,13 +92,13 @@ pub fn put_digests(
     record: &KeyRecord,
     old: Option<&KeyRecord>,
 ) {
-    let (id, wanted) = (record.id.as_str(), digests(record));
+    let (id, wanted) = (record.id.as_str(), Vec::from_iter(digests(record)));
     for digest in &wanted {
         pipeline.cmd("SET").arg(names.digest(digest)).arg(id);
     }
-    let held = old.map(digests).unwrap_or_default();
-    for digest in held.iter().filter(|digest| !wanted.contains(digest)) {
-        pipeline.cmd("DEL").arg(names.digest(digest));
+    let held = old.into_iter().flat_map(digests);
+    for digest in held.filter(|digest| !wanted.contains(digest)) {
+        pipeline.cmd("DEL").arg(names.digest(&digest));
     }
 }
 

@@ -8,10 +8,11 @@ use std::collections::HashMap;
 
 use redis::{Pipeline, Value};
 
-use super::codec::{CLAIM_LASTS, change_mark, digests, feed_entry, put, put_digests};
+use super::codec::{CLAIM_LASTS, change_mark, feed_entry, put, put_digests};
 use super::index;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
+use crate::store::key_table::digests;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::{ChangeMark, Imported, KeyEntry, StoreError};
 
@@ -65,7 +66,7 @@ async fn claim(link: &RedisLink, records: &[KeyRecord]) -> Result<Vec<Option<Key
     }
     let mut replies = link.replies::<Option<String>>(&pipeline).await?.into_iter();
     let holders = records.iter().map(|record| {
-        let held_by = replies.by_ref().take(digests(record).len());
+        let held_by = replies.by_ref().take(digests(record).count());
         let others = held_by.filter_map(|holder| holder?.parse().ok());
         // All replies of this record are consumed: the next record's follow.
         let others: Vec<KeyId> = others.filter(|holder| *holder != record.id).collect();
@@ -171,7 +172,7 @@ async fn release(
 
 /// Whether a stored key has the current secret of another record.
 fn is_same(stored: &KeyRecord, wanted: &KeyRecord) -> bool {
-    digests(stored).contains(&wanted.digest)
+    digests(stored).any(|digest| digest == wanted.digest)
 }
 
 /// The records of these keys, as far as there are any.

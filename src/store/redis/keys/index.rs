@@ -11,10 +11,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use redis::Pipeline;
 
-use super::codec::{digests, unpacked};
+use super::codec::unpacked;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
+use crate::store::key_table::digests;
 use crate::store::redis::names::{ID_SETS, Names, drawn, escaped};
 use crate::store::redis::wire::link::{RedisLink, ScanPlace};
 use crate::store::redis::wire::request::LinkError;

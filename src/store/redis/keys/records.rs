@@ -17,13 +17,14 @@ use redis::{FromRedisValue, Pipeline, Value};
 
 use super::audit;
 use super::codec::{
-    CLAIM_LASTS, change_mark, digests, feed_entry, put, put_arguments, put_digests, put_keys,
+    CLAIM_LASTS, change_mark, feed_entry, put, put_arguments, put_digests, put_keys,
 };
 use super::import;
 use super::index::{self, KeyPages};
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
+use crate::store::key_table::digests;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::info::Info;
 use crate::store::redis::wire::link::{Master, RedisLink};
@@ -219,10 +220,9 @@ impl RecordTable {
         self.written_on.store(self.link.made(), Ordering::Release);
         let id = record.id;
         let expected = old.map_or(0, |old| old.version);
-        let held = old.map(digests).unwrap_or_default();
-        let wanted = digests(&record);
+        let held: Vec<_> = old.into_iter().flat_map(digests).collect();
         let mut claimed = Vec::new();
-        for digest in wanted.into_iter().filter(|digest| !held.contains(digest)) {
+        for digest in digests(&record).filter(|digest| !held.contains(digest)) {
             if self.claim(id, &digest).await? {
                 claimed.push(digest);
             } else {
