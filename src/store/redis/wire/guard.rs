@@ -32,10 +32,8 @@ pub struct BreakerGuard {
     link: Arc<RedisLink>,
     breaker: Mutex<Breaker>,
     closed: AtomicBool,
-    /// When it opened, while it is open.
-    opened: Mutex<Option<Instant>>,
-    /// When it last turned, or was created.
-    turned: Mutex<Instant>,
+    /// Whether it was open at the last look, and when it turned so or was created.
+    turned: Mutex<(bool, Instant)>,
     /// Notified when the breaker is likely to have turned.
     turning: Notify,
     /// The last call that failed.
@@ -49,8 +47,7 @@ impl BreakerGuard {
             link,
             breaker: Mutex::new(Breaker::new(Instant::now())),
             closed: AtomicBool::new(true),
-            opened: Mutex::new(None),
-            turned: Mutex::new(Instant::now()),
+            turned: Mutex::new((false, Instant::now())),
             turning: Notify::new(),
             last_failure: Mutex::new(None),
         }
@@ -68,7 +65,8 @@ impl BreakerGuard {
 
     /// When the breaker opened, or `None` if it is closed or that was not noticed yet.
     pub fn opened(&self) -> Option<Instant> {
-        *self.opened.lock()
+        let (is_open, since) = *self.turned.lock();
+        is_open.then_some(since)
     }
 
     /// The state of the breaker, for operators.
@@ -82,7 +80,7 @@ impl BreakerGuard {
         let (at, last_failure) = last_failure.unzip();
         BreakerFacts {
             state,
-            since_seconds: self.turned.lock().elapsed().as_secs_f64(),
+            since_seconds: self.turned.lock().1.elapsed().as_secs_f64(),
             last_failure,
             last_failure_age_seconds: at.map(|at| at.elapsed().as_secs_f64()),
         }
@@ -161,20 +159,19 @@ impl BreakerGuard {
             breaker.probed(outcome, Instant::now(), fastrand::f64());
             self.closed.store(breaker.is_closed(), Ordering::Release);
         }
-        let mut opened = self.opened.lock();
-        match (*opened, self.closed.load(Ordering::Acquire)) {
-            (None, false) => {
-                *opened = Some(now);
-                *self.turned.lock() = now;
-                Some(BreakerChange::Opened)
-            }
-            (Some(since), true) => {
-                *opened = None;
-                *self.turned.lock() = Instant::now();
-                Some(BreakerChange::Closed(since.elapsed()))
-            }
-            (None, true) | (Some(_), false) => None,
+        let is_open = !self.closed.load(Ordering::Acquire);
+        let mut turned = self.turned.lock();
+        let (was_open, since) = *turned;
+        if is_open == was_open {
+            return None;
         }
+        Some(if is_open {
+            *turned = (true, now);
+            BreakerChange::Opened
+        } else {
+            *turned = (false, Instant::now());
+            BreakerChange::Closed(since.elapsed())
+        })
     }
 
     /// Sends one write, because a server that answers but rejects writes is of no use; a cluster, whose masters may differ, gets a
