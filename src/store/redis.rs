@@ -65,7 +65,6 @@ pub use crate::policy::store_settings::{
 use clock::StoreClock;
 use counts::accounts::{Accounts, ChargeResult, other_calendar};
 use counts::ledger::ProcessLedger;
-use gateways::heartbeat::Condition;
 use gateways::presence::Presence;
 use identity::StoreIdentity;
 pub use journal::facts as journal_facts;
@@ -187,9 +186,8 @@ pub async fn open(
             };
             let identity = topology.identity(&key_prefix);
             let feed = follower(setting, settings.replica.clone(), identity).await?;
-            let condition = condition(&guard, outage.clone(), clock.clone());
             let link = command_link.clone();
-            let presence = Presence::new(link, node, settings.replica, condition).await?;
+            let presence = Presence::new(link, node, settings.replica).await?;
             (Some(Arc::new(feed)), Some(Arc::new(presence)))
         }
     };
@@ -242,20 +240,6 @@ pub async fn open(
         }
     }
     Ok(Arc::new(store))
-}
-
-/// A function that returns the gateway's current condition towards Redis.
-fn condition(
-    guard: &Arc<BreakerGuard>,
-    outage: Option<Arc<OutageService>>,
-    clock: Arc<StoreClock>,
-) -> Box<dyn Fn() -> Condition + Send + Sync> {
-    let guard = guard.clone();
-    Box::new(move || Condition {
-        breaker: Some(guard.facts()),
-        service: outage.as_ref().map(|outage| outage.facts()),
-        clock_difference_seconds: Some(clock.difference().as_secs_f64()),
-    })
 }
 
 /// A gateway's feed, which begins with the replica saved on this machine.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::clock::StoreClock;
 use super::counts::accounts::Accounts;
 use super::counts::ledger::ProcessLedger;
+use super::gateways::heartbeat::Condition;
 use super::gateways::presence::Presence;
 use super::keys::feed::Feed;
 use super::keys::records::RecordTable;
@@ -53,6 +54,15 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// The present condition of this gateway towards Redis.
+    pub fn condition(&self) -> Condition {
+        Condition {
+            breaker: Some(self.guard.facts()),
+            service: self.outage.as_ref().map(|outage| outage.facts()),
+            clock_difference_seconds: Some(self.clock.difference().as_secs_f64()),
+        }
+    }
+
     /// Refunds units. Returns the units used afterwards by Redis's count, if it is known.
     pub fn give_back(&self, receipt: &Receipt) -> Option<u64> {
         self.ledger.refunded(receipt);

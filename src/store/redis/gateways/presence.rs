@@ -33,18 +33,16 @@ pub struct Presence {
     /// The replica from which it and its successors start.
     replica: Option<PathBuf>,
     gateway_id: Mutex<GatewayId>,
-    condition: Box<dyn Fn() -> Condition + Send + Sync>,
     /// The other gateways that were silent when the register was last read.
     silent: Mutex<Vec<RegisterEntry>>,
 }
 
 impl Presence {
-    /// A gateway that has not signed in; `condition` is called for each heartbeat.
+    /// A gateway that has not signed in.
     pub async fn new(
         link: Arc<RedisLink>,
         node: NodeName,
         replica: Option<PathBuf>,
-        condition: Box<dyn Fn() -> Condition + Send + Sync>,
     ) -> Result<Presence, StoreError> {
         let beside = replica.clone();
         let take = move || GatewayId::take(beside.as_deref());
@@ -54,7 +52,6 @@ impl Presence {
             node,
             replica,
             gateway_id: Mutex::new(gateway_id),
-            condition,
             silent: Mutex::default(),
         })
     }
@@ -64,11 +61,11 @@ impl Presence {
         self.silent.lock().len() as u64
     }
 
-    /// Sends heartbeats and reads the register. Never returns.
-    pub async fn keep(self: Arc<Self>, feed: Arc<Feed>) {
+    /// Sends heartbeats, each with the present `condition`, and reads the register. Never returns.
+    pub async fn keep(self: Arc<Self>, feed: Arc<Feed>, condition: impl Fn() -> Condition) {
         let (mut signed_in, mut look) = (false, Periodic::due_now(LOOK_EVERY));
         loop {
-            let heartbeat = feed.heartbeat((self.condition)());
+            let heartbeat = feed.heartbeat(condition());
             if self.beat(&heartbeat, signed_in).await.is_err() {
                 tokio::time::sleep(SIGN_IN_AGAIN).await;
                 continue;

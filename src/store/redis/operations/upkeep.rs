@@ -41,7 +41,9 @@ pub fn tasks(parts: &Arc<Parts>) -> JoinSet<()> {
         tasks.spawn(feed.clone().repair());
         tasks.spawn(feed.clone().save_for_ever());
         if let Some(presence) = &parts.presence {
-            tasks.spawn(presence.clone().keep(feed.clone()));
+            let of_condition = parts.clone();
+            let condition = move || of_condition.condition();
+            tasks.spawn(presence.clone().keep(feed.clone(), condition));
         }
         tasks.spawn(parts.clone().retain_for_ever());
         if let Some(recovery) = &parts.recovery {
