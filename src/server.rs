@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use pingora::tls::{RootCertStore, load_platform_certs_incl_env_into_store};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::admin::today::SurveyTerms;
@@ -25,7 +25,7 @@ use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::diagnostics;
 use crate::telemetry::history::{History, SAMPLE_INTERVAL};
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::traces::Tracer;
+use crate::telemetry::traces;
 
 mod accept;
 mod admin_limit;
@@ -204,13 +204,13 @@ async fn run(
     }
     let configuration = config.hash.clone();
     let upgrade = config.listen.upgrade.clone();
-    let (tracer, left) = Tracer::new();
+    let (spans, left) = mpsc::channel(traces::WAITING_MAX);
     let gate = Arc::new(Gate::new(
         Snapshot::new(config),
         store.clone(),
         metrics.clone(),
         access_log,
-        tracer,
+        spans,
     ));
 
     warn_of(&gate.snapshot());

@@ -12,7 +12,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use http::HeaderValue;
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::forward::DeniedHeaders;
 use super::rates::Rates;
@@ -31,7 +31,7 @@ use crate::policy::token_bucket::{Empty, Rate, TokenBuckets};
 use crate::store::Store;
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::traces::Tracer;
+use crate::telemetry::traces::Span;
 
 /// How often a key may read its usage, on each gateway: every read queries the store for the ledger of 30 days.
 const USAGE_RATE: Rate = Rate {
@@ -160,8 +160,8 @@ pub struct Gate {
     pub metrics: Arc<Metrics>,
     /// The access log.
     pub access_log: AccessLog,
-    /// The destination of spans.
-    pub tracer: Tracer,
+    /// The queue of spans to be exported, those of each request together.
+    pub spans: mpsc::Sender<Vec<Span>>,
     /// Connections to upstreams.
     pub connections: Connections,
     /// Keys near their limits.
@@ -198,14 +198,14 @@ impl Gate {
         store: Arc<dyn Store>,
         metrics: Arc<Metrics>,
         access_log: AccessLog,
-        tracer: Tracer,
+        spans: mpsc::Sender<Vec<Span>>,
     ) -> Gate {
         Gate {
             snapshot: ArcSwap::from_pointee(snapshot),
             store,
             metrics,
             access_log,
-            tracer,
+            spans,
             connections: Connections::default(),
             threshold_events: ThresholdEvents::default(),
             day: ArcSwapOption::empty(),

@@ -96,7 +96,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
         let started = exchange.started.checked_sub(waited);
         let spans = recording.spans(&line, started.unwrap_or(exchange.started));
         let count = spans.len() as u64;
-        if !gate.tracer.leave(spans) {
+        if gate.spans.try_send(spans).is_err() {
             let dropped = metrics.trace_spans.with_label_values(&["dropped"]);
             dropped.inc_by(count);
         }

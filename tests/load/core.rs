@@ -36,7 +36,6 @@ use touchline::server::open_store;
 use touchline::store::{NodeName, Role};
 use touchline::telemetry::access_log::AccessLog;
 use touchline::telemetry::metrics::Metrics;
-use touchline::telemetry::traces::Tracer;
 
 const SHIPPED: &str = include_str!("../../gateway.yaml");
 const MARKETS: &str = "/api/v1/data/markets";
@@ -112,13 +111,13 @@ impl Bench {
             .block_on(open_store(&config, role, Clock::system()))
             .unwrap();
         let metrics = Arc::new(Metrics::new().unwrap());
-        let (tracer, _) = Tracer::new();
+        let (spans, _) = tokio::sync::mpsc::channel(1);
         let gate = Gate::new(
             Snapshot::new(config),
             opened,
             metrics,
             AccessLog::new(None),
-            tracer,
+            spans,
         );
         let issue = |change: &dyn Fn(&mut KeyRecord)| {
             let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);

@@ -102,7 +102,6 @@ mod tests {
     use crate::store::{Charge, Decision, KeyEntry, NodeName, Role};
     use crate::telemetry::access_log::AccessLog;
     use crate::telemetry::metrics::Metrics;
-    use crate::telemetry::traces::Tracer;
 
     const CONFIG: &str = "\
 tiers: {pro: {daily: 5}}
@@ -123,7 +122,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
             store.await.unwrap(),
             Arc::new(Metrics::new().unwrap()),
             AccessLog::new(None),
-            Tracer::new().0,
+            tokio::sync::mpsc::channel(1).0,
         ))
     }
 
