@@ -195,33 +195,21 @@ impl Upstream {
 
     fn log(&self, server: &Server, change: HealthChange) {
         let (upstream, server) = (&*self.name, server.label());
-        let (is_worse, seconds, message) = match change {
-            HealthChange::Unhealthy => (
-                true,
-                None,
-                "health checks fail: the server gets no requests",
-            ),
-            HealthChange::Healthy => (
-                false,
-                None,
-                "health checks pass: the server gets requests again",
-            ),
-            HealthChange::Ejected(pause) => {
-                let seconds = Some(pause.as_secs_f64());
-                (
-                    true,
-                    seconds,
-                    "requests fail: the server gets no more for a while",
-                )
-            }
-            HealthChange::Returned => {
-                let message = "a request was served: the server gets requests again";
-                (false, None, message)
-            }
+        let message = match change {
+            HealthChange::Unhealthy => "health checks fail: the server gets no requests",
+            HealthChange::Healthy => "health checks pass: the server gets requests again",
+            HealthChange::Ejected(_) => "requests fail: the server gets no more for a while",
+            HealthChange::Returned => "a request was served: the server gets requests again",
         };
-        match is_worse {
-            true => tracing::warn!(upstream, server, seconds, "{message}"),
-            false => tracing::info!(upstream, server, "{message}"),
+        match change {
+            HealthChange::Unhealthy => tracing::warn!(upstream, server, "{message}"),
+            HealthChange::Ejected(pause) => {
+                let seconds = pause.as_secs_f64();
+                tracing::warn!(upstream, server, seconds, "{message}");
+            }
+            HealthChange::Healthy | HealthChange::Returned => {
+                tracing::info!(upstream, server, "{message}");
+            }
         }
     }
 
