@@ -18,7 +18,7 @@ use crate::config::{Limits, Listen, ProxyProtocol};
 use crate::policy::limit_hit::LimitHit;
 use crate::policy::{address, forwarded};
 use crate::proxy::connection::Connection;
-use crate::proxy::connection::limiter::{ConnectionLimiter, ConnectionLimits};
+use crate::proxy::connection::limiter::ConnectionLimiter;
 use crate::proxy::connection::on_wake::OnWake;
 use crate::proxy::connection::opening::{self, Opened};
 use crate::proxy::connection::transport::Transport;
@@ -109,13 +109,9 @@ impl Door {
         if spoken == ProxyProtocol::Spoken && !proxy {
             return self.note_limit(LimitHit::ProxyProtocol);
         }
-        let places = ConnectionLimits {
-            all: limits.connections,
-            each_address: limits.connections_per_address,
-        };
         let counted = |address| address::counted(address, &limits.exempt_addresses);
         let address = if proxy { None } else { counted(peer.ip()) };
-        let mut slot = match self.limiter.slot(address, places) {
+        let mut slot = match self.limiter.slot(address, limits) {
             Ok(slot) => slot,
             Err(full) => return self.note_limit(full),
         };
@@ -128,7 +124,7 @@ impl Door {
             ProxyProtocol::Spoken => match Box::pin(self.proxied_client(&mut socket, limits)).await
             {
                 Some(Some(client)) => {
-                    if let Err(full) = slot.assign(counted(client.ip()), places) {
+                    if let Err(full) = slot.assign(counted(client.ip()), limits) {
                         return self.note_limit(full);
                     }
                     client

@@ -9,16 +9,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use prometheus::IntGauge;
 
+use crate::config::Limits;
 use crate::policy::limit_hit::LimitHit;
-
-/// The limits of the number of connections.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ConnectionLimits {
-    /// In all.
-    pub all: usize,
-    /// Of each client address.
-    pub each_address: usize,
-}
 
 /// Counts the connections and limits their number.
 #[derive(Debug)]
@@ -57,10 +49,10 @@ impl ConnectionLimiter {
     pub fn slot(
         self: &Arc<ConnectionLimiter>,
         address: Option<IpAddr>,
-        limits: ConnectionLimits,
+        limits: &Limits,
     ) -> Result<ConnectionSlot, LimitHit> {
         let mut counts = self.counts.lock();
-        if counts.all >= limits.all {
+        if counts.all >= limits.connections {
             return Err(LimitHit::Connections);
         }
         if let Some(address) = address {
@@ -80,11 +72,7 @@ impl ConnectionSlot {
     ///
     /// # Errors
     /// If the limit of the client's address is reached.
-    pub fn assign(
-        &mut self,
-        address: Option<IpAddr>,
-        limits: ConnectionLimits,
-    ) -> Result<(), LimitHit> {
+    pub fn assign(&mut self, address: Option<IpAddr>, limits: &Limits) -> Result<(), LimitHit> {
         debug_assert!(self.address.is_none(), "a slot is one client's");
         if let Some(address) = address {
             self.limiter.counts.lock().add(address, limits)?;
@@ -95,9 +83,9 @@ impl ConnectionSlot {
 }
 
 impl ConnectionCounts {
-    fn add(&mut self, address: IpAddr, limits: ConnectionLimits) -> Result<(), LimitHit> {
+    fn add(&mut self, address: IpAddr, limits: &Limits) -> Result<(), LimitHit> {
         let count = self.of_address.entry(address).or_default();
-        if *count >= limits.each_address {
+        if *count >= limits.connections_per_address {
             return Err(LimitHit::ConnectionsPerAddress);
         }
         *count += 1;
@@ -123,12 +111,20 @@ impl Drop for ConnectionSlot {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::LazyLock;
 
-    const LIMITS: ConnectionLimits = ConnectionLimits {
-        all: 4,
-        each_address: 2,
-    };
+    use super::*;
+    use crate::config::Config;
+
+    static LIMITS: LazyLock<Limits> = LazyLock::new(|| {
+        let file = include_str!("../../../gateway.yaml");
+        let limits = Config::parse("g", file, &|_| None).unwrap().limits;
+        Limits {
+            connections: 4,
+            connections_per_address: 2,
+            ..limits
+        }
+    });
 
     fn ip(text: &str) -> Option<IpAddr> {
         Some(text.parse().unwrap())
@@ -139,26 +135,26 @@ mod tests {
         let gauge = IntGauge::new("g", "g").unwrap();
         let limiter = ConnectionLimiter::new(gauge.clone());
         let mut slots = vec![
-            limiter.slot(ip("192.0.2.1"), LIMITS).unwrap(),
-            limiter.slot(ip("192.0.2.1"), LIMITS).unwrap(),
+            limiter.slot(ip("192.0.2.1"), &LIMITS).unwrap(),
+            limiter.slot(ip("192.0.2.1"), &LIMITS).unwrap(),
         ];
         assert_eq!(
-            limiter.slot(ip("192.0.2.1"), LIMITS).unwrap_err(),
+            limiter.slot(ip("192.0.2.1"), &LIMITS).unwrap_err(),
             LimitHit::ConnectionsPerAddress
         );
-        slots.push(limiter.slot(ip("2001:db8::"), LIMITS).unwrap());
-        slots.push(limiter.slot(ip("2001:db8::"), LIMITS).unwrap());
+        slots.push(limiter.slot(ip("2001:db8::"), &LIMITS).unwrap());
+        slots.push(limiter.slot(ip("2001:db8::"), &LIMITS).unwrap());
         assert_eq!(
-            limiter.slot(ip("192.0.2.2"), LIMITS).unwrap_err(),
+            limiter.slot(ip("192.0.2.2"), &LIMITS).unwrap_err(),
             LimitHit::Connections
         );
         assert_eq!(gauge.get(), 4);
         slots.pop();
         assert_eq!(
-            limiter.slot(ip("192.0.2.1"), LIMITS).unwrap_err(),
+            limiter.slot(ip("192.0.2.1"), &LIMITS).unwrap_err(),
             LimitHit::ConnectionsPerAddress
         );
-        slots.push(limiter.slot(ip("2001:db8::"), LIMITS).unwrap());
+        slots.push(limiter.slot(ip("2001:db8::"), &LIMITS).unwrap());
         drop(slots);
         assert_eq!(gauge.get(), 0);
         assert!(limiter.counts.lock().of_address.is_empty());
@@ -168,10 +164,10 @@ mod tests {
     fn a_client_without_an_address_is_counted_in_all_only() {
         let limiter = ConnectionLimiter::new(IntGauge::new("g", "g").unwrap());
         let _slots: Vec<ConnectionSlot> = (0..4)
-            .map(|_| limiter.slot(None, LIMITS).unwrap())
+            .map(|_| limiter.slot(None, &LIMITS).unwrap())
             .collect();
         assert_eq!(
-            limiter.slot(None, LIMITS).unwrap_err(),
+            limiter.slot(None, &LIMITS).unwrap_err(),
             LimitHit::Connections
         );
     }
@@ -180,17 +176,17 @@ mod tests {
     fn a_client_that_is_known_later_is_counted_then() {
         let limiter = ConnectionLimiter::new(IntGauge::new("g", "g").unwrap());
         let mut slots: Vec<ConnectionSlot> = (0..3)
-            .map(|_| limiter.slot(None, LIMITS).unwrap())
+            .map(|_| limiter.slot(None, &LIMITS).unwrap())
             .collect();
         let client = ip("192.0.2.1");
-        let assigned = slots.iter_mut().map(|slot| slot.assign(client, LIMITS));
+        let assigned = slots.iter_mut().map(|slot| slot.assign(client, &LIMITS));
         let assigned: Vec<_> = assigned.collect();
         assert_eq!(
             assigned,
             [Ok(()), Ok(()), Err(LimitHit::ConnectionsPerAddress)]
         );
         assert_eq!(
-            limiter.slot(client, LIMITS).unwrap_err(),
+            limiter.slot(client, &LIMITS).unwrap_err(),
             LimitHit::ConnectionsPerAddress
         );
         drop(slots);
