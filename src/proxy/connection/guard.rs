@@ -143,9 +143,3 @@ impl Drop for Guard {
         self.note_backlog(false);
     }
 }
-
-impl std::fmt::Debug for Guard {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Guard")
-    }
-}

@@ -3,7 +3,6 @@
 //! Invariants: they are refunded at most once; they stay charged only if some part of the request was sent to an upstream, even
 //! if the request's future is dropped (after a panic, or with a connection past its deadlines).
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,6 +11,7 @@ use crate::proxy::gate::Gate;
 use crate::store::Receipt;
 
 /// Charged units, until they are refunded.
+#[derive(Debug)]
 pub struct Charged {
     gate: Arc<Gate>,
     receipt: Option<Receipt>,
@@ -79,15 +79,6 @@ impl Charged {
 impl Drop for Charged {
     fn drop(&mut self) {
         self.give_up_unsent();
-    }
-}
-
-impl fmt::Debug for Charged {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Charged")
-            .field("receipt", &self.receipt)
-            .field("sent", &self.sent)
-            .finish_non_exhaustive()
     }
 }
 
