@@ -22,7 +22,7 @@ use super::enforcement::{Enforcement, ShadowViolation};
 use super::key_record::KeyRecord;
 use super::own_path::{self, OwnPath};
 use super::rate_limit::QuotaStatus;
-use super::rejection::Rejection;
+use super::rejection::{ExceededLimit, Rejection};
 use super::token_bucket::Rate;
 
 mod caller;
@@ -391,26 +391,19 @@ impl<'a, K> Ask<'a, K, Room> {
         let (quota_status, rates) = (ask.caller.quota_status, AdmissionStep::Rates);
         let is_token = !matches!(limit, Limit::Concurrent(_));
         ask.lookup.token_taken |= is_token && room.is_ok();
+        let exceeded = |limit| Err(Rejection::RateLimitExceeded(limit, quota_status));
         let judged = match (limit, room) {
             (_, Ok(())) => ask.judge(rates, Ok(())),
             (Limit::Burst(rate), Err(wait)) => {
-                let rejection = Rejection::BurstExceeded {
-                    quota_status,
-                    rate,
-                    wait,
-                };
-                ask.judge_limit(rates, ShadowViolation::Burst, Err(rejection))
+                let exceeded = exceeded(ExceededLimit::Burst { rate, wait });
+                ask.judge_limit(rates, ShadowViolation::Burst, exceeded)
             }
-            (Limit::UsageRead, Err(wait)) => ask.judge(
-                rates,
-                Err(Rejection::UsageReadTooOften { quota_status, wait }),
-            ),
+            (Limit::UsageRead, Err(wait)) => {
+                ask.judge(rates, exceeded(ExceededLimit::Usage { wait }))
+            }
             (Limit::Concurrent(allowed), Err(_)) => {
-                let rejection = Rejection::TooManyConcurrent {
-                    quota_status,
-                    allowed,
-                };
-                ask.judge_limit(rates, ShadowViolation::Concurrent, Err(rejection))
+                let exceeded = exceeded(ExceededLimit::Concurrent { allowed });
+                ask.judge_limit(rates, ShadowViolation::Concurrent, exceeded)
             }
         };
         match (judged, found) {
@@ -460,7 +453,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
         let (mut ask, endpoint) = self.split();
         ask.lookup.note(AdmissionStep::Quota, Verdict::Refuses);
         let quota_status = ask.caller.quota_status;
-        let rejection = Rejection::DailyQuotaExceeded { quota_status };
+        let rejection = Rejection::RateLimitExceeded(ExceededLimit::Daily, quota_status);
         ask.refuse(
             Refused::at(RouteId::Endpoint(endpoint), rejection),
             Some(used),

@@ -1,7 +1,7 @@
 //! The state of a caller's quota in headers: `X-RateLimit-*`, `RateLimit-Policy`, `RateLimit`.
 //!
 //! The two last follow draft-ietf-httpapi-ratelimit-headers-11: a quoted policy name, `q` the quota, `w` the window and `t` the
-//! time to the next reset, both in seconds, `r` the remaining units. The names of headers and policies are defined only here.
+//! time to the next reset, both in seconds, `r` the remaining units. The names of the headers are defined only here.
 
 use std::ops::Range;
 
@@ -23,12 +23,6 @@ pub const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-pol
 pub const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// The name of the daily quota in both `RateLimit` headers and in `violated-policies`.
 pub const DAILY_POLICY: &str = "daily";
-/// The name in `violated-policies` of the limit on reading `/api/v1/usage`.
-pub const USAGE_POLICY: &str = "usage";
-/// The name in `violated-policies` of a tier's `burst`.
-pub const BURST_POLICY: &str = "burst";
-/// The name in `violated-policies` of a tier's `concurrent`.
-pub const CONCURRENT_POLICY: &str = "concurrent";
 
 /// The names of all headers above; those of an upstream are removed.
 pub const ALL: [&str; 5] = [

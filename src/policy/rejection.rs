@@ -16,7 +16,7 @@ use super::json;
 use super::key_record::TierName;
 use super::limit_hit::LimitHit;
 use super::maintenance::Maintenance;
-use super::rate_limit::{BURST_POLICY, CONCURRENT_POLICY, DAILY_POLICY, QuotaStatus, USAGE_POLICY};
+use super::rate_limit::{DAILY_POLICY, QuotaStatus};
 use super::target::TargetError;
 use super::token_bucket::Rate;
 
@@ -62,6 +62,70 @@ impl Malformed {
     }
 }
 
+/// A limit of a key that a request exceeds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExceededLimit {
+    /// Policy `daily`: the quota.
+    Daily,
+    /// Policy `usage`: the key reads its usage too often.
+    Usage {
+        /// The time until the next read is answered.
+        wait: Duration,
+    },
+    /// Policy `burst`: the key sends requests faster than its tier allows.
+    Burst {
+        /// The limit of the tier.
+        rate: Rate,
+        /// The time until the next request is admitted.
+        wait: Duration,
+    },
+    /// Policy `concurrent`: too many requests of the key are in flight.
+    Concurrent {
+        /// The limit of the tier.
+        allowed: NonZeroU32,
+    },
+}
+
+impl ExceededLimit {
+    /// The name of the policy; that of a limit of each gateway is also the limit's in the metrics.
+    fn policy(self) -> &'static str {
+        self.limit_hit().map_or(DAILY_POLICY, LimitHit::as_str)
+    }
+
+    fn limit_hit(self) -> Option<LimitHit> {
+        match self {
+            ExceededLimit::Daily => None,
+            ExceededLimit::Usage { .. } => Some(LimitHit::Usage),
+            ExceededLimit::Burst { .. } => Some(LimitHit::Burst),
+            ExceededLimit::Concurrent { .. } => Some(LimitHit::Concurrent),
+        }
+    }
+
+    /// The sentence for the client.
+    fn detail(self, quota_status: &QuotaStatus) -> Cow<'static, str> {
+        match self {
+            ExceededLimit::Daily => match quota_status.remaining() {
+                Some(remaining) if remaining > 0 => {
+                    format!("This request costs more than the {remaining} units left of today's quota.")
+                }
+                _ => format!("Today's quota of {} requests is used up.", quota_status.limit),
+            },
+            ExceededLimit::Usage { .. } => {
+                return "Usage is read too often: at most once a second, with short bursts. The daily quota is not touched.".into();
+            }
+            ExceededLimit::Burst { rate, .. } => format!(
+                "Requests come too fast: your tier takes {} a second and {} at once. The daily quota is not touched.",
+                rate.tokens_per_second(),
+                rate.burst
+            ),
+            ExceededLimit::Concurrent { allowed } => format!(
+                "Too many requests at the same time: your tier takes {allowed}. The daily quota is not touched."
+            ),
+        }
+        .into()
+    }
+}
+
 /// A refusal, with the values of its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rejection {
@@ -91,34 +155,8 @@ pub enum Rejection {
         /// The tiers that include the endpoint.
         required: Vec<TierName>,
     },
-    /// 429 `RATE_LIMIT_EXCEEDED`, policy `daily`.
-    DailyQuotaExceeded {
-        /// The quota status of the key, unchanged by this request.
-        quota_status: QuotaStatus,
-    },
-    /// 429 `RATE_LIMIT_EXCEEDED`, policy `usage`: the key reads its usage too often.
-    UsageReadTooOften {
-        /// The quota status of the key in its daily quota, which is independent of this limit.
-        quota_status: QuotaStatus,
-        /// The time until the next read is answered.
-        wait: Duration,
-    },
-    /// 429 `RATE_LIMIT_EXCEEDED`, policy `burst`: the key sends requests faster than its tier allows.
-    BurstExceeded {
-        /// The quota status of the key in its daily quota, unchanged.
-        quota_status: QuotaStatus,
-        /// The limit of the tier.
-        rate: Rate,
-        /// The time until the next request is admitted.
-        wait: Duration,
-    },
-    /// 429 `RATE_LIMIT_EXCEEDED`, policy `concurrent`: too many requests of the key are in flight.
-    TooManyConcurrent {
-        /// The quota status of the key in its daily quota, unchanged.
-        quota_status: QuotaStatus,
-        /// The limit of the tier.
-        allowed: NonZeroU32,
-    },
+    /// 429 `RATE_LIMIT_EXCEEDED`, with the quota status of the key in its daily quota, unchanged by this request.
+    RateLimitExceeded(ExceededLimit, QuotaStatus),
     /// 500 `INTERNAL_ERROR`: the endpoint is under maintenance, as configured by operators.
     Maintenance(Maintenance),
     /// 500 `INTERNAL_ERROR`: every failure of ours or the upstream's.
@@ -207,49 +245,27 @@ impl ProblemBody<'_> {
     }
 }
 
-/// The part of an answer that is the same for all rejections of a kind.
-struct AnswerKind {
-    status: StatusCode,
-    code: &'static str,
-    policy: Option<&'static str>,
-    limit_hit: Option<LimitHit>,
-}
-
 impl Rejection {
-    fn kind(&self) -> AnswerKind {
-        let of = |status, code| AnswerKind {
-            status,
-            code,
-            policy: None,
-            limit_hit: None,
-        };
-        let limit = |status, code, limit| AnswerKind {
-            limit_hit: Some(limit),
-            ..of(status, code)
-        };
-        let rate = |policy| AnswerKind {
-            policy: Some(policy),
-            ..of(StatusCode::TOO_MANY_REQUESTS, "RATE_LIMIT_EXCEEDED")
-        };
-        let quick = |policy, limit| AnswerKind {
-            limit_hit: Some(limit),
-            ..rate(policy)
-        };
+    /// The status, the code, and the gateway's limit that is exceeded.
+    fn kind(&self) -> (StatusCode, &'static str, Option<LimitHit>) {
+        let of = |status, code| (status, code, None);
         match self {
             Rejection::BadRequest(_) => of(StatusCode::BAD_REQUEST, "BAD_REQUEST"),
-            Rejection::PayloadTooLarge => limit(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "PAYLOAD_TOO_LARGE",
-                LimitHit::BodyBytes,
-            ),
-            Rejection::UriTooLong => limit(
-                StatusCode::URI_TOO_LONG,
-                "URI_TOO_LONG",
-                LimitHit::TargetBytes,
-            ),
+            Rejection::PayloadTooLarge => {
+                let limit_hit = Some(LimitHit::BodyBytes);
+                (
+                    StatusCode::PAYLOAD_TOO_LARGE,
+                    "PAYLOAD_TOO_LARGE",
+                    limit_hit,
+                )
+            }
+            Rejection::UriTooLong => {
+                let limit_hit = Some(LimitHit::TargetBytes);
+                (StatusCode::URI_TOO_LONG, "URI_TOO_LONG", limit_hit)
+            }
             Rejection::HeadersTooLarge => {
                 let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-                limit(status, "HEADERS_TOO_LARGE", LimitHit::Headers)
+                (status, "HEADERS_TOO_LARGE", Some(LimitHit::Headers))
             }
             Rejection::MissingApiKey => of(StatusCode::UNAUTHORIZED, "MISSING_API_KEY"),
             Rejection::InvalidApiKey => of(StatusCode::UNAUTHORIZED, "INVALID_API_KEY"),
@@ -258,10 +274,10 @@ impl Rejection {
                 of(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED")
             }
             Rejection::TierInsufficient { .. } => of(StatusCode::FORBIDDEN, "TIER_INSUFFICIENT"),
-            Rejection::DailyQuotaExceeded { .. } => rate(DAILY_POLICY),
-            Rejection::UsageReadTooOften { .. } => quick(USAGE_POLICY, LimitHit::Usage),
-            Rejection::BurstExceeded { .. } => quick(BURST_POLICY, LimitHit::Burst),
-            Rejection::TooManyConcurrent { .. } => quick(CONCURRENT_POLICY, LimitHit::Concurrent),
+            Rejection::RateLimitExceeded(limit, _) => {
+                let status = StatusCode::TOO_MANY_REQUESTS;
+                (status, "RATE_LIMIT_EXCEEDED", limit.limit_hit())
+            }
             Rejection::Maintenance(_) | Rejection::Internal => {
                 of(StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL_ERROR")
             }
@@ -270,42 +286,31 @@ impl Rejection {
 
     /// The status of the answer.
     pub fn status(&self) -> StatusCode {
-        self.kind().status
+        self.kind().0
     }
 
     /// The stable code for programs; also the outcome in logs and metrics.
     pub fn code(&self) -> &'static str {
-        self.kind().code
-    }
-
-    /// The policy of a 429, as in `violated-policies` and the access log.
-    pub fn policy(&self) -> Option<&'static str> {
-        self.kind().policy
+        self.kind().1
     }
 
     /// The gateway's limit that the request exceeded; the daily quota is none of them.
     pub fn limit_hit(&self) -> Option<LimitHit> {
-        self.kind().limit_hit
+        self.kind().2
+    }
+
+    /// The policy of a 429, as in `violated-policies` and the access log.
+    pub fn policy(&self) -> Option<&'static str> {
+        let Rejection::RateLimitExceeded(limit, _) = self else {
+            return None;
+        };
+        Some(limit.policy())
     }
 
     /// The same rejection with the caller's present quota status, if it states one.
     pub fn at(mut self, now_at: QuotaStatus) -> Rejection {
-        match &mut self {
-            Rejection::DailyQuotaExceeded { quota_status }
-            | Rejection::UsageReadTooOften { quota_status, .. }
-            | Rejection::BurstExceeded { quota_status, .. }
-            | Rejection::TooManyConcurrent { quota_status, .. } => *quota_status = now_at,
-            Rejection::BadRequest(_)
-            | Rejection::PayloadTooLarge
-            | Rejection::UriTooLong
-            | Rejection::HeadersTooLarge
-            | Rejection::MissingApiKey
-            | Rejection::InvalidApiKey
-            | Rejection::NotFound
-            | Rejection::MethodNotAllowed { .. }
-            | Rejection::TierInsufficient { .. }
-            | Rejection::Maintenance(_)
-            | Rejection::Internal => {}
+        if let Rejection::RateLimitExceeded(_, quota_status) = &mut self {
+            *quota_status = now_at;
         }
         self
     }
@@ -335,31 +340,7 @@ impl Rejection {
                 )
                 .into();
             }
-            Rejection::DailyQuotaExceeded { quota_status } => {
-                return match quota_status.remaining() {
-                    Some(remaining) if remaining > 0 => {
-                        format!("This request costs more than the {remaining} units left of today's quota.")
-                    }
-                    _ => format!("Today's quota of {} requests is used up.", quota_status.limit),
-                }
-                .into();
-            }
-            Rejection::UsageReadTooOften { .. } => {
-                "Usage is read too often: at most once a second, with short bursts. The daily quota is not touched."
-            }
-            Rejection::BurstExceeded { rate, .. } => {
-                let (a_second, burst) = (rate.tokens_per_second(), rate.burst);
-                return format!(
-                    "Requests come too fast: your tier takes {a_second} a second and {burst} at once. The daily quota is not touched."
-                )
-                .into();
-            }
-            Rejection::TooManyConcurrent { allowed, .. } => {
-                return format!(
-                    "Too many requests at the same time: your tier takes {allowed}. The daily quota is not touched."
-                )
-                .into();
-            }
+            Rejection::RateLimitExceeded(limit, quota_status) => return limit.detail(quota_status),
             Rejection::Maintenance(maintenance) => maintenance.detail(),
             Rejection::Internal => {
                 "The request could not be served. It was not charged; please try again."
@@ -398,23 +379,15 @@ impl Rejection {
                 body.tiers = Some((tier, required));
                 None
             }
-            Rejection::DailyQuotaExceeded { quota_status } => {
-                body.exceed(quota_status, DAILY_POLICY, now);
-                Some(retry_after(quota_status.day.seconds_left(now)))
-            }
-            Rejection::UsageReadTooOften { quota_status, wait } => {
-                body.exceed(quota_status, USAGE_POLICY, now);
-                Some(retry_after(whole_seconds(*wait)))
-            }
-            Rejection::BurstExceeded {
-                quota_status, wait, ..
-            } => {
-                body.exceed(quota_status, BURST_POLICY, now);
-                Some(retry_after(whole_seconds(*wait)))
-            }
-            Rejection::TooManyConcurrent { quota_status, .. } => {
-                body.exceed(quota_status, CONCURRENT_POLICY, now);
-                Some(retry_after(CONCURRENT_RETRY_AFTER_SECONDS))
+            Rejection::RateLimitExceeded(limit, quota_status) => {
+                body.exceed(quota_status, limit.policy(), now);
+                Some(match limit {
+                    ExceededLimit::Daily => retry_after(quota_status.day.seconds_left(now)),
+                    ExceededLimit::Usage { wait } | ExceededLimit::Burst { wait, .. } => {
+                        retry_after(whole_seconds(*wait))
+                    }
+                    ExceededLimit::Concurrent { .. } => retry_after(CONCURRENT_RETRY_AFTER_SECONDS),
+                })
             }
             Rejection::Maintenance(maintenance) => {
                 Some(retry_after(maintenance.retry_after_seconds(now)))
@@ -490,16 +463,20 @@ mod tests {
                 tier: "starter".parse().unwrap(),
                 required: vec!["pro".parse().unwrap()],
             },
-            Rejection::DailyQuotaExceeded { quota_status },
-            Rejection::UsageReadTooOften {
+            exceeded(quota_status, ExceededLimit::Daily),
+            exceeded(
                 quota_status,
-                wait: Duration::from_millis(1),
-            },
+                ExceededLimit::Usage {
+                    wait: Duration::from_millis(1),
+                },
+            ),
             burst(quota_status, Duration::ZERO),
-            Rejection::TooManyConcurrent {
+            exceeded(
                 quota_status,
-                allowed: NonZeroU32::MIN,
-            },
+                ExceededLimit::Concurrent {
+                    allowed: NonZeroU32::MIN,
+                },
+            ),
             Rejection::Internal,
         ] {
             let body = body(&rejection);
@@ -514,13 +491,14 @@ mod tests {
         }
     }
 
+    fn exceeded(quota_status: QuotaStatus, limit: ExceededLimit) -> Rejection {
+        Rejection::RateLimitExceeded(limit, quota_status)
+    }
+
     fn burst(quota_status: QuotaStatus, wait: Duration) -> Rejection {
         let number = |number| NonZeroU32::new(number).unwrap();
-        Rejection::BurstExceeded {
-            quota_status,
-            rate: Rate::per_second(number(3), number(40)),
-            wait,
-        }
+        let rate = Rate::per_second(number(3), number(40));
+        exceeded(quota_status, ExceededLimit::Burst { rate, wait })
     }
 
     #[test]
@@ -530,10 +508,8 @@ mod tests {
             used: Some(7),
             day: day(),
         };
-        let concurrent = Rejection::TooManyConcurrent {
-            quota_status,
-            allowed: NonZeroU32::new(10).unwrap(),
-        };
+        let allowed = NonZeroU32::new(10).unwrap();
+        let concurrent = exceeded(quota_status, ExceededLimit::Concurrent { allowed });
         for (rejection, policy, part, seconds) in [
             (
                 burst(quota_status, Duration::from_nanos(1)),
@@ -587,7 +563,7 @@ mod tests {
             used: Some(1_000),
             day: day(),
         };
-        let rejection = Rejection::DailyQuotaExceeded { quota_status };
+        let rejection = exceeded(quota_status, ExceededLimit::Daily);
         let body = body(&rejection);
         assert_eq!(body["limit"], 1_000);
         assert_eq!(body["used"], 1_000);
@@ -608,7 +584,7 @@ mod tests {
         };
         for (milliseconds, seconds) in [(0, 1), (1, 1), (1_000, 1), (1_001, 2)] {
             let wait = Duration::from_millis(milliseconds);
-            let rejection = Rejection::UsageReadTooOften { quota_status, wait };
+            let rejection = exceeded(quota_status, ExceededLimit::Usage { wait });
             let body = body(&rejection);
             assert_eq!(body["violated-policies"], serde_json::json!(["usage"]));
             assert_eq!(body["used"], serde_json::Value::Null);

@@ -25,7 +25,7 @@ use crate::policy::http1::request::RequestHead;
 use crate::policy::key_record::Unusable;
 use crate::policy::limit_hit::LimitHit;
 use crate::policy::rate_limit::QuotaStatus;
-use crate::policy::rejection::Rejection;
+use crate::policy::rejection::{ExceededLimit, Rejection};
 use crate::policy::token_bucket::Empty;
 use crate::store::ledger::NO_ENDPOINT;
 use crate::store::{Charge, Decision, KeyEntry, Receipt, RefusalReason, StoreError, UNBOUNDED};
@@ -354,16 +354,18 @@ fn in_ledger(rejection: &Rejection) -> Option<RefusalReason> {
         Rejection::NotFound => Some(RefusalReason::NotFound),
         Rejection::MethodNotAllowed { .. } => Some(RefusalReason::Method),
         Rejection::TierInsufficient { .. } => Some(RefusalReason::Tier),
-        Rejection::BurstExceeded { .. } => Some(RefusalReason::Burst),
-        Rejection::TooManyConcurrent { .. } => Some(RefusalReason::Concurrent),
-        Rejection::DailyQuotaExceeded { .. } => Some(RefusalReason::DailyQuota),
+        Rejection::RateLimitExceeded(limit, _) => match limit {
+            ExceededLimit::Daily => Some(RefusalReason::DailyQuota),
+            ExceededLimit::Burst { .. } => Some(RefusalReason::Burst),
+            ExceededLimit::Concurrent { .. } => Some(RefusalReason::Concurrent),
+            ExceededLimit::Usage { .. } => None,
+        },
         Rejection::BadRequest(_)
         | Rejection::PayloadTooLarge
         | Rejection::UriTooLong
         | Rejection::HeadersTooLarge
         | Rejection::MissingApiKey
         | Rejection::InvalidApiKey
-        | Rejection::UsageReadTooOften { .. }
         | Rejection::Maintenance(_)
         | Rejection::Internal => None,
     }

@@ -29,7 +29,7 @@ use touchline::policy::http1::HeadBounds;
 use touchline::policy::http1::request::RequestReader;
 use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
 use touchline::policy::rate_limit::QuotaStatus;
-use touchline::policy::rejection::Rejection;
+use touchline::policy::rejection::{ExceededLimit, Rejection};
 use touchline::proxy::admission::{AdmissionTrace, Admitted, admit};
 use touchline::proxy::{Gate, Snapshot};
 use touchline::server::open_store;
@@ -189,7 +189,7 @@ impl Bench {
                 });
             }),
             3 => Box::new(move || {
-                let rejection = Rejection::DailyQuotaExceeded { quota_status };
+                let rejection = Rejection::RateLimitExceeded(ExceededLimit::Daily, quota_status);
                 let problem = rejection.problem(
                     "e51ba849c48b4f49ede311796852d669",
                     &self.snapshot.challenge,

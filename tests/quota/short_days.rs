@@ -18,7 +18,7 @@ use touchline::policy::calendar::Calendar;
 use touchline::policy::http1::HeadBounds;
 use touchline::policy::http1::request::RequestReader;
 use touchline::policy::key_record::{Action, KeyRecord, LastChange};
-use touchline::policy::rejection::Rejection;
+use touchline::policy::rate_limit::DAILY_POLICY;
 use touchline::proxy::admission::{AdmissionTrace, Admitted, admit};
 use touchline::proxy::{Gate, Snapshot};
 use touchline::server::open_store;
@@ -103,7 +103,7 @@ async fn call_without_pause(
             }
             Err(refusal) => {
                 assert!(
-                    matches!(refusal.rejection, Rejection::DailyQuotaExceeded { .. }),
+                    refusal.rejection.policy() == Some(DAILY_POLICY),
                     "{refusal:?}"
                 );
                 // What is known to be exhausted stays so for a moment; more of it would only heat the machine.

@@ -4,7 +4,7 @@ use super::*;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::enforcement::{Enforcement, ShadowViolation};
 use crate::policy::key_record::tests::key_of;
-use crate::policy::rejection::Malformed;
+use crate::policy::rejection::{ExceededLimit, Malformed};
 use crate::policy::token_bucket::Rate;
 
 const MARKETS: &str = "/d/markets";
@@ -121,7 +121,7 @@ fn a_request_is_counted_in_the_quota_status_of_the_answer_and_a_refused_one_is_n
     let Outcome::Refused(refusal) = refused else {
         panic!("9 of 10 and a cost of 2");
     };
-    let Rejection::DailyQuotaExceeded { quota_status } = refusal.rejection else {
+    let Rejection::RateLimitExceeded(ExceededLimit::Daily, quota_status) = refusal.rejection else {
         panic!("{refusal:?}");
     };
     assert_eq!(quota_status.remaining(), Some(1));

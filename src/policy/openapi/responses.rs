@@ -15,7 +15,7 @@ use super::Api;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::policy::rate_limit::{self, QuotaStatus};
-use crate::policy::rejection::{Malformed, Rejection, challenge};
+use crate::policy::rejection::{ExceededLimit, Malformed, Rejection, challenge};
 use crate::policy::token_bucket::Rate;
 use crate::policy::words::words;
 
@@ -144,7 +144,6 @@ impl Sort {
     }
 
     fn rejections(self, example: &Example) -> Vec<Rejection> {
-        let quota_status = example.quota_status;
         vec![match self {
             Sort::BadRequest | Sort::OwnBadRequest => Rejection::BadRequest(Malformed::Host),
             Sort::Unauthorized => return vec![Rejection::MissingApiKey, Rejection::InvalidApiKey],
@@ -164,10 +163,10 @@ impl Sort {
             Sort::PayloadTooLarge => Rejection::PayloadTooLarge,
             Sort::UriTooLong | Sort::OwnUriTooLong => Rejection::UriTooLong,
             Sort::DailyQuotaExceeded => return example.exceeded(),
-            Sort::UsageReadTooOften => Rejection::UsageReadTooOften {
-                quota_status,
-                wait: Duration::from_secs(1),
-            },
+            Sort::UsageReadTooOften => {
+                let wait = Duration::from_secs(1);
+                example.exceeding(ExceededLimit::Usage { wait })
+            }
             Sort::HeadersTooLarge | Sort::OwnHeadersTooLarge => Rejection::HeadersTooLarge,
             Sort::Internal => Rejection::Internal,
         }]
@@ -429,23 +428,24 @@ impl Example {
         }
     }
 
-    /// The 429 of every policy.
+    /// The 429 of every policy but `usage`.
     fn exceeded(&self) -> Vec<Rejection> {
-        let quota_status = self.quota_status;
-        let daily = Rejection::DailyQuotaExceeded { quota_status };
-        let burst = self.burst.map(|rate| Rejection::BurstExceeded {
-            quota_status,
+        let burst = self.burst.map(|rate| ExceededLimit::Burst {
             rate,
             wait: rate.interval,
         });
-        let concurrent = self.concurrent.map(|allowed| Rejection::TooManyConcurrent {
-            quota_status,
-            allowed,
-        });
-        [Some(daily), burst, concurrent]
-            .into_iter()
+        let concurrent = self
+            .concurrent
+            .map(|allowed| ExceededLimit::Concurrent { allowed });
+        let limits = [Some(ExceededLimit::Daily), burst, concurrent].into_iter();
+        limits
             .flatten()
+            .map(|limit| self.exceeding(limit))
             .collect()
+    }
+
+    fn exceeding(&self, limit: ExceededLimit) -> Rejection {
+        Rejection::RateLimitExceeded(limit, self.quota_status)
     }
 }
 
