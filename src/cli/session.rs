@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
+use tokio::sync::mpsc;
 
 use super::output;
 use crate::clock::Clock;
 use crate::config::{Config, StoreConfig};
 use crate::server;
-use crate::store::{ChangeMark, Role, Store, Unconfirmed};
+use crate::store::{ChangeMark, Role, Store, StoreError, Unconfirmed};
 
 /// How long a command waits for the gateways to apply its change, by the contract.
 const APPLIED_PATIENCE: Duration = Duration::from_secs(2);
@@ -19,6 +20,8 @@ const APPLIED_PATIENCE: Duration = Duration::from_secs(2);
 const REPLICA_PATIENCE: Duration = Duration::from_millis(500);
 /// The most unconfirmed gateways that a message names.
 const UNCONFIRMED_NAMED_MAX: usize = 20;
+/// The number of pieces of a store's content that are read ahead.
+const AHEAD: usize = 1_000;
 /// How long a command waits for the store to write pending data.
 pub const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -57,6 +60,23 @@ pub fn on_runtime<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::R
         .enable_all()
         .build()?;
     runtime.block_on(work)
+}
+
+/// Takes each piece that `read` sends, while it reads on ahead. A failed piece ends both.
+pub async fn piped<T>(
+    read: impl AsyncFnOnce(mpsc::Sender<T>) -> Result<(), StoreError>,
+    mut take: impl AsyncFnMut(T) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let (sender, mut pieces) = mpsc::channel(AHEAD);
+    let take_all = async move {
+        while let Some(piece) = pieces.recv().await {
+            take(piece).await?;
+        }
+        anyhow::Ok(())
+    };
+    let (read, taken) = tokio::join!(read(sender), take_all);
+    taken?;
+    Ok(read?)
 }
 
 /// The store's database file, if it is missing.

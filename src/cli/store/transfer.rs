@@ -13,11 +13,10 @@ use anyhow::{Context, bail};
 use clap::Args;
 use jiff::Timestamp;
 use serde::Serialize;
-use tokio::sync::mpsc;
 
 use super::{journal_of, place};
 use crate::cli::output::{RecordFormat, private_file, to_the_second, write_json, write_record};
-use crate::cli::session::{CLOSE_DEADLINE, missing_file, note, on_runtime};
+use crate::cli::session::{CLOSE_DEADLINE, missing_file, note, on_runtime, piped};
 use crate::clock::Clock;
 use crate::config::{Config, Purpose};
 use crate::server;
@@ -27,8 +26,6 @@ use crate::store::{Role, Store};
 
 /// Pieces written at once: some milliseconds in which other processes wait for the embedded store.
 const BATCH: usize = 250;
-/// The number of pieces read ahead.
-const AHEAD: usize = 1_000;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct BackupArguments {
@@ -134,7 +131,8 @@ pub(super) fn backup(
 async fn write_backup(from: &Config, header: &Header, out: impl Write) -> anyhow::Result<Contents> {
     let source = open_source(from).await?;
     let mut writer = BackupWriter::begin(out, header)?;
-    let exported = transfer(&*source, async |piece| Ok(writer.put(&piece)?)).await;
+    let put = async |piece| Ok(writer.put(&piece)?);
+    let exported = piped(async |sender| source.export(sender).await, put).await;
     source.close(CLOSE_DEADLINE).await;
     exported?;
     let (contents, mut out) = writer.end()?;
@@ -191,7 +189,8 @@ pub(super) fn copy(
     let mut target = on_runtime(async {
         let source = open_source(&from).await?;
         let filled = TransferTarget::filled(&to, &order.how, async |target| {
-            transfer(&*source, async |piece| target.put(piece).await).await
+            let put = async |piece| target.put(piece).await;
+            piped(async |sender| source.export(sender).await, put).await
         });
         let filled = filled.await;
         source.close(CLOSE_DEADLINE).await;
@@ -238,23 +237,6 @@ async fn open_source(from: &Config) -> anyhow::Result<Arc<dyn Store>> {
 
 async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     Ok(server::open_store(config, Role::Command, Clock::system()).await?)
-}
-
-/// Writes the whole content of a store, piece by piece.
-async fn transfer(
-    from: &dyn Store,
-    mut take: impl AsyncFnMut(Exported) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let (sender, mut receiver) = mpsc::channel(AHEAD);
-    let listen = async move {
-        while let Some(piece) = receiver.recv().await {
-            take(piece).await?;
-        }
-        anyhow::Ok(())
-    };
-    let (sent, listened) = tokio::join!(from.export(sender), listen);
-    listened?;
-    Ok(sent?)
 }
 
 impl TransferTarget {

@@ -6,14 +6,12 @@ use anyhow::Context;
 use clap::Args;
 use jiff::civil::Date;
 use serde::Serialize;
-use tokio::sync::mpsc;
 
 use super::{Session, range};
 use crate::cli::output::parse_date;
+use crate::cli::session::piped;
 use crate::store::chain::{ChainCheck, ChainItem, CheckedChain};
 
-/// The number of pieces read ahead.
-const AHEAD: usize = 1_000;
 /// The format of an export.
 const FORMAT: u64 = 1;
 
@@ -56,17 +54,10 @@ pub(super) async fn check(
     let Some(chained) = session.store.chained() else {
         return Ok(None);
     };
-    let (sender, mut pieces) = mpsc::channel(AHEAD);
-    let take = async {
-        let mut check = ChainCheck::of(days, digest);
-        while let Some(piece) = pieces.recv().await {
-            check.take(piece);
-        }
-        check.finish()
-    };
-    let (read, checked) = tokio::join!(chained.read_chain(days, sender), take);
-    read?;
-    Ok(Some(checked))
+    let mut check = ChainCheck::of(days, digest);
+    let read = async |sender| chained.read_chain(days, sender).await;
+    piped(read, async |piece| Ok(check.take(piece))).await?;
+    Ok(Some(check.finish()))
 }
 
 /// Writes the chain and the rows of the ledger, one JSON value a line.
@@ -93,18 +84,11 @@ pub(super) async fn export(
             to,
         }),
     )?;
-    let (sender, pieces) = mpsc::channel(AHEAD);
-    let write = async {
-        // Dropped at the first failure, which ends the reading.
-        let mut pieces = pieces;
-        while let Some(piece) = pieces.recv().await {
-            write_line(out, &ExportLine::Piece(&piece))?;
-        }
-        anyhow::Ok(())
-    };
-    let (read, written) = tokio::join!(chained.read_chain(Some((from, to)), sender), write);
-    written?;
-    read?;
+    let read = async |sender| chained.read_chain(Some((from, to)), sender).await;
+    piped(read, async |piece| {
+        write_line(out, &ExportLine::Piece(&piece))
+    })
+    .await?;
     Ok(out.flush()?)
 }
 
