@@ -16,6 +16,7 @@ use super::proxied;
 use super::tls::Acceptor;
 use crate::config::{Limits, Listen, ProxyProtocol};
 use crate::policy::limit_hit::LimitHit;
+use crate::policy::redirect::Rule;
 use crate::policy::{address, forwarded};
 use crate::proxy::connection::Connection;
 use crate::proxy::connection::limiter::ConnectionLimiter;
@@ -136,7 +137,10 @@ impl Door {
         let (tls, redirect) = match (&self.behind, &listen.redirect) {
             (Behind::Clear, _) => (None, None),
             (Behind::Tls(acceptor), _) => (Some(acceptor), None),
-            (Behind::Redirect, Some(redirect)) => (None, Some(redirect.rule.clone())),
+            (Behind::Redirect, Some(redirect)) => {
+                let (port, hosts) = (redirect.port, redirect.hosts.clone());
+                (None, Some(Rule { port, hosts }))
+            }
             // The listener is removed only by a restart.
             (Behind::Redirect, None) => return,
         };

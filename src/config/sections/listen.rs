@@ -10,12 +10,11 @@ use crate::config::check::{Check, Wrong};
 use crate::config::choices::{Cleartext, ProxyProtocol};
 use crate::config::outline::Path;
 use crate::config::rows::{
-    always, leaf, number, required, restart, rows, secret_file, section, texts,
+    always, leaf, number, optional, required, restart, rows, secret_file, section, texts,
 };
 use crate::config::secret::Secret;
 use crate::policy::address::Network;
 use crate::policy::http1::is_host;
-use crate::policy::redirect::Rule;
 
 rows! {
     /// The listeners: at least one of `http` and `https`, all on different addresses.
@@ -26,7 +25,7 @@ rows! {
         /// HTTPS for clients, HTTP/2 and HTTP/1.1.
         https: Option<Https> = section(|check, at, rows| Some(https(check, at, rows)));
         /// A cleartext listener that redirects every request to HTTPS (308). Without this section there is none.
-        redirect: Option<RedirectListener> = section(redirect);
+        redirect: Option<RedirectListener> = optional();
         /// Networks of the proxies in front of the gateway. X-Forwarded-For, -Proto and -Host and the PROXY protocol are accepted from
         /// these only.
         trusted_proxies: Vec<Network> = texts(network).or_list(&[]);
@@ -50,7 +49,9 @@ rows! {
         proxy_protocol: ProxyProtocol = leaf().or(ProxyProtocol::Absent);
     }
 
-    struct RedirectRows {
+    /// The listener that redirects.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct RedirectListener {
         /// IP address and port, such as 0.0.0.0:80. A change needs a restart.
         address: SocketAddr = restart(required("write address: 0.0.0.0:80", leaf().or(loopback(8081))));
         /// The HTTPS port that clients connect to.
@@ -79,17 +80,6 @@ pub struct Admin {
     pub address: SocketAddr,
     /// The token that `/metrics` requires.
     pub token: Option<Secret>,
-}
-
-/// The listener that redirects.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RedirectListener {
-    /// The address to listen on, also outside loopback.
-    pub address: SocketAddr,
-    /// The target of the redirects.
-    pub rule: Rule,
-    /// Whether connections begin with a PROXY protocol header.
-    pub proxy_protocol: ProxyProtocol,
 }
 
 pub(super) fn listen(check: &mut Check<'_>, at: &Path, mut listen: Listen) -> Listen {
@@ -164,17 +154,6 @@ fn http(check: &mut Check<'_>, at: &Path, http: Http) -> Http {
     http
 }
 
-fn redirect(_: &mut Check<'_>, _: &Path, rows: RedirectRows) -> Option<RedirectListener> {
-    Some(RedirectListener {
-        address: rows.address,
-        rule: Rule {
-            port: rows.port,
-            hosts: rows.hosts,
-        },
-        proxy_protocol: rows.proxy_protocol,
-    })
-}
-
 fn host(text: &str) -> Result<String, Wrong> {
     let bare = !text.contains(':') || text.ends_with(']');
     let host = (is_host(text.as_bytes()) && bare).then(|| text.to_ascii_lowercase());
@@ -230,18 +209,16 @@ mod tests {
         assert_eq!(written.trusted_proxies.len(), 2);
         let redirect = RedirectListener {
             address: "0.0.0.0:80".parse().unwrap(),
-            rule: Rule {
-                port: 8443,
-                hosts: vec!["api.example".into(), "[::1]".into()],
-            },
+            port: 8443,
+            hosts: vec!["api.example".into(), "[::1]".into()],
             proxy_protocol: ProxyProtocol::Absent,
         };
         assert_eq!(written.redirect, Some(redirect));
         let apart = "https: {address: \"[::1]:80\"}, redirect: {address: 0.0.0.0:80}";
         assert!(listen(apart).is_ok());
         let bare = listen("https: {}, redirect: {address: 0.0.0.0:80}").unwrap();
-        let rule = bare.redirect.unwrap().rule;
-        assert_eq!((rule.port, rule.hosts), (443, Vec::new()));
+        let redirect = bare.redirect.unwrap();
+        assert_eq!((redirect.port, redirect.hosts), (443, Vec::new()));
     }
 
     #[test]
