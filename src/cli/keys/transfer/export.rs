@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::rows::{self, Columns, Digests, ExportedGrants, ExportedRow};
+use super::rows::{self, COLUMNS, DIGEST_COLUMNS, Digests, ExportedGrants, ExportedRow};
 use super::{FileFormat, Session, is_standard, note};
 use crate::cli::output::private_file;
 use crate::policy::key_record::KeyRecord;
@@ -29,26 +29,12 @@ pub(in crate::cli::keys) async fn export(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let format = FileFormat::of(order.format, &order.file).unwrap_or(FileFormat::Csv);
-    let columns = match order.with_digests {
-        true => Columns::WithDigests,
-        false => Columns::Public,
-    };
-    let records = session.store.all_keys().await?;
-    let rows = records.iter().map(|record| row(record, format, columns));
-    if is_standard(&order.file) {
-        return rows::write(format, rows, columns, BufWriter::new(out));
+    let mut columns = COLUMNS.to_vec();
+    if order.with_digests {
+        columns.extend(DIGEST_COLUMNS);
     }
-    let shown = order.file.display();
-    let file = private_file(&order.file)?;
-    rows::write(format, rows, columns, BufWriter::new(&file))?;
-    file.sync_all()?;
-    note(&format!("{} keys exported to {shown}", records.len()));
-    Ok(())
-}
-
-fn row(record: &KeyRecord, format: FileFormat, columns: Columns) -> ExportedRow<'_> {
-    let previous = record.previous.as_ref();
-    ExportedRow {
+    let records = session.store.all_keys().await?;
+    let rows = records.iter().map(|record| ExportedRow {
         id: record.id,
         customer: &record.customer,
         label: record.label.as_deref(),
@@ -57,13 +43,24 @@ fn row(record: &KeyRecord, format: FileFormat, columns: Columns) -> ExportedRow<
         expires: record.expires,
         grants: ExportedGrants::of(&record.grants, format),
         created: record.created,
-        digests: match columns {
-            Columns::Public => None,
-            Columns::WithDigests => Some(Digests {
-                digest: record.digest,
-                previous_digest: previous.map(|previous| previous.digest),
-                previous_until: previous.map(|previous| previous.until),
-            }),
-        },
+        digests: order.with_digests.then(|| digests(record)),
+    });
+    if is_standard(&order.file) {
+        return rows::write(format, rows, &columns, BufWriter::new(out));
+    }
+    let shown = order.file.display();
+    let file = private_file(&order.file)?;
+    rows::write(format, rows, &columns, BufWriter::new(&file))?;
+    file.sync_all()?;
+    note(&format!("{} keys exported to {shown}", records.len()));
+    Ok(())
+}
+
+fn digests(record: &KeyRecord) -> Digests {
+    let previous = record.previous.as_ref();
+    Digests {
+        digest: record.digest,
+        previous_digest: previous.map(|previous| previous.digest),
+        previous_until: previous.map(|previous| previous.until),
     }
 }

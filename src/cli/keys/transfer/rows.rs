@@ -277,46 +277,29 @@ pub(super) struct Digests {
     pub(super) previous_until: Option<Timestamp>,
 }
 
-/// Writes rows; CSV has the columns of digests only if `with_digests`.
+/// The columns of a CSV file that always are in it, and those of [`Digests`].
+pub(super) const COLUMNS: [&str; 8] = [
+    "id", "customer", "label", "tier", "state", "expires", "grants", "created",
+];
+pub(super) const DIGEST_COLUMNS: [&str; 3] = ["digest", "previous_digest", "previous_until"];
+
+/// Writes rows; CSV has these columns.
 pub(super) fn write<'a>(
     format: FileFormat,
     rows: impl Iterator<Item = ExportedRow<'a>>,
-    columns: Columns,
+    columns: &[&str],
     mut out: impl Write,
 ) -> anyhow::Result<()> {
-    match (format, columns) {
-        (FileFormat::Csv, Columns::Public) => write_csv(&mut out, &PUBLIC_COLUMNS, rows),
-        (FileFormat::Csv, Columns::WithDigests) => {
-            let names = [PUBLIC_COLUMNS.as_slice(), &DIGEST_COLUMNS].concat();
-            write_csv(&mut out, &names, rows)
+    match format {
+        FileFormat::Csv => write_csv(&mut out, columns, rows),
+        FileFormat::Jsonl => {
+            for row in rows {
+                serde_json::to_writer(&mut out, &row)?;
+                out.write_all(b"\n")?;
+            }
+            Ok(out.flush()?)
         }
-        (FileFormat::Jsonl, _) => write_lines(rows, out),
     }
-}
-
-/// The columns of a CSV file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Columns {
-    /// The columns without digests.
-    Public,
-    /// The columns with digests.
-    WithDigests,
-}
-
-const PUBLIC_COLUMNS: [&str; 8] = [
-    "id", "customer", "label", "tier", "state", "expires", "grants", "created",
-];
-const DIGEST_COLUMNS: [&str; 3] = ["digest", "previous_digest", "previous_until"];
-
-fn write_lines<'a>(
-    rows: impl Iterator<Item = ExportedRow<'a>>,
-    mut out: impl Write,
-) -> anyhow::Result<()> {
-    for row in rows {
-        serde_json::to_writer(&mut out, &row)?;
-        out.write_all(b"\n")?;
-    }
-    Ok(out.flush()?)
 }
 
 #[cfg(test)]
