@@ -1,8 +1,8 @@
 //! TLS to an upstream: the trusted authorities and the gateway's own certificate. The files are read and checked with the rest of
 //! the configuration, so a mistake in them refuses the configuration, and a renewed file makes a new one.
 
-use std::fmt;
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
 
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::pem::PemObject;
@@ -48,18 +48,8 @@ pub struct UpstreamTls {
 pub struct ClientIdentity {
     /// The chain, the gateway's own certificate first, X.509 in DER; at least one.
     pub chain: Chain,
-    /// The key of the first of them.
-    pub key: PrivateKey,
-}
-
-/// A private key in DER. Its `Debug` shows nothing.
-#[derive(Clone, PartialEq, Eq)]
-pub struct PrivateKey(pub Vec<u8>);
-
-impl fmt::Debug for PrivateKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PrivateKey(…)")
-    }
+    /// The key of the first of them; its `Debug` shows nothing of it.
+    pub key: Arc<PrivateKeyDer<'static>>,
 }
 
 pub(super) fn tls(check: &mut Check<'_>, at: &Path, rows: UpstreamTlsRows) -> Option<UpstreamTls> {
@@ -69,7 +59,7 @@ pub(super) fn tls(check: &mut Check<'_>, at: &Path, rows: UpstreamTlsRows) -> Op
     let (key_file, key) = rows.private_key.unzip();
     let identity = chain.zip(key).and_then(|(chain, key)| {
         check.accept(&at.key("private_key"), pair(&chain, &key))?;
-        let key = PrivateKey(key.secret_der().to_vec());
+        let key = Arc::new(key);
         Some(ClientIdentity { chain, key })
     });
     Some(UpstreamTls {

@@ -58,7 +58,7 @@ impl Wire {
                     .collect::<Arc<[_]>>()
             });
             let identity = tls.identity.as_ref().map(|identity| {
-                let key = identity.key.0.clone();
+                let key = identity.key.secret_der().to_vec();
                 Arc::new(CertKey::new(identity.chain.clone(), key))
             });
             Tls {

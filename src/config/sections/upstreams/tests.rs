@@ -198,7 +198,10 @@ fn tls_files_are_read_with_the_configuration() {
     assert_eq!(tls.authorities.as_ref().map(Vec::len), Some(1));
     assert_eq!(tls.files.len(), 3);
     assert!(tls.identity.is_some());
-    assert!(!format!("{tls:?}").contains(&format!("{:?}", tls.identity.as_ref().unwrap().key.0)));
+    assert!(!format!("{tls:?}").contains(&format!(
+        "{:?}",
+        tls.identity.as_ref().unwrap().key.secret_der()
+    )));
     assert_eq!(parse(&with("")).unwrap().tls.unwrap().authorities, None);
     for (tls, path, message) in [
         (
