@@ -56,7 +56,11 @@ pub(super) async fn check(
     };
     let mut check = ChainCheck::of(days, digest);
     let read = async |sender| chained.read_chain(days, sender).await;
-    piped(read, async |piece| Ok(check.take(piece))).await?;
+    piped(read, async |piece| {
+        check.take(piece);
+        Ok(())
+    })
+    .await?;
     Ok(Some(check.finish()))
 }
 
