@@ -74,6 +74,31 @@ async fn a_redis_that_became_read_only_goes_unnoticed_within_the_share_and_is_se
     refuses_writes_between(&replica, &["REPLICAOF", "NO", "ONE"]).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_out_of_memory_is_noticed_by_the_first_charge_of_a_quiet_gateway() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .spec(|spec| spec.redis_extra = "timeout: 1s, outage: deny".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    served(&scene, 0, &key, CALLS).await;
+    report(&scene, &["CONFIG", "SET", "maxmemory", "1"]).await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 500);
+    eventually("it is not ready, and why", async || {
+        let (status, body) = readiness(&scene).await;
+        (status == 503 && body.to_string().contains("OOM")).then_some(())
+    })
+    .await;
+    assert!(scene.gateways[0].output().contains("Redis is unavailable"));
+    report(&scene, &["CONFIG", "SET", "maxmemory", "0"]).await;
+    becomes(&scene, "ready").await;
+    served(&scene, 0, &key, CALLS).await;
+    scene.expect_used(&key, 2 * CALLS as u64).await;
+    scene.assert_ledgers_agree().await;
+}
+
 /// What a Redis wrote down and finds again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Persistence {

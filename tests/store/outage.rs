@@ -677,3 +677,48 @@ async fn the_log_states_why_redis_counts_as_unavailable() {
     })
     .await;
 }
+
+/// How many connections a server has accepted.
+async fn accepted_connections(server: &RedisServer) -> u64 {
+    let mut connection = server.connect().await;
+    let statistics: String = redis::cmd("INFO")
+        .arg("stats")
+        .query_async(&mut connection)
+        .await
+        .unwrap();
+    let mut lines = statistics.lines();
+    let number = lines.find_map(|line| line.strip_prefix("total_connections_received:"));
+    number.unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_became_a_replica_is_tried_less_often_and_used_when_it_is_a_master_again() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    granted(store.charge(charge(&key, day, 100, 1)).await);
+    let role = async |host: &str, port: &str| {
+        let mut set = redis::cmd("REPLICAOF");
+        set.arg(host).arg(port);
+        let () = set.query_async(&mut server.connect().await).await.unwrap();
+    };
+    // Nobody listens on port 1.
+    role("127.0.0.1", "1").await;
+    granted(store.charge(charge(&key, day, 100, 1)).await);
+    away(&store).await;
+    eventually("the reason is known", async || {
+        let trouble = store.health().trouble?;
+        trouble.contains("read only replica").then_some(())
+    })
+    .await;
+    // Then the waits between attempts are between half a second and a second, for each of the gateway's two connections.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = accepted_connections(&server).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let tried = accepted_connections(&server).await - before;
+    assert!(tried <= 14, "{tried} connections in three seconds");
+    assert!(!store.health().up);
+    role("NO", "ONE").await;
+    back(&store).await;
+    eventually_counted(&server, &key, day, 2).await;
+}

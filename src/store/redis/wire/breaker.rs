@@ -1,7 +1,8 @@
 //! When to stop calling Redis, and when to resume: a state machine without I/O, with the time as an argument.
 //!
 //! Closed: requests call Redis. Open: none does; single probes follow a quarter of a second to a second apart, and at once when
-//! there is a connection again; the first that succeeds closes the breaker. Invariant: while it is open, no request waits for
+//! there is a connection again; the first that succeeds closes the breaker. A server that refuses all writes again soon after it
+//! accepted one (its memory use is around its maximum) is probed later each time. Invariant: while it is open, no request waits for
 //! Redis.
 
 use std::time::{Duration, Instant};
@@ -19,16 +20,24 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// The shortest and the longest time between two probes.
 const PROBE_MIN: Duration = Duration::from_millis(250);
 const PROBE_MAX: Duration = Duration::from_secs(1);
+/// How soon after it closed the breaker has to open again because of refused writes to wait twice as long for its next first probe,
+/// and the longest such wait.
+const RELAPSE: Duration = Duration::from_secs(30);
+const RELAPSE_WAIT_MAX: Duration = Duration::from_secs(8);
 
 /// The outcome of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallOutcome {
-    /// A reply came.
-    Answered,
+    /// A reply came to a call that wrote.
+    Wrote,
+    /// A reply came to a call that wrote nothing, which a server that refuses writes serves, too.
+    Read,
     /// No reply came in time, or the connection broke.
     Lost,
     /// An error reply came.
     Refused,
+    /// The server accepts no writes at all.
+    RefusedWrites,
 }
 
 /// Whether there is a connection.
@@ -59,6 +68,10 @@ pub struct Breaker {
     window_began: Instant,
     calls: u32,
     failures: u32,
+    /// When it last closed after it was open.
+    closed_at: Option<Instant>,
+    /// How long the first probe waits.
+    first_wait: Duration,
 }
 
 impl Breaker {
@@ -71,6 +84,8 @@ impl Breaker {
             window_began: now,
             calls: 0,
             failures: 0,
+            closed_at: None,
+            first_wait: PROBE_MIN,
         }
     }
 
@@ -98,7 +113,8 @@ impl Breaker {
         }
         self.calls += 1;
         match outcome {
-            CallOutcome::Answered => (self.lost_in_a_row, self.refused_in_a_row) = (0, 0),
+            CallOutcome::Wrote => (self.lost_in_a_row, self.refused_in_a_row) = (0, 0),
+            CallOutcome::Read => self.lost_in_a_row = 0,
             CallOutcome::Lost => {
                 self.lost_in_a_row += 1;
                 self.failures += 1;
@@ -107,6 +123,14 @@ impl Breaker {
                 self.lost_in_a_row = 0;
                 self.refused_in_a_row += 1;
                 self.failures += 1;
+            }
+            CallOutcome::RefusedWrites => {
+                let relapses = |at| now.duration_since(at) < RELAPSE;
+                self.first_wait = match self.closed_at.is_some_and(relapses) {
+                    true => (2 * self.first_wait).min(RELAPSE_WAIT_MAX),
+                    false => PROBE_MIN,
+                };
+                return self.open(LinkState::Up, now + self.first_wait);
             }
         }
         let failing = self.calls >= WINDOW_CALLS_MIN && 2 * self.failures >= self.calls;
@@ -155,13 +179,14 @@ impl Breaker {
     /// Records the probe's outcome; `jitter` (0 to 1) spreads the next probe.
     pub fn probed(&mut self, outcome: CallOutcome, now: Instant, jitter: f64) {
         match outcome {
-            CallOutcome::Answered => {
+            CallOutcome::Wrote | CallOutcome::Read => {
                 self.state = BreakerPhase::Closed;
+                self.closed_at = Some(now);
                 (self.lost_in_a_row, self.refused_in_a_row) = (0, 0);
                 (self.calls, self.failures) = (0, 0);
                 self.window_began = now;
             }
-            CallOutcome::Lost | CallOutcome::Refused => {
+            CallOutcome::Lost | CallOutcome::Refused | CallOutcome::RefusedWrites => {
                 if let BreakerPhase::Open {
                     probe_at, probing, ..
                 } = &mut self.state
@@ -197,7 +222,7 @@ mod tests {
         let mut breaker = Breaker::new(now);
         for outcome in [
             CallOutcome::Lost,
-            CallOutcome::Answered,
+            CallOutcome::Wrote,
             CallOutcome::Lost,
             CallOutcome::Refused,
             CallOutcome::Lost,
@@ -216,7 +241,7 @@ mod tests {
             let mut breaker = Breaker::new(now);
             for call in 0..calls {
                 let outcome = if call % 2 == 0 {
-                    CallOutcome::Answered
+                    CallOutcome::Wrote
                 } else {
                     CallOutcome::Refused
                 };
@@ -240,10 +265,43 @@ mod tests {
                 breaker.record(CallOutcome::Refused, now);
             }
             if calls < REFUSED_MAX {
-                breaker.record(CallOutcome::Answered, now);
+                breaker.record(CallOutcome::Wrote, now);
             }
         }
         assert!(!breaker.is_closed());
+    }
+
+    #[test]
+    fn calls_that_write_nothing_do_not_hide_that_writes_are_refused() {
+        let now = Instant::now();
+        let mut breaker = Breaker::new(now);
+        for call in 0..REFUSED_MAX {
+            assert!(breaker.is_closed());
+            let now = now + PROBE_MAX * call;
+            breaker.record(CallOutcome::Read, now);
+            breaker.record(CallOutcome::Refused, now);
+        }
+        assert!(!breaker.is_closed());
+    }
+
+    #[test]
+    fn a_server_that_refuses_all_writes_opens_it_at_once_and_is_probed_later_after_each_relapse() {
+        let mut now = Instant::now();
+        let mut breaker = Breaker::new(now);
+        let mut first_wait = |after: Duration| {
+            now += after;
+            breaker.record(CallOutcome::RefusedWrites, now);
+            assert!(!breaker.is_closed());
+            let opened = now;
+            while !breaker.begin_probe(now) {
+                now += MS;
+            }
+            breaker.probed(CallOutcome::Wrote, now, 0.0);
+            now - opened
+        };
+        let waits = [0; 7].map(|_| first_wait(RELAPSE - MS).as_millis());
+        assert_eq!(waits, [250, 500, 1_000, 2_000, 4_000, 8_000, 8_000]);
+        assert_eq!(first_wait(RELAPSE), PROBE_MIN);
     }
 
     #[test]
@@ -261,7 +319,7 @@ mod tests {
         breaker.probed(CallOutcome::Refused, now, 0.0);
         assert!(!breaker.begin_probe(now + PROBE_MIN - MS));
         assert!(breaker.begin_probe(now + PROBE_MIN));
-        breaker.probed(CallOutcome::Answered, now, 0.0);
+        breaker.probed(CallOutcome::Wrote, now, 0.0);
         assert!(breaker.is_closed());
     }
 
@@ -275,7 +333,7 @@ mod tests {
             let mut was_open = false;
             for (outcome, wait) in outcomes {
                 now += MS * wait as u32;
-                let outcome = [CallOutcome::Answered, CallOutcome::Lost, CallOutcome::Refused][outcome as usize];
+                let outcome = [CallOutcome::Wrote, CallOutcome::Lost, CallOutcome::Refused][outcome as usize];
                 breaker.record(outcome, now);
                 prop_assert!(!was_open || !breaker.is_closed());
                 was_open |= !breaker.is_closed();
@@ -286,7 +344,7 @@ mod tests {
                 breaker.probed(CallOutcome::Lost, now, jitter);
                 prop_assert!(!breaker.is_closed() && !breaker.begin_probe(now));
                 prop_assert!(breaker.begin_probe(now + PROBE_MAX));
-                breaker.probed(CallOutcome::Answered, now, jitter);
+                breaker.probed(CallOutcome::Wrote, now, jitter);
                 prop_assert!(breaker.is_closed());
             }
         }
@@ -297,7 +355,7 @@ mod tests {
             let mut breaker = Breaker::new(now);
             for wait in waits {
                 now += MS * wait as u32;
-                breaker.record(CallOutcome::Answered, now);
+                breaker.record(CallOutcome::Wrote, now);
                 prop_assert!(breaker.is_closed());
             }
         }

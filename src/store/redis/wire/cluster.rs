@@ -9,6 +9,7 @@
 //! While a slot is being moved, a script on two names of which one does not exist yet (a key's first charge of a day) gets
 //! `TRYAGAIN` until the slot is moved: the charge may time out, and is then settled like any other.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -22,9 +23,10 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::breaker::{Breaker, CallOutcome};
 use super::line::{ServerLine, answered};
-use super::preparation::Preparation;
-use super::request::{Commands, LinkError, jittered};
+use super::preparation::{Preparation, write_nothing};
+use super::request::{Commands, LinkError, jittered, refuses_writes};
 use super::slots::{ClusterView, slot_of};
 use super::topology::{Address, Topology};
 use crate::store::StoreError;
@@ -74,19 +76,45 @@ struct ClusterNode {
     line: Arc<ServerLine>,
     task: AbortHandle,
     redirected_to: Mutex<Instant>,
+    refusals: Mutex<WriteRefusals>,
+}
+
+/// Whether a master accepts writes.
+struct WriteRefusals {
+    /// Open while it does not. Lost calls are not recorded: its line is dropped after them.
+    breaker: Breaker,
+    /// When it last began to refuse them.
+    since: std::time::Instant,
+}
+
+impl WriteRefusals {
+    fn new() -> WriteRefusals {
+        let now = std::time::Instant::now();
+        WriteRefusals {
+            breaker: Breaker::new(now),
+            since: now,
+        }
+    }
+
     /// Since when it refuses writes, or `None` if it accepts them.
-    refusing_since: Mutex<Option<std::time::Instant>>,
+    fn refusing_since(&self) -> Option<std::time::Instant> {
+        (!self.breaker.is_closed()).then_some(self.since)
+    }
 }
 
 impl ClusterNode {
     /// Whether it is expected to serve its slots.
     fn serves(&self) -> bool {
-        self.line.is_up() && self.refusing_since.lock().is_none()
+        self.line.is_up() && !self.refuses_writes()
+    }
+
+    fn refuses_writes(&self) -> bool {
+        !self.refusals.lock().breaker.is_closed()
     }
 
     /// Since when it does not serve its slots, or `None` if it does.
     fn away_since(&self) -> Option<std::time::Instant> {
-        let refusing_since = *self.refusing_since.lock();
+        let refusing_since = self.refusals.lock().refusing_since();
         self.line
             .down_since()
             .into_iter()
@@ -94,37 +122,57 @@ impl ClusterNode {
             .min()
     }
 
-    /// Notes whether it refuses writes, if the result of a command shows it.
+    /// Notes whether it refuses all writes, if the result of a command shows it.
     fn note(&self, result: &Result<Value, LinkError>) {
-        let Err(LinkError::Refused(error)) = result else {
-            return;
-        };
-        if refuses_writes(error) && self.refusing_since.lock().is_none() {
-            *self.refusing_since.lock() = Some(std::time::Instant::now());
+        if let Err(LinkError::Refused(error)) = result
+            && refuses_writes(error)
+        {
+            self.record(CallOutcome::RefusedWrites, error);
+        }
+    }
+
+    /// Records the outcome of a call, whose error is logged if it shows that the master refuses writes.
+    fn record(&self, outcome: CallOutcome, error: &dyn Display) {
+        let now = std::time::Instant::now();
+        let mut refusals = self.refusals.lock();
+        let was_closed = refusals.breaker.is_closed();
+        refusals.breaker.record(outcome, now);
+        if was_closed && !refusals.breaker.is_closed() {
+            refusals.since = now;
+            drop(refusals);
             tracing::warn!(master = %self.address, %error, "a master of the Redis cluster refuses writes");
         }
     }
 
-    /// Asks a master that refuses writes for one that changes nothing: a script that does not declare itself as free of writes.
+    /// If that is due, asks a master that refuses writes for one that changes nothing.
     async fn probe(&self, deadline: Instant) {
-        let mut write = redis::cmd("EVAL");
-        write.arg("#!lua\nreturn 1").arg(0);
-        if self
+        if !self
+            .refusals
+            .lock()
+            .breaker
+            .begin_probe(std::time::Instant::now())
+        {
+            return;
+        }
+        let write = write_nothing();
+        let accepts = self
             .line
             .query(Commands::One(&write), deadline)
             .await
-            .is_ok()
-        {
-            let since = self.refusing_since.lock().take();
-            let refused_seconds = since.map(|since| since.elapsed().as_secs_f64());
+            .is_ok();
+        let outcome = match accepts {
+            true => CallOutcome::Wrote,
+            false => CallOutcome::RefusedWrites,
+        };
+        let mut refusals = self.refusals.lock();
+        let now = std::time::Instant::now();
+        refusals.breaker.probed(outcome, now, fastrand::f64());
+        let refused_seconds = (now - refusals.since).as_secs_f64();
+        drop(refusals);
+        if accepts {
             tracing::warn!(master = %self.address, refused_seconds, "the master accepts writes again");
         }
     }
-}
-
-/// Whether a server answers but does not accept writes: its memory is full, it has too few replicas, or it cannot save.
-fn refuses_writes(error: &redis::RedisError) -> bool {
-    matches!(error.code(), Some("OOM" | "NOREPLICAS" | "MISCONF"))
 }
 
 impl Drop for ClusterNode {
@@ -257,13 +305,21 @@ impl Cluster {
     pub fn require_writes(&self, slot: u16) -> Result<(), LinkError> {
         let table = self.table.load();
         match table.view.owner(slot).and_then(|owner| table.node(owner)) {
-            Some(node) if node.refusing_since.lock().is_some() => {
-                Err(LinkError::NoConnection(format!(
-                    "{} refuses writes; calls resume when it accepts one",
-                    node.address
-                )))
-            }
+            Some(node) if node.refuses_writes() => Err(LinkError::NoConnection(format!(
+                "{} refuses writes; calls resume when it accepts one",
+                node.address
+            ))),
             Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Records the outcome of a charge at the node that serves a slot.
+    pub fn record(&self, slot: u16, outcome: CallOutcome) {
+        let table = self.table.load();
+        if outcome != CallOutcome::Lost
+            && let Some(node) = table.view.owner(slot).and_then(|owner| table.node(owner))
+        {
+            node.record(outcome, &"too many charges in a row");
         }
     }
 
@@ -389,7 +445,7 @@ impl Cluster {
             line,
             task: tokio::spawn(async move { kept.keep().await }).abort_handle(),
             redirected_to: Mutex::new(Instant::now()),
-            refusing_since: Mutex::default(),
+            refusals: Mutex::new(WriteRefusals::new()),
         })
     }
 
@@ -633,9 +689,8 @@ impl Cluster {
             .nodes
             .iter()
             .filter(|node| masters.contains(&node.address));
-        let refusing = masters.filter(|node| node.refusing_since.lock().is_some());
         let deadline = Instant::now() + self.response_timeout;
-        join_all(refusing.map(|node| node.probe(deadline))).await;
+        join_all(masters.map(|node| node.probe(deadline))).await;
     }
 
     /// Keeps the map current; a cluster that was lost completely is prepared again. Logs every new reason, once. Never returns.

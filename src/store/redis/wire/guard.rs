@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::breaker::{Breaker, CallOutcome, LinkState};
 use super::link::RedisLink;
-use super::request::LinkError;
+use super::request::{LinkError, refuses_writes};
 use crate::store::StoreError;
 use crate::store::status::{BreakerFacts, BreakerState};
 
@@ -109,18 +109,24 @@ impl BreakerGuard {
         matches!(trouble.as_deref(), Some(StoreError::OtherCalendar(_)))
     }
 
-    /// Records a call's result. Those of a cluster are not recorded: each master's line is dropped after its own timeouts and
-    /// then fails at once, while the keys of the other masters continue; the breaker opens when there is no line at all.
-    pub fn record<T>(&self, result: &Result<T, LinkError>) {
+    /// Records the result of a charge with this name, and whether it wrote if it has a reply. Of a cluster, it counts for its master only, and not if it was lost: each master's line is dropped after its own timeouts and then fails at once, while the
+    /// keys of the other masters continue; the breaker opens when there is no line at all.
+    pub fn record<T>(
+        &self,
+        name: &str,
+        result: &Result<T, LinkError>,
+        wrote: impl FnOnce(&T) -> bool,
+    ) {
         if let Err(error) = result {
             *self.last_failure.lock() =
                 Some((Instant::now(), StoreError::from(error.clone()).to_string()));
         }
+        let outcome = outcome(result, wrote);
         if self.link.is_cluster() {
-            return;
+            return self.link.record(name, outcome);
         }
         let mut breaker = self.breaker.lock();
-        breaker.record(outcome(result), Instant::now());
+        breaker.record(outcome, Instant::now());
         let is_closed = breaker.is_closed();
         if self.closed.swap(is_closed, Ordering::AcqRel) && !is_closed {
             self.turning.notify_one();
@@ -178,21 +184,25 @@ impl BreakerGuard {
     /// `PING`.
     async fn probe(&self) -> CallOutcome {
         if self.link.is_cluster() {
-            return outcome(&self.link.ask(&redis::cmd("PING")).await);
+            return outcome(&self.link.ask(&redis::cmd("PING")).await, |_| false);
         }
-        let mut write = redis::cmd("SET");
+        let name = self.link.names.probe();
+        let mut write = redis::pipe();
+        // The kind of write that a charge makes, which may be the only one that is refused.
+        write.cmd("HSET").arg(&name).arg("n").arg(1);
         write
-            .arg(self.link.names.probe())
-            .arg(1)
-            .arg("PX")
+            .cmd("PEXPIRE")
+            .arg(&name)
             .arg(PROBE_LIVES.as_millis() as u64);
-        outcome(&self.link.ask(&write).await)
+        outcome(&self.link.ask(&write).await, |_| true)
     }
 }
 
-fn outcome<T>(result: &Result<T, LinkError>) -> CallOutcome {
+fn outcome<T>(result: &Result<T, LinkError>, wrote: impl FnOnce(&T) -> bool) -> CallOutcome {
     match result {
-        Ok(_) => CallOutcome::Answered,
+        Ok(reply) if wrote(reply) => CallOutcome::Wrote,
+        Ok(_) => CallOutcome::Read,
+        Err(LinkError::Refused(error)) if refuses_writes(error) => CallOutcome::RefusedWrites,
         Err(LinkError::Lost(_) | LinkError::NoConnection(_)) => CallOutcome::Lost,
         Err(LinkError::Refused(_) | LinkError::Unreadable(_)) => CallOutcome::Refused,
     }

@@ -13,12 +13,12 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{ErrorKind, Pipeline, ServerErrorKind, Value};
+use redis::{Pipeline, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::preparation::{Preparation, begin};
-use super::request::{Commands, LinkError, jittered};
+use super::request::{Commands, LinkError, breaks, jittered};
 use super::topology::{Address, Dialled, Topology};
 use crate::store::StoreError;
 
@@ -252,15 +252,18 @@ impl ServerLine {
 
     /// Keeps a connection, as the line's one task. Logs every new reason for having none, once. Never returns.
     pub async fn keep(&self) {
-        let mut wait = RECONNECT_MIN;
+        let mut wait = Duration::ZERO;
         let mut logged = String::new();
         loop {
             while self.is_up() {
                 if timeout(MASTER_EVERY, self.broken.notified()).await.is_err() {
                     self.leave_former_master().await;
+                    // Only a connection that lasted is replaced at once.
+                    wait = Duration::ZERO;
                 }
-                wait = RECONNECT_MIN;
             }
+            tokio::time::sleep(jittered(wait)).await;
+            wait = (2 * wait).clamp(RECONNECT_MIN, RECONNECT_MAX);
             match self.connect().await {
                 Ok(()) => {
                     logged.clear();
@@ -272,26 +275,10 @@ impl ServerLine {
                         tracing::error!(error = %text, "no connection to Redis; trying again");
                         logged = text;
                     }
-                    tokio::time::sleep(jittered(wait)).await;
-                    wait = (2 * wait).min(RECONNECT_MAX);
                 }
             }
         }
     }
-}
-
-/// Whether the connection is unusable after this error.
-pub fn breaks(error: &redis::RedisError) -> bool {
-    error.is_unrecoverable_error()
-        || error.is_io_error()
-        || matches!(
-            error.kind(),
-            ErrorKind::Server(
-                ServerErrorKind::ReadOnly
-                    | ServerErrorKind::BusyLoading
-                    | ServerErrorKind::MasterDown
-            )
-        )
 }
 
 /// A value of [`Commands::Each`] as the result of its command; one that makes the connection unusable is [`LinkError::Lost`].

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redis::Value;
 use redis::aio::ConnectionLike;
 
-use super::request::read_time;
+use super::request::{breaks, read_time};
 use super::script::{CHARGE, RECORD, REGISTER, SIGN_IN};
 use super::zone::{EmptyStore, is_same, set_zones};
 use crate::store::redis::clock::StoreClock;
@@ -34,7 +34,15 @@ impl Preparation {
         get.cmd("GET").arg(&name);
         // Read first: a server that refuses writes can still be read.
         let found: Vec<Value> = get.query_async(connection).await.map_err(failed)?;
-        if !is_same(found.last(), &self.zone)? && self.empty_store() == EmptyStore::Claimed {
+        let is_found = is_same(found.last(), &self.zone)?;
+        if is_found {
+            // A replica can be read, too, but breaks the connection with the first write.
+            if let Err(error) = write_nothing().exec_async(connection).await
+                && breaks(&error)
+            {
+                return Err(failed(error));
+            }
+        } else if self.empty_store() == EmptyStore::Claimed {
             // Of several gateways that find the store empty, the first one sets its zone.
             let mut claim = set_zones([&name], &self.zone);
             claim.cmd("GET").arg(&name);
@@ -64,6 +72,14 @@ pub async fn begin(connection: &mut impl ConnectionLike) -> Result<(), StoreErro
         script.load(connection).await.map_err(failed)?;
     }
     Ok(())
+}
+
+/// A write that changes nothing, which a server that accepts no writes refuses: a script that does not declare itself as free of
+/// writes.
+pub fn write_nothing() -> redis::Cmd {
+    let mut script = redis::cmd("EVAL");
+    script.arg("#!lua\nreturn 1").arg(0);
+    script
 }
 
 fn failed(error: redis::RedisError) -> StoreError {

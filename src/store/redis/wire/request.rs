@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, FromRedisValue, Pipeline, Value};
+use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, ServerErrorKind, Value};
 
 use super::topology::Topology;
 use crate::store::StoreError;
@@ -48,6 +48,25 @@ pub fn unreadable(error: redis::ParsingError) -> StoreError {
 /// Whether Redis refused a command that needs a key because there is none of its name.
 pub fn is_absent(error: &redis::RedisError) -> bool {
     error.detail() == Some("no such key")
+}
+
+/// Whether the connection is unusable after this error.
+pub fn breaks(error: &redis::RedisError) -> bool {
+    error.is_unrecoverable_error()
+        || error.is_io_error()
+        || matches!(
+            error.kind(),
+            ErrorKind::Server(
+                ServerErrorKind::ReadOnly
+                    | ServerErrorKind::BusyLoading
+                    | ServerErrorKind::MasterDown
+            )
+        )
+}
+
+/// Whether a server answers but accepts no writes: its memory is full, it has too few replicas, or it cannot save.
+pub fn refuses_writes(error: &redis::RedisError) -> bool {
+    matches!(error.code(), Some("OOM" | "NOREPLICAS" | "MISCONF"))
 }
 
 /// The reply of `TIME`.

@@ -194,8 +194,13 @@ impl Accounts {
         let deadline = Instant::now() + self.timeout;
         let arguments = argument.arguments();
         let value = self.link.run(&CHARGE, keys, &arguments, deadline).await;
-        self.guard.record(&value);
-        let replies = charge_replies(&value?, keys.len() / 2).map_err(LinkError::Unreadable)?;
+        let replies = value.and_then(|value| {
+            charge_replies(&value, keys.len() / 2).map_err(LinkError::Unreadable)
+        });
+        let granted = |replies: &Vec<Reply>| replies.iter().any(|reply| reply.grant > 0);
+        let name = keys.first().copied().unwrap_or_default();
+        self.guard.record(name, &replies, granted);
+        let replies = replies?;
         if let Some(reply) = replies.first() {
             self.clock.learn_second(asked, reply.now);
         }
