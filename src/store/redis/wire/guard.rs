@@ -165,8 +165,8 @@ impl BreakerGuard {
             breaker.probed(outcome, Instant::now(), fastrand::f64());
             self.closed.store(breaker.is_closed(), Ordering::Release);
         }
-        let is_open = !self.closed.load(Ordering::Acquire);
         let mut turned = self.turned.lock();
+        let is_open = !self.closed.load(Ordering::Acquire);
         let (was_open, since) = *turned;
         if is_open == was_open {
             return None;

@@ -250,10 +250,11 @@ impl Topology {
                 .await
                 .unwrap_or_else(|_| Err(no_server(format!("{sentinel}: no answer in time"))))
         });
-        let (mut latest, mut troubles) = (None, Vec::new());
+        let (mut latest, mut troubles) = (None::<(u64, Address)>, Vec::new());
         for answer in join_all(asked).await {
             match answer {
-                Ok(named) => latest = latest.max(Some(named)),
+                Ok(named) if latest.as_ref().is_some_and(|latest| latest.0 >= named.0) => {}
+                Ok(named) => latest = Some(named),
                 Err(error) => troubles.push(error.to_string()),
             }
         }
