@@ -722,3 +722,34 @@ async fn a_redis_that_became_a_replica_is_tried_less_often_and_used_when_it_is_a
     back(&store).await;
     eventually_counted(&server, &key, day, 2).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emptied_redis_that_refuses_writes_is_followed_and_gets_its_keys_back_when_it_accepts_them()
+ {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let key = issued(&server).await;
+    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    eventually("the key is known", async || {
+        store.health().keys.loaded.then_some(())
+    })
+    .await;
+    let ask = async |words: &[&str]| -> redis::Value {
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]);
+        let mut connection = server.connect().await;
+        command.query_async(&mut connection).await.unwrap()
+    };
+    ask(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    ask(&["FLUSHALL"]).await;
+    // Older, a key table cannot be relied on for unknown keys.
+    const KEYS_AGE_MAX: Duration = Duration::from_secs(5);
+    tokio::time::sleep(2 * KEYS_AGE_MAX).await;
+    assert!(store.health().keys.age < KEYS_AGE_MAX);
+    let name = format!("touchline:k:{{{}}}", key.record.id);
+    assert_eq!(ask(&["EXISTS", &name]).await, redis::Value::Int(0));
+    ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    eventually("the key is written back", async || {
+        (ask(&["EXISTS", &name]).await == redis::Value::Int(1)).then_some(())
+    })
+    .await;
+}

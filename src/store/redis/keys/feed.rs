@@ -31,7 +31,7 @@ use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::jittered;
 use crate::store::redis::wire::zone::{self, EmptyStore, ZoneCheck, zone_names};
-use crate::store::{KeyTable, StoreError, on_thread};
+use crate::store::{KeyEntry, KeyTable, StoreError, on_thread};
 
 /// How often every name of the store is walked over, before jitter.
 const REPAIR_EVERY: Duration = Duration::from_secs(600);
@@ -95,6 +95,8 @@ struct RepeatedLoad {
     /// When the present pause ends, unless another connection to Redis is made than the `made` ones before it.
     end: Instant,
     made: u64,
+    /// Whether all keys were read, although not all that Redis lost could be written back.
+    is_read: bool,
 }
 
 impl RepeatedLoad {
@@ -257,51 +259,50 @@ impl Feed {
         }
     }
 
-    /// Reads all records, then sets the position to `place`, which was read before.
+    /// Reads all records, then sets the position to `place`, which was read before. The result is that of writing back what Redis lacks,
+    /// which it may refuse; until it has succeeded, the store counts as one that has lost something.
     async fn load(
         &self,
         place: u128,
         run_ids: &BTreeSet<String>,
         lookups: Lookups,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Result<(), StoreError>, StoreError> {
         let link = &self.setting.link;
-        let before = index::state(link).await?;
-        let incarnation = match &before.incarnation {
-            Some(incarnation) => Some(incarnation.clone()),
-            None => index::begin_incarnation(link).await?,
+        let state = index::state(link).await?;
+        // Before the walk: if the store is emptied meanwhile, what is completed afterwards is not of its incarnation.
+        let incarnation = match &state.incarnation {
+            Some(incarnation) => Ok(Some(incarnation.clone())),
+            None => index::begin_incarnation(link).await,
         };
-        let lookups = match before.is_complete {
+        let walked = self.walk(KeyPages::of(&state)).await?;
+        let lookups = match state.is_complete {
             true => lookups,
             false => Lookups::Lost,
         };
-        let walked = self.walk(KeyPages::of(&before), lookups).await?;
-        self.write_back(&walked).await?;
-        if !before.is_complete
-            && let Some(incarnation) = &incarnation
-        {
-            index::completed(link, incarnation).await?;
-        }
-        *self.origin.lock() = ReplicaOrigin {
-            incarnation: incarnation.unwrap_or_default(),
-            run_ids: run_ids.clone(),
+        let written = async {
+            let incarnation = incarnation?;
+            self.write_back(&walked, lookups).await?;
+            if !state.is_complete
+                && let Some(incarnation) = &incarnation
+            {
+                index::completed(link, incarnation).await?;
+            }
+            *self.origin.lock() = ReplicaOrigin {
+                incarnation: incarnation.unwrap_or_default(),
+                run_ids: run_ids.clone(),
+            };
+            Ok(())
         };
+        let written = written.await;
         self.advance(place);
         self.is_current_now();
-        Ok(())
+        Ok(written)
     }
 
-    /// Adds all records of a walk to the table and returns their versions. Ids, texts and digests that may be lost are entered again.
-    async fn walk(
-        &self,
-        mut pages: KeyPages,
-        lookups: Lookups,
-    ) -> Result<HashMap<KeyId, u64>, StoreError> {
-        let link = &self.setting.link;
+    /// Adds all records of a walk to the table and returns their versions.
+    async fn walk(&self, mut pages: KeyPages) -> Result<HashMap<KeyId, u64>, StoreError> {
         let mut walked = HashMap::new();
-        while let Some(records) = pages.next(link).await? {
-            if lookups == Lookups::Lost {
-                restore_lookups(link, &records).await?;
-            }
+        while let Some(records) = pages.next(&self.setting.link).await? {
             for record in records {
                 walked.insert(record.id, record.version);
                 self.setting.keys.apply(record);
@@ -310,18 +311,22 @@ impl Feed {
         Ok(walked)
     }
 
-    /// Writes back the records that the store lacks or has in older versions.
-    async fn write_back(&self, stored: &HashMap<KeyId, u64>) -> Result<(), StoreError> {
-        let lacking: Vec<_> = self
-            .setting
-            .keys
-            .entries()
-            .into_iter()
-            .filter(|entry| {
-                let version = stored.get(&entry.record.id);
-                version.is_none_or(|version| *version < entry.record.version)
-            })
-            .collect();
+    /// Writes back the records that the store lacks or has in older versions, and the ids, texts and digests that may be lost.
+    async fn write_back(
+        &self,
+        stored: &HashMap<KeyId, u64>,
+        lookups: Lookups,
+    ) -> Result<(), StoreError> {
+        let link = &self.setting.link;
+        let is_lacking = |entry: &Arc<KeyEntry>| {
+            let version = stored.get(&entry.record.id);
+            version.is_none_or(|version| *version < entry.record.version)
+        };
+        let entries = self.setting.keys.entries();
+        let (lacking, others): (Vec<_>, Vec<_>) = entries.into_iter().partition(is_lacking);
+        if lookups == Lookups::Lost {
+            restore_lookups(link, &others).await?;
+        }
         if lacking.is_empty() {
             return Ok(());
         }
@@ -330,7 +335,7 @@ impl Feed {
             stored = stored.len(),
             "Redis lacks keys of this gateway's replica or has older versions: writing them back"
         );
-        write_back(&self.setting.link, &lacking).await?;
+        write_back(link, &lacking).await?;
         Ok(())
     }
 
@@ -348,8 +353,8 @@ impl Feed {
     pub async fn repair_once(&self) -> Result<(), StoreError> {
         self.remember_zone().await?;
         // The walk does not use the index, which is what it checks.
-        let walked = self.walk(KeyPages::everywhere(), Lookups::Lost).await?;
-        self.write_back(&walked).await
+        let walked = self.walk(KeyPages::everywhere()).await?;
+        self.write_back(&walked, Lookups::Lost).await
     }
 
     /// Sets the zone of an emptied store again.
@@ -453,8 +458,8 @@ impl FeedConnection<'_> {
         let state = self.stream.state().await?;
         let applied = *feed.applied.borrow();
         let Some(place) = applied else {
-            let loaded = feed.load(state.last, &self.run_ids, Lookups::Trusted).await;
-            return loaded.map(|()| Followed::Whole);
+            let loaded = feed.load(state.last, &self.run_ids, Lookups::Trusted);
+            return loaded.await?.map(|()| Followed::Whole);
         };
         match self.lost(&state, place).await? {
             None => {
@@ -477,14 +482,19 @@ impl FeedConnection<'_> {
     ) -> Result<Followed, StoreError> {
         let feed = self.feed;
         let link = &feed.setting.link;
-        // While other masters of a cluster are away, the feed itself can be read.
-        let reads_on = link.is_cluster() && self.stream.lost(state, place).await?.is_none();
+        // While other masters of a cluster are away, or Redis refuses writes, the feed itself can be read.
+        let is_read = self.reload.as_ref().is_some_and(|reload| reload.is_read);
+        let reads_on =
+            (link.is_cluster() || is_read) && self.stream.lost(state, place).await?.is_none();
         let is_repeated = match self.reload {
             Some(reload) if reload.is_of(why, &self.run_ids) => {
                 // Loading failed or did not help: Redis is not to be asked for all keys again and again without a pause.
                 while reload.pauses(link.made()) {
                     if reads_on {
-                        return Ok(Followed::InPart);
+                        return Ok(match reload.is_read {
+                            true => Followed::Whole,
+                            false => Followed::InPart,
+                        });
                     }
                     sleep_until(reload.end.min(Instant::now() + RECONNECT)).await;
                 }
@@ -497,6 +507,7 @@ impl FeedConnection<'_> {
                     pause: RECONNECT,
                     end: Instant::now(),
                     made: 0,
+                    is_read: false,
                 });
                 tracing::warn!(
                     why,
@@ -507,12 +518,17 @@ impl FeedConnection<'_> {
             }
         };
         let loaded = async {
-            feed.remember_zone().await?;
-            feed.load(state.last, &self.run_ids, Lookups::Lost).await
+            let zone = feed.remember_zone().await;
+            if let Err(error @ StoreError::OtherCalendar(_)) = zone {
+                return Err(error);
+            }
+            let written = feed.load(state.last, &self.run_ids, Lookups::Lost).await?;
+            Ok(zone.and(written))
         };
         let loaded = loaded.await;
         if let Some(reload) = self.reload {
             reload.begin_pause(link.made());
+            reload.is_read |= loaded.is_ok();
         }
         match loaded {
             Err(error) if reads_on && error.is_transient() => {
@@ -522,7 +538,14 @@ impl FeedConnection<'_> {
                 Ok(Followed::InPart)
             }
             Err(error) => Err(error),
-            Ok(()) => {
+            Ok(Err(error)) if is_of_user(&error.to_string()) => Err(error),
+            Ok(Err(error)) => {
+                if !is_repeated {
+                    tracing::warn!(%error, "what Redis has lost cannot be written back yet; changes of keys are followed meanwhile");
+                }
+                Ok(Followed::Whole)
+            }
+            Ok(Ok(())) => {
                 if is_repeated {
                     // More may have been lost since the first time.
                     feed.store_lost.notify_one();

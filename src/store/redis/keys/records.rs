@@ -305,12 +305,12 @@ pub async fn write_back(link: &RedisLink, entries: &[Arc<KeyEntry>]) -> Result<(
 }
 
 /// Completes the ways to find stored records: enters their ids in the index and their digests.
-pub async fn restore_lookups(link: &RedisLink, records: &[KeyRecord]) -> Result<(), LinkError> {
-    for batch in records.chunks(WRITE_BACK_BATCH) {
-        index::enter(link, batch).await?;
+pub async fn restore_lookups(link: &RedisLink, entries: &[Arc<KeyEntry>]) -> Result<(), LinkError> {
+    for batch in entries.chunks(WRITE_BACK_BATCH) {
+        index::enter(link, batch.iter().map(|entry| &entry.record)).await?;
         let mut pipeline = Pipeline::new();
-        for record in batch {
-            hold_digests(&mut pipeline, &link.names, record);
+        for entry in batch {
+            hold_digests(&mut pipeline, &link.names, &entry.record);
         }
         link.ask(&pipeline).await?;
     }

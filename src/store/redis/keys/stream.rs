@@ -147,7 +147,9 @@ async fn patient(
         Ok(Err(error))
             if error.is_io_error()
                 || error.is_unrecoverable_error()
-                || error.is_cluster_error() =>
+                || error.is_cluster_error()
+                // The server became a replica while a read was blocked.
+                || error.code() == Some("UNBLOCKED") =>
         {
             Err(StoreError::Unavailable(error.to_string()))
         }
