@@ -215,7 +215,7 @@ pub enum Withdrawal {
     GivenUp,
     /// The running gateway does not confirm.
     #[error(
-        "the running gateway does not confirm its replacement ({0}); it was not replaced; check whether it upgrade again or stop it"
+        "the running gateway does not confirm its replacement ({0}); it was not replaced; check whether it still serves, then upgrade again or restart it"
     )]
     Unanswered(io::Error),
 }

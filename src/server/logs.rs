@@ -60,7 +60,10 @@ pub fn open_access_log(
 ) -> Result<Option<Sink>, ServeError> {
     let dropped_lines = metrics.access_log_dropped.clone();
     Sink::open(destination, dropped_lines).map_err(|error| ServeError::AccessLog {
-        path: format!("{destination:?}"),
+        path: match destination {
+            Destination::File(path) => path.display().to_string(),
+            other => format!("{other:?}"),
+        },
         error,
     })
 }
