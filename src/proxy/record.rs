@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::admission::RouteId;
 use super::client::Client;
 use super::exchange::{Ending, Exchange, Stage};
-use super::failure::Failure;
+use super::failure::{Failure, Fault};
 use super::gate::Gate;
 use crate::policy::api_key;
 use crate::policy::enforcement::ShadowViolation;
@@ -24,7 +24,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
     let status = client.status().map_or(0, |status| status.as_u16());
     let line = Line {
         status,
-        ..of_stage(&exchange.stage)
+        ..of_stage(gate, failure, &exchange.stage)
     };
     let endpoint = line.endpoint.unwrap_or(NONE);
     // Over HTTP/2 a request is examined when its turn has come.
@@ -115,13 +115,17 @@ fn sample(exchange: &Exchange, line: &Line<'_>) -> Option<u8> {
 }
 
 /// A line with the facts of a request's last stage.
-fn of_stage(stage: &Stage) -> Line<'_> {
-    let nothing = Line {
-        outcome: "INTERNAL_ERROR",
-        ..Line::default()
-    };
+fn of_stage<'a>(gate: &Gate, failure: Option<&Failure>, stage: &'a Stage) -> Line<'a> {
+    let nothing = Line::default();
     match stage {
-        Stage::Arrived => nothing,
+        Stage::Arrived => Line {
+            outcome: match failure.map(|failure| failure.fault) {
+                _ if std::thread::panicking() => "INTERNAL_ERROR",
+                Some(Fault::Client(_)) if !gate.is_cut_off() => word(Some(&Ending::ClientClosed)),
+                Some(_) | None => word(Some(&Ending::Cut)),
+            },
+            ..nothing
+        },
         Stage::Refused(refusal) => Line {
             outcome: refusal.rejection.code(),
             policy: refusal.rejection.policy(),

@@ -96,7 +96,7 @@ async fn answer(
     }
     let (mut arrived, mut ended) = (exchange.time, Ok(()));
     if must_end_first(client, limits) {
-        ended = end_without_body(client, limits.request_read).await;
+        ended = end_without_body(client, limits.request_read).await?;
         arrived = gate.store.now();
     }
     let admitted = match ended {
@@ -111,14 +111,14 @@ async fn answer(
         Ok(Admitted::Document) => {
             let answer = Answer::with_document(&client.head, exchange, &snapshot.document);
             let served = Served::new(OwnPath::Document, None);
-            serve_own(client, exchange, answer, served).await
+            serve_own(gate, client, exchange, answer, served).await
         }
         Ok(Admitted::Usage(usage)) => {
             let (method, now) = (client.head.method(), gate.store.now());
             let answer =
                 Answer::with_usage(method, exchange, usage.report, usage.quota_status, now);
             let served = Served::new(OwnPath::Usage, Some(usage.key));
-            serve_own(client, exchange, answer, served).await
+            serve_own(gate, client, exchange, answer, served).await
         }
         Ok(Admitted::Forward(permit)) => forward(gate, client, exchange, permit).await,
     }
@@ -207,6 +207,11 @@ async fn refuse(
     exchange: &mut Exchange,
     refusal: Refusal,
 ) -> Result<(), Failure> {
+    // Before anything is awaited: the record of a request whose task is dropped shows why it was refused.
+    exchange.stage = Stage::Refused(refusal);
+    let Stage::Refused(refusal) = &exchange.stage else {
+        return Ok(());
+    };
     let ambiguous = matches!(refusal.rejection, Rejection::BadRequest(_));
     let head = matches!(
         refusal.rejection,
@@ -236,7 +241,6 @@ async fn refuse(
     let (rejection, quota_status) = (&refusal.rejection, refusal.quota_status);
     let endpoint = refusal.endpoint();
     let answer = Answer::to(method, exchange, rejection, quota_status, endpoint, now);
-    exchange.stage = Stage::Refused(refusal);
     answer.write(client).await
 }
 
@@ -267,14 +271,21 @@ fn note_failed_authentication(gate: &Gate, client: &mut Client<'_>, exchange: &E
 
 /// Writes an answer of the gateway's own paths.
 async fn serve_own(
+    gate: &Gate,
     client: &mut Client<'_>,
     exchange: &mut Exchange,
     answer: Answer,
-    mut served: Served,
+    served: Served,
 ) -> Result<(), Failure> {
+    // It remains so if this task is dropped.
+    let ending = Some(Ending::Cut);
+    exchange.stage = Stage::Served(Served { ending, ..served });
     let written = answer.write(client).await;
-    served.ending = written.is_err().then_some(Ending::ClientClosed);
-    exchange.stage = Stage::Served(served);
+    if let Stage::Served(served) = &mut exchange.stage
+        && !gate.is_cut_off()
+    {
+        served.ending = written.is_err().then_some(Ending::ClientClosed);
+    }
     written
 }
 
@@ -291,29 +302,35 @@ fn must_end_first(client: &Client<'_>, limits: &Limits) -> bool {
 
 /// Waits for the end of a request without a body, at most for `patience`.
 ///
+/// Returns why it is refused if it has a body or does not end.
+///
 /// # Errors
-/// If it has a body, or does not end.
-async fn end_without_body(client: &mut Client<'_>, patience: Duration) -> Result<(), Malformed> {
+/// If the client has disconnected or reset the stream.
+async fn end_without_body(
+    client: &mut Client<'_>,
+    patience: Duration,
+) -> Result<Result<(), Malformed>, Failure> {
     if client.head.expects_continue() {
         // Announces a body (RFC 9110 section 10.1.1), and does not send it unasked.
-        return Err(Malformed::UnexpectedBody);
+        return Ok(Err(Malformed::UnexpectedBody));
     }
     let end = async {
         while !client.is_body_done() {
             match client.read().await {
                 Ok(None) => break,
                 Ok(Some(part)) if part.is_empty() => {}
-                Ok(Some(_)) => return Err(Malformed::UnexpectedBody),
-                Err(failure) if failure.fault == Fault::Client(ClientFault::Late) => {
-                    return Err(Malformed::Late);
-                }
-                Err(_) => return Err(Malformed::Framing),
+                Ok(Some(_)) => return Ok(Err(Malformed::UnexpectedBody)),
+                Err(failure) => match failure.fault {
+                    Fault::Client(ClientFault::Gone) => return Err(failure),
+                    Fault::Client(ClientFault::Late) => return Ok(Err(Malformed::Late)),
+                    _ => return Ok(Err(Malformed::Framing)),
+                },
             }
         }
-        Ok(())
+        Ok(Ok(()))
     };
     let end = tokio::time::timeout(patience, end);
-    end.await.unwrap_or(Err(Malformed::Late))
+    end.await.unwrap_or(Ok(Err(Malformed::Late)))
 }
 
 #[cfg(test)]

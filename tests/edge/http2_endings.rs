@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use harness::client::next_request_id;
 use harness::upstream::{Release, Script};
-use harness::{Behaviour, IssuedKey, Scene, Store, eventually};
+use harness::{Behaviour, IssuedKey, PATIENCE, Scene, Store, eventually};
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -164,6 +164,40 @@ async fn requests_whose_connection_is_dropped_are_charged_only_if_they_were_sent
         stage.scene.gateways[0].logged(10).await;
         charged_were_sent(&stage.scene, &stage.key.id).await;
     }
+}
+
+#[tokio::test]
+async fn a_get_that_ends_before_its_end_has_come_is_recorded_as_closed_by_the_client_or_cut() {
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.extra_yaml = "limits: { shutdown_grace: 1s }".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let mut stage = Stage { scene, key };
+    let mut wire = Wire::open(&stage.scene).await;
+    let (was_reset, head) = stage.head(1, "GET", &[], 0);
+    wire.send(&head).await;
+    wire.send(&reset(1, CANCEL)).await;
+    let mut others = [
+        Wire::open(&stage.scene).await,
+        Wire::open(&stage.scene).await,
+    ];
+    let (was_dropped, head) = stage.head(1, "GET", &[], 0);
+    others[0].send(&head).await;
+    let (was_cut, head) = stage.head(1, "GET", &[], 0);
+    others[1].send(&head).await;
+    let [dropped, _kept] = others;
+    drop(dropped);
+    for id in [was_reset, was_dropped] {
+        let line = stage.line(&id).await;
+        assert_eq!(line["outcome"], "client_closed", "{line}");
+    }
+    let process = stage.scene.gateways[0].process();
+    process.ask_to_end();
+    assert_eq!(process.wait_for_end(PATIENCE).unwrap().code(), Some(0));
+    let line = stage.line(&was_cut).await;
+    assert_eq!(line["outcome"], "cut", "{line}");
+    assert!(stage.scene.upstream.begun().is_empty());
 }
 
 /// A part of a body, and the flags of its frame.
