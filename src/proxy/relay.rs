@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use super::client::{Client, Piece};
 use super::connection::allowance::Reads;
 use super::exchange::{Exchange, Forwarding};
-use super::failure::{Failure, Fate, Fault, ServerFault, look_at};
+use super::failure::{ClientFault, Failure, Fate, Fault, ServerFault, look_at};
 use super::forward::{ForwardedIdentity, Outgoing};
 use super::gate::Gate;
 use super::settlement::is_servers_fault;
@@ -52,6 +52,9 @@ use upload::Upload;
 static NO_HOST: HeaderValue = HeaderValue::from_static("");
 /// Pieces of an answer that are written to the client together.
 const PIECES_MAX: usize = 4;
+/// The silence of a server after which a request whose client disconnects casts doubt on the connection. Clients may always give up
+/// before `timeouts.read`. Shorter, clients that disconnect early would cause many new connections; much longer, few clients wait.
+const SUSPICIOUS_SILENCE: Duration = Duration::from_secs(1);
 
 /// A permitted request and everything that forwarding it needs.
 pub struct Relay<'a, 'c> {
@@ -215,10 +218,35 @@ impl Relay<'_, '_> {
             return Err(gone);
         }
         let mut link = self.begin(taken, peer.is_tls())?;
-        let ended = self.drive(&mut link, peer, upload, started).await?;
+        let ended = match self.drive(&mut link, peer, upload, started).await {
+            Ok(ended) => ended,
+            Err(failure) => {
+                if self.suggests_dead_connection(&failure, upload, started) {
+                    link.distrust();
+                }
+                return Err(failure);
+            }
+        };
         let connections = &self.gate.connections;
         link.finish(connections, peer, ended.into_std()).await;
         Ok(())
+    }
+
+    /// Whether an exchange that began at `started` failed as if the other end of its connection no longer existed: the server was silent.
+    fn suggests_dead_connection(
+        &self,
+        failure: &Failure,
+        upload: &Upload,
+        started: Instant,
+    ) -> bool {
+        match failure.fault {
+            Fault::Server(ServerFault::Silent | ServerFault::Blocked) => true,
+            Fault::Client(ClientFault::Gone) | Fault::Server(ServerFault::OverTime) => {
+                let is_unanswered = upload.ended() && !self.client.header_passed();
+                is_unanswered && started.elapsed() >= SUSPICIOUS_SILENCE
+            }
+            Fault::Server(_) | Fault::Client(_) | Fault::Gateway => false,
+        }
     }
 
     /// Sends the head of the request to the server of this attempt.

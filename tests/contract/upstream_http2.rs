@@ -330,3 +330,45 @@ async fn an_upstream_over_http2_that_takes_longer_than_the_total_has_failed() {
     }
     scene.expect_used(&key, 0).await;
 }
+
+#[tokio::test]
+async fn a_connection_over_http2_on_which_the_upstream_was_silent_is_not_used_again() {
+    let scene = over_http2().start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    scene.upstream.behave(|request| match request.connection {
+        1 => Behaviour::Stall,
+        _ => Behaviour::Echo,
+    });
+    let answer = client.get(&key, MARKETS).await;
+    assert_problem(&answer, 500, "INTERNAL_ERROR");
+    assert_quota_status(&answer, 1_000, 1_000);
+    for left in [999, 998] {
+        let answer = client.get(&key, MARKETS).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_quota_status(&answer, 1_000, left);
+    }
+    assert_eq!(scene.upstream.connections(), 2);
+}
+
+#[tokio::test]
+async fn a_connection_over_http2_that_clients_waited_on_in_vain_is_not_used_again() {
+    let scene = over_http2().timeout("read", "60s").start().await;
+    let key = scene.issue("starter").await;
+    scene.upstream.behave(|request| match request.connection {
+        1 => Behaviour::Stall,
+        _ => Behaviour::Echo,
+    });
+    let call = scene.client(Protocol::Http1);
+    let call = call.get(&key, MARKETS);
+    let given_up = tokio::time::timeout(Duration::from_millis(1_500), call).await;
+    assert!(given_up.is_err(), "{given_up:?}");
+    eventually("the request is over", async || {
+        let in_flight = scene.metric("touchline_in_flight_requests").await;
+        (in_flight == 0.0).then_some(())
+    })
+    .await;
+    let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(scene.upstream.connections(), 2);
+}

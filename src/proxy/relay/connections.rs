@@ -155,6 +155,15 @@ impl Lease {
     pub fn session(&mut self) -> Option<&mut Http2Session> {
         self.session.as_mut()
     }
+
+    /// Gives the connection no further streams; those in flight are not affected. A dead connection whose packets are dropped
+    /// looks like one with a slow server, and each further request on it would wait for `timeouts.read`. If the server was only
+    /// slow, this costs one new connection, even if other streams of this one are answered.
+    pub fn distrust(&mut self) {
+        if let Some(session) = &self.session {
+            session.conn.mark_shutdown();
+        }
+    }
 }
 
 impl Drop for Lease {

@@ -107,6 +107,11 @@ impl Http2 {
         Ok(LinkEvent::Part(Bytes::new(), true))
     }
 
+    /// Excludes the connection from further exchanges.
+    pub(super) fn distrust(&mut self) {
+        self.lease.distrust();
+    }
+
     /// Waits for the end of the stream after a complete answer.
     async fn end(mut self) {
         while self.reading != Http2Reading::Over && self.next().await.is_ok() {}

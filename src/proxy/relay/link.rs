@@ -76,6 +76,14 @@ impl Link {
         }
     }
 
+    /// Excludes the connection from further exchanges. One over HTTP/1 is never kept after a failure.
+    pub fn distrust(&mut self) {
+        match self {
+            Link::Http1(_) => {}
+            Link::Http2(http2) => http2.distrust(),
+        }
+    }
+
     /// Ends the exchange after an answer that was complete at `now`; its connection is kept if it is proven reusable.
     pub async fn finish(self, connections: &Connections, peer: &HttpPeer, now: Instant) {
         match self {
