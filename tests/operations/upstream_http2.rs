@@ -8,7 +8,8 @@ use harness::upstream::{Script, Speaks};
 use harness::{Allowances, Behaviour, Call, Protocol, Scene, SceneBuilder, eventually};
 use http::Version;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpSocket;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use super::servers::is_up;
@@ -237,6 +238,43 @@ async fn what_is_spoken_over_tls_is_agreed_on_by_alpn() {
         assert!(causes.contains(output), "{causes}");
     }
     stage.scene.expect_used(&stage.key, 10).await;
+}
+
+#[tokio::test]
+async fn a_kept_connection_over_tls_that_ends_without_close_notify_is_replaced() {
+    let mut stage = Stage::new().await;
+    let ours = Authority::new();
+    let ca = ours.write(&stage.scene.outside().join("ca.pem"));
+    let upstream = stage.scene.upstream.address();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (server, own) = (listener.local_addr().unwrap(), ours.sign("127.0.0.1"));
+    let asked_again = Arc::new(Notify::new());
+    let ends = asked_again.clone();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let mut server = TcpStream::connect(upstream).await.unwrap();
+            tokio::select! {
+                _ = tokio::io::copy_bidirectional(&mut socket, &mut server) => {}
+                // The reset keeps the TLS in front of this from ending the connection properly.
+                () = ends.notified() => socket.set_zero_linger().unwrap(),
+            }
+        }
+    });
+    let server = tls_with_alpn(server, &own, None, &["h2"]).await;
+    let more = format!("tls: {{ ca_file: {ca} }}, protocol: http2");
+    stage.forward_to(server.to_string(), &more).await;
+    stage.scene.upstream.behave(move |asked| {
+        if (asked.connection, asked.place) == (1, 2) {
+            asked_again.notify_one();
+            return Behaviour::Stall;
+        }
+        Behaviour::Echo
+    });
+    for _ in 0..2 {
+        assert_eq!(stage.status().await, 200);
+    }
+    assert_eq!(stage.scene.upstream.connections(), 2);
+    stage.scene.expect_used(&stage.key, 2).await;
 }
 
 #[tokio::test]

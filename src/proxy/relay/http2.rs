@@ -306,9 +306,12 @@ fn ended(unanswered: bool, error: &h2::Error) -> Failure {
     Failure::server(fault, error)
 }
 
-/// Whether an error means that the connection had ended, and is not one of TLS.
+/// Whether an error means that the connection had ended, over TLS also without `close_notify`, and is no other error of TLS.
 fn is_of_the_connection(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut};
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof};
     error.raw_os_error().is_some()
-        || matches!(error.kind(), ConnectionReset | TimedOut | BrokenPipe)
+        || matches!(
+            error.kind(),
+            ConnectionReset | TimedOut | BrokenPipe | UnexpectedEof
+        )
 }
