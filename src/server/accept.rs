@@ -32,6 +32,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a stopping gateway keeps idle connections open: a request that its client is about to send is then answered, with
 /// `Connection: close`, instead of reset.
 const IDLE_LINGER: Duration = Duration::from_millis(500);
+
 /// The service of a listener.
 #[derive(Clone)]
 pub enum Behind {

@@ -27,6 +27,7 @@ use crate::store::{NodeName, Role, StoreError};
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest interval that syncing keeps to; who wants less wants [`Durability::Commit`].
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
+
 /// Opens the store, which takes a gateway the time of reading all keys.
 pub(super) fn open(
     settings: Settings,

@@ -16,6 +16,7 @@ use crate::store::{ChangeMark, KeyEntry, StoreError};
 pub const CLAIM_LASTS: Duration = Duration::from_secs(30);
 /// About how many changes the feed keeps.
 const FEED_MAX: u64 = 1_000_000;
+
 /// Adds a change to the feed.
 pub fn feed_entry(pipeline: &mut Pipeline, names: &Names, entry: &KeyEntry) {
     pipeline
