@@ -240,7 +240,9 @@ impl Relay<'_, '_> {
         started: Instant,
     ) -> bool {
         match failure.fault {
-            Fault::Server(ServerFault::Silent | ServerFault::Blocked) => true,
+            Fault::Server(ServerFault::Blocked) => true,
+            // Else the server may wait for the client's body.
+            Fault::Server(ServerFault::Silent) => upload.ended(),
             Fault::Client(ClientFault::Gone) | Fault::Server(ServerFault::OverTime) => {
                 let is_unanswered = upload.ended() && !self.client.header_passed();
                 is_unanswered && started.elapsed() >= SUSPICIOUS_SILENCE

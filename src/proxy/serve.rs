@@ -281,10 +281,12 @@ async fn serve_own(
     let ending = Some(Ending::Cut);
     exchange.stage = Stage::Served(Served { ending, ..served });
     let written = answer.write(client).await;
-    if let Stage::Served(served) = &mut exchange.stage
-        && !gate.is_cut_off()
-    {
-        served.ending = written.is_err().then_some(Ending::ClientClosed);
+    if let Stage::Served(served) = &mut exchange.stage {
+        served.ending = match &written {
+            Ok(()) => None,
+            Err(_) if gate.is_cut_off() => Some(Ending::Cut),
+            Err(_) => Some(Ending::ClientClosed),
+        };
     }
     written
 }

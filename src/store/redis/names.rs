@@ -20,7 +20,7 @@
 //! | `<prefix>:{events}:claimed:<date>` | hash | event -> the node that claimed it; kept two days after the day |
 //! | `<prefix>:{events}:pending` | sorted set | events to be delivered, by the time of their claim; dropped after a week |
 //! | `<prefix>:{events}:courier` | string | the node that delivers them; expires |
-//! | `<prefix>:probe` | hash | written to find out whether Redis takes writes; expires after 5 s |
+//! | `<prefix>:write_probe` | hash | written to find out whether Redis takes writes; expires after 5 s |
 //! | `<prefix>:zone` | string | the zone of the quota days |
 //! | `<prefix>:zone:{<0-15>}` | string | in a cluster: a copy of it in the slot of the set of ids with the same number, to be read while the master with the first is away |
 //!
@@ -215,7 +215,7 @@ impl Names {
 
     /// Written to check that Redis accepts writes.
     pub fn probe(&self) -> String {
-        format!("{}:probe", self.prefix)
+        format!("{}:write_probe", self.prefix)
     }
 
     /// The zone.

@@ -525,7 +525,14 @@ impl FeedConnection<'_> {
             let written = feed.load(state.last, &self.run_ids, Lookups::Lost).await?;
             Ok(zone.and(written))
         };
-        let loaded = loaded.await;
+        let loaded = match loaded.await {
+            Ok(Err(error)) if is_of_user(&error.to_string()) => Err(error),
+            loaded => loaded,
+        };
+        if let Ok(Err(_)) = loaded {
+            // The loss is noticed again, however it was noticed now.
+            *feed.origin.lock() = ReplicaOrigin::default();
+        }
         if let Some(reload) = self.reload {
             reload.begin_pause(link.made());
             reload.is_read |= loaded.is_ok();
@@ -538,7 +545,6 @@ impl FeedConnection<'_> {
                 Ok(Followed::InPart)
             }
             Err(error) => Err(error),
-            Ok(Err(error)) if is_of_user(&error.to_string()) => Err(error),
             Ok(Err(error)) => {
                 if !is_repeated {
                     tracing::warn!(%error, "what Redis has lost cannot be written back yet; changes of keys are followed meanwhile");

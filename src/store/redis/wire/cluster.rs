@@ -9,7 +9,6 @@
 //! While a slot is being moved, a script on two names of which one does not exist yet (a key's first charge of a day) gets
 //! `TRYAGAIN` until the slot is moved: the charge may time out, and is then settled like any other.
 
-use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -81,7 +80,8 @@ struct ClusterNode {
 
 /// Whether a master accepts writes.
 struct WriteRefusals {
-    /// Open while it does not. Lost calls are not recorded: its line is dropped after them.
+    /// Open while it does not. Only refusals of all writes are recorded: the line is dropped after lost calls, and a key whose calls are
+    /// refused concerns no other.
     breaker: Breaker,
     /// When it last began to refuse them.
     since: std::time::Instant,
@@ -124,21 +124,14 @@ impl ClusterNode {
 
     /// Notes whether it refuses all writes, if the result of a command shows it.
     fn note(&self, result: &Result<Value, LinkError>) {
-        if let Err(LinkError::Refused(error)) = result
-            && refuses_writes(error)
-        {
-            self.record(CallOutcome::RefusedWrites, error);
-        }
-    }
-
-    /// Records the outcome of a call, whose error is logged if it shows that the master refuses writes.
-    fn record(&self, outcome: CallOutcome, error: &dyn Display) {
-        let now = std::time::Instant::now();
+        let Err(LinkError::Refused(error)) = result else {
+            return;
+        };
         let mut refusals = self.refusals.lock();
-        let was_closed = refusals.breaker.is_closed();
-        refusals.breaker.record(outcome, now);
-        if was_closed && !refusals.breaker.is_closed() {
-            refusals.since = now;
+        if refuses_writes(error) && refusals.breaker.is_closed() {
+            refusals.since = std::time::Instant::now();
+            let since = refusals.since;
+            refusals.breaker.record(CallOutcome::RefusedWrites, since);
             drop(refusals);
             tracing::warn!(master = %self.address, %error, "a master of the Redis cluster refuses writes");
         }
@@ -310,16 +303,6 @@ impl Cluster {
                 node.address
             ))),
             Some(_) | None => Ok(()),
-        }
-    }
-
-    /// Records the outcome of a charge at the node that serves a slot.
-    pub fn record(&self, slot: u16, outcome: CallOutcome) {
-        let table = self.table.load();
-        if outcome != CallOutcome::Lost
-            && let Some(node) = table.view.owner(slot).and_then(|owner| table.node(owner))
-        {
-            node.record(outcome, &"too many charges in a row");
         }
     }
 

@@ -109,24 +109,19 @@ impl BreakerGuard {
         matches!(trouble.as_deref(), Some(StoreError::OtherCalendar(_)))
     }
 
-    /// Records the result of a charge with this name, and whether it wrote if it has a reply. Of a cluster, it counts for its master only, and not if it was lost: each master's line is dropped after its own timeouts and then fails at once, while the
-    /// keys of the other masters continue; the breaker opens when there is no line at all.
-    pub fn record<T>(
-        &self,
-        name: &str,
-        result: &Result<T, LinkError>,
-        wrote: impl FnOnce(&T) -> bool,
-    ) {
+    /// Records a charge's result, and whether it wrote if it has a reply. Those of a cluster are not recorded: each master's line is
+    /// dropped after its own timeouts and then fails at once, while the keys of the other masters continue; the breaker opens when
+    /// there is no line at all.
+    pub fn record<T>(&self, result: &Result<T, LinkError>, wrote: impl FnOnce(&T) -> bool) {
         if let Err(error) = result {
             *self.last_failure.lock() =
                 Some((Instant::now(), StoreError::from(error.clone()).to_string()));
         }
-        let outcome = outcome(result, wrote);
         if self.link.is_cluster() {
-            return self.link.record(name, outcome);
+            return;
         }
         let mut breaker = self.breaker.lock();
-        breaker.record(outcome, Instant::now());
+        breaker.record(outcome(result, wrote), Instant::now());
         let is_closed = breaker.is_closed();
         if self.closed.swap(is_closed, Ordering::AcqRel) && !is_closed {
             self.turning.notify_one();

@@ -15,7 +15,6 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
-use super::breaker::CallOutcome;
 use super::cluster::Cluster;
 use super::info::Info;
 use super::line::ServerLine;
@@ -225,13 +224,6 @@ impl RedisLink {
         match &self.way {
             Way::Server(_) => Ok(()),
             Way::Cluster(cluster) => cluster.require_writes(slot),
-        }
-    }
-
-    /// Records the outcome of a charge for the master of a cluster that keeps `name`.
-    pub fn record(&self, name: &str, outcome: CallOutcome) {
-        if let Way::Cluster(cluster) = &self.way {
-            cluster.record(slot(name.as_bytes()), outcome);
         }
     }
 

@@ -198,8 +198,7 @@ impl Accounts {
             charge_replies(&value, keys.len() / 2).map_err(LinkError::Unreadable)
         });
         let granted = |replies: &Vec<Reply>| replies.iter().any(|reply| reply.grant > 0);
-        let name = keys.first().copied().unwrap_or_default();
-        self.guard.record(name, &replies, granted);
+        self.guard.record(&replies, granted);
         let replies = replies?;
         if let Some(reply) = replies.first() {
             self.clock.learn_second(asked, reply.now);
