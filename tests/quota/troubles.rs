@@ -69,7 +69,7 @@ async fn a_redis_out_of_memory_goes_unnoticed_within_the_share_and_is_settled_ex
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_became_read_only_goes_unnoticed_within_the_share_and_is_settled_exactly() {
-    // Nobody listens on port 1.
+    // No server listens on port 1.
     let replica = ["REPLICAOF", "127.0.0.1", "1"];
     refuses_writes_between(&replica, &["REPLICAOF", "NO", "ONE"]).await;
 }

@@ -702,7 +702,7 @@ async fn a_redis_that_became_a_replica_is_tried_less_often_and_used_when_it_is_a
         set.arg(host).arg(port);
         let () = set.query_async(&mut server.connect().await).await.unwrap();
     };
-    // Nobody listens on port 1.
+    // No server listens on port 1.
     role("127.0.0.1", "1").await;
     granted(store.charge(charge(&key, day, 100, 1)).await);
     away(&store).await;

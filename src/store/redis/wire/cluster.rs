@@ -19,17 +19,17 @@ use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::breaker::{Breaker, CallOutcome};
+use self::node::ClusterNode;
 use super::line::{ServerLine, answered};
-use super::preparation::{Preparation, write_nothing};
-use super::request::{Commands, LinkError, jittered, refuses_writes};
+use super::preparation::Preparation;
+use super::request::{Commands, LinkError, jittered};
 use super::slots::{ClusterView, slot_of};
 use super::topology::{Address, Topology};
 use crate::store::StoreError;
 
+mod node;
 mod preparing;
 
 /// How often the map is asked for although nothing seems to have changed.
@@ -67,111 +67,6 @@ pub struct Cluster {
     trouble: ArcSwapOption<StoreError>,
     /// Notified when the map may be out of date.
     stale: Notify,
-}
-
-/// A master and the task that keeps the line to it.
-struct ClusterNode {
-    address: Address,
-    line: Arc<ServerLine>,
-    task: AbortHandle,
-    redirected_to: Mutex<Instant>,
-    refusals: Mutex<WriteRefusals>,
-}
-
-/// Whether a master accepts writes.
-struct WriteRefusals {
-    /// Open while it does not. Only refusals of all writes are recorded: the line is dropped after lost calls, and a key whose calls are
-    /// refused concerns no other.
-    breaker: Breaker,
-    /// When it last began to refuse them.
-    since: std::time::Instant,
-}
-
-impl WriteRefusals {
-    fn new() -> WriteRefusals {
-        let now = std::time::Instant::now();
-        WriteRefusals {
-            breaker: Breaker::new(now),
-            since: now,
-        }
-    }
-
-    /// Since when it refuses writes, or `None` if it accepts them.
-    fn refusing_since(&self) -> Option<std::time::Instant> {
-        (!self.breaker.is_closed()).then_some(self.since)
-    }
-}
-
-impl ClusterNode {
-    /// Whether it is expected to serve its slots.
-    fn serves(&self) -> bool {
-        self.line.is_up() && !self.refuses_writes()
-    }
-
-    fn refuses_writes(&self) -> bool {
-        !self.refusals.lock().breaker.is_closed()
-    }
-
-    /// Since when it does not serve its slots, or `None` if it does.
-    fn away_since(&self) -> Option<std::time::Instant> {
-        let refusing_since = self.refusals.lock().refusing_since();
-        self.line
-            .down_since()
-            .into_iter()
-            .chain(refusing_since)
-            .min()
-    }
-
-    /// Notes whether it refuses all writes, if the result of a command shows it.
-    fn note(&self, result: &Result<Value, LinkError>) {
-        let Err(LinkError::Refused(error)) = result else {
-            return;
-        };
-        let mut refusals = self.refusals.lock();
-        if refuses_writes(error) && refusals.breaker.is_closed() {
-            refusals.since = std::time::Instant::now();
-            let since = refusals.since;
-            refusals.breaker.record(CallOutcome::RefusedWrites, since);
-            drop(refusals);
-            tracing::warn!(master = %self.address, %error, "a master of the Redis cluster refuses writes");
-        }
-    }
-
-    /// If that is due, asks a master that refuses writes for one that changes nothing.
-    async fn probe(&self, deadline: Instant) {
-        if !self
-            .refusals
-            .lock()
-            .breaker
-            .begin_probe(std::time::Instant::now())
-        {
-            return;
-        }
-        let write = write_nothing();
-        let accepts = self
-            .line
-            .query(Commands::One(&write), deadline)
-            .await
-            .is_ok();
-        let outcome = match accepts {
-            true => CallOutcome::Wrote,
-            false => CallOutcome::RefusedWrites,
-        };
-        let mut refusals = self.refusals.lock();
-        let now = std::time::Instant::now();
-        refusals.breaker.probed(outcome, now, fastrand::f64());
-        let refused_seconds = (now - refusals.since).as_secs_f64();
-        drop(refusals);
-        if accepts {
-            tracing::warn!(master = %self.address, refused_seconds, "the master accepts writes again");
-        }
-    }
-}
-
-impl Drop for ClusterNode {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }
 
 /// The map in use.
@@ -421,15 +316,7 @@ impl Cluster {
     fn new_node(&self, address: Address) -> Arc<ClusterNode> {
         let server = self.topology.node(address.clone());
         let line = ServerLine::new(server, None, self.response_timeout, self.made.clone());
-        let line = Arc::new(line);
-        let kept = line.clone();
-        Arc::new(ClusterNode {
-            address,
-            line,
-            task: tokio::spawn(async move { kept.keep().await }).abort_handle(),
-            redirected_to: Mutex::new(Instant::now()),
-            refusals: Mutex::new(WriteRefusals::new()),
-        })
+        Arc::new(ClusterNode::new(address, Arc::new(line)))
     }
 
     /// The result of each command, in their order; those for one node are sent in one write, in their order too. An error of a

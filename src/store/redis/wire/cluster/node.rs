@@ -1,0 +1,135 @@
+//! A master of a cluster: the line to it, and whether it accepts writes.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use redis::Value;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::store::redis::wire::breaker::{Breaker, CallOutcome};
+use crate::store::redis::wire::line::ServerLine;
+use crate::store::redis::wire::preparation::write_nothing;
+use crate::store::redis::wire::request::{Commands, LinkError, refuses_writes};
+use crate::store::redis::wire::topology::Address;
+
+/// A master and the task that keeps the line to it.
+pub(super) struct ClusterNode {
+    /// Where it is.
+    pub address: Address,
+    /// The line to it.
+    pub line: Arc<ServerLine>,
+    task: AbortHandle,
+    /// When a redirection last named it, or when it was found.
+    pub redirected_to: Mutex<Instant>,
+    refusals: Mutex<WriteRefusals>,
+}
+
+/// Whether a master accepts writes.
+struct WriteRefusals {
+    /// Open while it does not. Only refusals of all writes are recorded: the line is dropped after lost calls, and a key whose calls are
+    /// refused concerns no other.
+    breaker: Breaker,
+    /// When it last began to refuse them.
+    since: std::time::Instant,
+}
+
+impl WriteRefusals {
+    fn new() -> WriteRefusals {
+        let now = std::time::Instant::now();
+        WriteRefusals {
+            breaker: Breaker::new(now),
+            since: now,
+        }
+    }
+
+    /// Since when it refuses writes, or `None` if it accepts them.
+    fn refusing_since(&self) -> Option<std::time::Instant> {
+        (!self.breaker.is_closed()).then_some(self.since)
+    }
+}
+
+impl ClusterNode {
+    /// A master whose `line` is kept by a new task.
+    pub fn new(address: Address, line: Arc<ServerLine>) -> ClusterNode {
+        let kept = line.clone();
+        ClusterNode {
+            address,
+            line,
+            task: tokio::spawn(async move { kept.keep().await }).abort_handle(),
+            redirected_to: Mutex::new(Instant::now()),
+            refusals: Mutex::new(WriteRefusals::new()),
+        }
+    }
+
+    /// Whether it is expected to serve its slots.
+    pub fn serves(&self) -> bool {
+        self.line.is_up() && !self.refuses_writes()
+    }
+
+    /// Whether it is known to refuse all writes.
+    pub fn refuses_writes(&self) -> bool {
+        !self.refusals.lock().breaker.is_closed()
+    }
+
+    /// Since when it does not serve its slots, or `None` if it does.
+    pub fn away_since(&self) -> Option<std::time::Instant> {
+        let refusing_since = self.refusals.lock().refusing_since();
+        self.line
+            .down_since()
+            .into_iter()
+            .chain(refusing_since)
+            .min()
+    }
+
+    /// Notes whether it refuses all writes, if the result of a command shows it.
+    pub fn note(&self, result: &Result<Value, LinkError>) {
+        let Err(LinkError::Refused(error)) = result else {
+            return;
+        };
+        let mut refusals = self.refusals.lock();
+        if refuses_writes(error) && refusals.breaker.is_closed() {
+            refusals.since = std::time::Instant::now();
+            let since = refusals.since;
+            refusals.breaker.record(CallOutcome::RefusedWrites, since);
+            drop(refusals);
+            tracing::warn!(master = %self.address, %error, "a master of the Redis cluster refuses writes");
+        }
+    }
+
+    /// If that is due, asks a master that refuses writes for one that changes nothing.
+    pub async fn probe(&self, deadline: Instant) {
+        if !self
+            .refusals
+            .lock()
+            .breaker
+            .begin_probe(std::time::Instant::now())
+        {
+            return;
+        }
+        let write = write_nothing();
+        let accepts = self
+            .line
+            .query(Commands::One(&write), deadline)
+            .await
+            .is_ok();
+        let outcome = match accepts {
+            true => CallOutcome::Wrote,
+            false => CallOutcome::RefusedWrites,
+        };
+        let mut refusals = self.refusals.lock();
+        let now = std::time::Instant::now();
+        refusals.breaker.probed(outcome, now, fastrand::f64());
+        let refused_seconds = (now - refusals.since).as_secs_f64();
+        drop(refusals);
+        if accepts {
+            tracing::warn!(master = %self.address, refused_seconds, "the master accepts writes again");
+        }
+    }
+}
+
+impl Drop for ClusterNode {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
