@@ -35,19 +35,23 @@ impl Preparation {
         // Read first: a server that refuses writes can still be read.
         let found: Vec<Value> = get.query_async(connection).await.map_err(failed)?;
         let is_found = is_same(found.last(), &self.zone)?;
-        if is_found {
-            // A replica can be read, too, but breaks the connection with the first write.
-            if let Err(error) = write_nothing().exec_async(connection).await
-                && breaks(&error)
-            {
-                return Err(failed(error));
+        match self.empty_store() {
+            EmptyStore::Left => {}
+            EmptyStore::Claimed if is_found => {
+                // A replica can be read, too, but breaks the connection with the first write.
+                if let Err(error) = write_nothing().exec_async(connection).await
+                    && breaks(&error)
+                {
+                    return Err(failed(error));
+                }
             }
-        } else if self.empty_store() == EmptyStore::Claimed {
-            // Of several gateways that find the store empty, the first one sets its zone.
-            let mut claim = set_zones([&name], &self.zone);
-            claim.cmd("GET").arg(&name);
-            let replies: Vec<Value> = claim.query_async(connection).await.map_err(failed)?;
-            is_same(replies.last(), &self.zone)?;
+            EmptyStore::Claimed => {
+                // Of several gateways that find the store empty, the first one sets its zone.
+                let mut claim = set_zones([&name], &self.zone);
+                claim.cmd("GET").arg(&name);
+                let replies: Vec<Value> = claim.query_async(connection).await.map_err(failed)?;
+                is_same(replies.last(), &self.zone)?;
+            }
         }
         let asked = self.clock.ask();
         let time = redis::cmd("TIME").query_async(connection).await;
