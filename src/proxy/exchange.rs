@@ -179,7 +179,7 @@ impl ClientWaits {
 pub enum Ending {
     /// The gateway refused the request: it answered instead of the upstream, or cut the answer whose header had been forwarded.
     Rejected(Rejection),
-    /// The upstream broke off after its header had been forwarded.
+    /// The upstream broke off after its header had been forwarded, or the gateway stopped.
     Cut,
     /// The client disconnected.
     ClientClosed,

@@ -101,6 +101,11 @@ impl Failure {
         Failure::new(Fault::Gateway, format!("gateway: {cause}"))
     }
 
+    /// The gateway stopped before the request ended.
+    pub fn cut_off() -> Failure {
+        Failure::gateway("limits.shutdown_grace ended")
+    }
+
     /// The client does not read the answers before this one.
     pub fn given_up() -> Failure {
         Failure::client(ClientFault::Slow, "does not read its answers")

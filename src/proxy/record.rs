@@ -24,7 +24,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
     let status = client.status().map_or(0, |status| status.as_u16());
     let line = Line {
         status,
-        ..of_stage(gate, failure, &exchange.stage)
+        ..of_stage(failure, &exchange.stage)
     };
     let endpoint = line.endpoint.unwrap_or(NONE);
     // Over HTTP/2 a request is examined when its turn has come.
@@ -115,13 +115,13 @@ fn sample(exchange: &Exchange, line: &Line<'_>) -> Option<u8> {
 }
 
 /// A line with the facts of a request's last stage.
-fn of_stage<'a>(gate: &Gate, failure: Option<&Failure>, stage: &'a Stage) -> Line<'a> {
+fn of_stage<'a>(failure: Option<&Failure>, stage: &'a Stage) -> Line<'a> {
     let nothing = Line::default();
     match stage {
         Stage::Arrived => Line {
             outcome: match failure.map(|failure| failure.fault) {
                 _ if std::thread::panicking() => "INTERNAL_ERROR",
-                Some(Fault::Client(_)) if !gate.is_cut_off() => word(Some(&Ending::ClientClosed)),
+                Some(Fault::Client(_)) => word(Some(&Ending::ClientClosed)),
                 Some(_) | None => word(Some(&Ending::Cut)),
             },
             ..nothing

@@ -40,7 +40,14 @@ pub async fn serve(gate: &Arc<Gate>, client: &mut Client<'_>) {
         exchange,
         served: None,
     };
-    recorded.served = Some(answer(gate, recorded.client, &mut recorded.exchange).await);
+    let mut served = answer(gate, recorded.client, &mut recorded.exchange).await;
+    if let Err(failure) = &mut served
+        && matches!(failure.fault, Fault::Client(_))
+        && gate.is_cut_off()
+    {
+        *failure = Failure::cut_off();
+    }
+    recorded.served = Some(served);
 }
 
 /// A request that is recorded when it ends, also if its task is dropped.
@@ -56,9 +63,12 @@ impl Drop for Recorded<'_, '_> {
     fn drop(&mut self) {
         let abandoned = || {
             if let Stage::Forwarding(forwarding) = &mut self.exchange.stage {
-                forwarding.ending.get_or_insert(Ending::Cut);
+                settlement::settle_dropped(self.gate, self.client, forwarding);
             }
-            Err(Failure::gateway("the request was abandoned"))
+            Err(match self.gate.is_cut_off() {
+                true => Failure::cut_off(),
+                false => Failure::gateway("the request was abandoned"),
+            })
         };
         let failure = self.served.take().unwrap_or_else(abandoned).err();
         if failure.is_some() {

@@ -33,7 +33,7 @@ pub(super) async fn settle(
             (Ending::Rejected(rejection), Some(RefundReason::Body))
         }
         // The gateway itself has closed the connection.
-        (_, Fault::Client(_)) if gate.is_cut_off() => (Ending::Cut, unsent(forwarding)),
+        (_, Fault::Client(_)) if gate.is_cut_off() => (Ending::Cut, cut_off(client, forwarding)),
         (_, Fault::Client(fault)) => (Ending::ClientClosed, hung_up(fault, forwarding)),
         _ if header_passed => {
             let now = Instant::now();
@@ -105,6 +105,27 @@ fn hung_up(fault: ClientFault, forwarding: &Forwarding) -> Option<RefundReason> 
         unanswered && waited > forwarding.upstream.config.timeouts.slow
     };
     unsent(forwarding).or_else(|| slow().then_some(RefundReason::Slow))
+}
+
+/// Settles a request whose task was dropped, unless that was done before: a request that the gateway cut off, or in which it failed,
+/// is refunded.
+pub(super) fn settle_dropped(gate: &Gate, client: &Client<'_>, forwarding: &mut Forwarding) {
+    let is_undecided = matches!(forwarding.ending, None | Some(Ending::Cut));
+    forwarding.ending.get_or_insert(Ending::Cut);
+    if is_undecided
+        && (gate.is_cut_off() || std::thread::panicking())
+        && let Some(reason) = cut_off(client, forwarding)
+    {
+        forwarding.charged.give_back(reason);
+    }
+}
+
+/// The reason to refund a request that the gateway itself has cut, if there is one: it was not waiting for the client.
+fn cut_off(client: &Client<'_>, forwarding: &mut Forwarding) -> Option<RefundReason> {
+    let now = Instant::now();
+    forwarding.client_waits.note(client.blocked(), now);
+    let waited_for_client = forwarding.client_waits.was_waiting(now);
+    unsent(forwarding).or_else(|| (!waited_for_client).then_some(RefundReason::Cut))
 }
 
 /// The reason to refund a request of which nothing was sent to an upstream.

@@ -466,3 +466,31 @@ async fn served_answers_reach_a_slow_client_although_the_gateway_stops() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_request_that_is_cut_off_while_its_client_leaves_its_window_closed_stays_charged() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.extra_yaml = "limits: { shutdown_grace: 1s }".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    // More than the window that every client opens (RFC 9113 section 6.9.2).
+    let answer = Script::json(200, &"x".repeat(1024 * 1024));
+    scene.upstream.always(Behaviour::Answer(answer));
+    let mut wire = Wire::open(&scene).await;
+    assert!(wire.get(1, MARKETS, &key.key).await);
+    eventually("the request is at the upstream", async || {
+        (scene.upstream.count() == 1).then_some(())
+    })
+    .await;
+    scene.gateways[0].process().ask_to_end();
+    let status = scene.gateways[0].process().wait_for_end(PATIENCE);
+    assert_eq!(status.unwrap().code(), Some(0));
+    let lines = scene.gateways[0].access_lines();
+    assert_eq!(
+        (&lines[0]["outcome"], &lines[0]["refunded"]),
+        (&"cut".into(), &false.into()),
+        "{lines:?}"
+    );
+    scene.expect_used(&key, 1).await;
+}

@@ -171,8 +171,8 @@ impl Http2Side {
                     let asked = Instant::now();
                     // A client that ends the stream now does not read, however it ends it.
                     let waited = wait_for_capacity(answer).await;
-                    waited.map_err(|error| Failure::client(ClientFault::Gone, error))?;
                     self.turn.note_paused(asked.elapsed());
+                    waited.map_err(|error| Failure::client(ClientFault::Gone, error))?;
                 }
                 let piece = part.split_to(answer.capacity().min(part.len()));
                 let sent = answer.send_data(piece, ends && part.is_empty());

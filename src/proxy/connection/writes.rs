@@ -58,6 +58,7 @@ pub struct Writes {
     /// How long the client has refused bytes in the present window, and the bytes written in it; `None` until it refuses any.
     window: Option<(Duration, u64)>,
     blocked_since: Option<Instant>,
+    /// How long it had refused bytes before that.
     blocked: Duration,
 }
 
@@ -77,7 +78,8 @@ impl Writes {
 
     /// How long the client has refused bytes so far.
     pub fn blocked(&self) -> Duration {
-        self.blocked
+        let since = self.blocked_since.map(|since| since.elapsed());
+        self.blocked + since.unwrap_or_default()
     }
 
     /// Releases the buffer and resets the judgement of the client, if nothing is to be written.

@@ -1,7 +1,7 @@
 //! The units of a permitted request.
 //!
 //! Invariants: they are refunded at most once; they stay charged only if some part of the request was sent to an upstream, even
-//! if the request's future is dropped (after a panic, or with a connection past its deadlines).
+//! if the request's future is dropped (after a panic, with a connection past its deadlines, or at the end of the grace).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -57,11 +57,15 @@ impl Charged {
 
     /// Refunds the units, without waiting, unless any part of the request was sent.
     pub fn give_up_unsent(&mut self) {
-        if self.sent {
-            return;
+        if !self.sent {
+            self.give_back(RefundReason::Unsent);
         }
+    }
+
+    /// Refunds the units, once, without waiting.
+    pub fn give_back(&mut self, reason: RefundReason) {
         if let Some(receipt) = self.receipt.take() {
-            self.count(&receipt, RefundReason::Unsent);
+            self.count(&receipt, reason);
             self.gate.store.give_back(receipt);
         }
     }
