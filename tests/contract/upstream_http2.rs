@@ -352,6 +352,25 @@ async fn a_connection_over_http2_on_which_the_upstream_was_silent_is_not_used_ag
 }
 
 #[tokio::test]
+async fn a_connection_over_http2_whose_answer_took_longer_than_the_total_is_not_used_again() {
+    let scene = over_http2()
+        .timeout("read", "60s")
+        .timeout("total", "1500ms");
+    let scene = scene.start().await;
+    let key = scene.issue("starter").await;
+    scene.upstream.behave(|request| match request.connection {
+        1 => Behaviour::Stall,
+        _ => Behaviour::Echo,
+    });
+    let client = scene.client(Protocol::Http1);
+    let answer = client.get(&key, MARKETS).await;
+    assert_problem(&answer, 500, "INTERNAL_ERROR");
+    let answer = client.get(&key, MARKETS).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(scene.upstream.connections(), 2);
+}
+
+#[tokio::test]
 async fn a_connection_over_http2_that_clients_waited_on_in_vain_is_not_used_again() {
     let scene = over_http2().timeout("read", "60s").start().await;
     let key = scene.issue("starter").await;
