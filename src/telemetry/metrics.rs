@@ -119,8 +119,8 @@ families! {
         pub connections: IntGauge = gauge(&registry, "touchline_connections", "Client connections")?;
         /// `touchline_in_flight_requests`: requests being answered.
         pub in_flight: IntGauge = gauge(&registry, "touchline_in_flight_requests", "Requests being answered")?;
-        /// `touchline_store_up`: 1 while a charge made now is expected to be decided.
-        pub store_up: IntGauge = gauge(&registry, "touchline_store_up", "1 while a charge made now is expected to be decided")?;
+        /// `touchline_store_up`: 1 while the store is expected to decide a charge made now.
+        pub store_up: IntGauge = gauge(&registry, "touchline_store_up", "1 while the store is expected to decide a charge made now")?;
         /// `touchline_store_degraded`: 1 while charges are decided without the store.
         pub store_degraded: IntGauge = gauge(&registry, "touchline_store_degraded",
             "1 while charges are decided without the store")?;
