@@ -289,9 +289,17 @@ impl Rejection {
         self.kind().0
     }
 
-    /// The stable code for programs; also the outcome in logs and metrics.
+    /// The stable code for programs.
     pub fn code(&self) -> &'static str {
         self.kind().1
+    }
+
+    /// The outcome in logs and metrics: the code, but for maintenance, which operators plan and clients do not tell from a failure.
+    pub fn outcome(&self) -> &'static str {
+        match self {
+            Rejection::Maintenance(_) => "maintenance",
+            other => other.code(),
+        }
     }
 
     /// The gateway's limit that the request exceeded; the daily quota is none of them.

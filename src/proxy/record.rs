@@ -14,6 +14,7 @@ use crate::policy::api_key;
 use crate::policy::enforcement::ShadowViolation;
 use crate::policy::forwarded::RequestSender;
 use crate::policy::http1::{METHOD_BYTES_MAX, Version};
+use crate::policy::rejection::Rejection;
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
 
@@ -64,6 +65,9 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
     }
     let cause = match (&exchange.stage, failure) {
         (Stage::Refused(refusal), _) if refusal.cause.is_some() => refusal.cause.clone(),
+        (Stage::Refused(refusal), _) if matches!(refusal.rejection, Rejection::Maintenance(_)) => {
+            Some("the endpoint is under maintenance".to_owned())
+        }
         (_, Some(failure)) => Some(failure.to_string()),
         (_, None) => exchange.cause.clone(),
     };
@@ -127,7 +131,7 @@ fn of_stage<'a>(failure: Option<&Failure>, stage: &'a Stage) -> Line<'a> {
             ..nothing
         },
         Stage::Refused(refusal) => Line {
-            outcome: refusal.rejection.code(),
+            outcome: refusal.rejection.outcome(),
             policy: refusal.rejection.policy(),
             endpoint: refusal.place.as_ref().map(RouteId::name),
             key_id: refusal.key.as_ref().map(|key| key.record.id.as_str()),
@@ -159,7 +163,7 @@ fn of_stage<'a>(failure: Option<&Failure>, stage: &'a Stage) -> Line<'a> {
 fn word(ending: Option<&Ending>) -> &'static str {
     match ending {
         None => "served",
-        Some(Ending::Rejected(rejection)) => rejection.code(),
+        Some(Ending::Rejected(rejection)) => rejection.outcome(),
         Some(Ending::Cut) => "cut",
         Some(Ending::ClientClosed) => "client_closed",
     }

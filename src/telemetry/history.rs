@@ -23,7 +23,7 @@ pub const SAMPLES_MAX: usize = 360;
 pub struct Answered {
     /// Served, or redirected to HTTPS.
     pub served: u64,
-    /// Refused as invalid or not permitted: 400 to 405, 413, 414, 431.
+    /// Refused as invalid or not permitted: 400 to 405, 413, 414, 431; also under maintenance.
     pub refused: u64,
     /// 429.
     pub limited: u64,
@@ -43,7 +43,7 @@ impl Answered {
                 "RATE_LIMIT_EXCEEDED" => &mut sum.limited,
                 "INTERNAL_ERROR" | "cut" => &mut sum.failed,
                 "client_closed" => &mut sum.client_closed,
-                // Every other code of the contract is a refusal of this kind.
+                // `maintenance`, and every other code of the contract.
                 _ => &mut sum.refused,
             };
             *place += one.count();
@@ -183,6 +183,7 @@ mod tests {
             ("RATE_LIMIT_EXCEEDED", 20),
             ("TIER_INSUFFICIENT", 3),
             ("BAD_REQUEST", 4),
+            ("maintenance", 8),
             ("INTERNAL_ERROR", 5),
             ("cut", 6),
             ("client_closed", 7),
@@ -195,7 +196,7 @@ mod tests {
         let sample = note();
         let expected = Answered {
             served: 101,
-            refused: 7,
+            refused: 15,
             limited: 20,
             failed: 11,
             client_closed: 7,

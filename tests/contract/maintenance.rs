@@ -39,6 +39,17 @@ async fn an_endpoint_under_maintenance_reports_it_and_costs_nothing() {
             assert_eq!(nobody.status, 401);
         }
         assert_eq!(scene.upstream.count(), 0);
+        // Operators tell it from a failure.
+        let line = scene.gateways[0].logged_where(|line| line["status"] == 500);
+        let line = line.await;
+        assert_eq!(line["outcome"], "maintenance");
+        assert_eq!(line["cause"], "the endpoint is under maintenance");
+        for (outcome, count) in [("maintenance", 3.0), ("INTERNAL_ERROR", 0.0)] {
+            let series = format!(
+                "touchline_requests_total{{endpoint=\"{MARKETS}\",outcome=\"{outcome}\",tier=\"starter\"}}"
+            );
+            assert_eq!(scene.metric(&series).await, count, "{outcome}");
+        }
         let explained = scene
             .cli(&[
                 "explain", "--key-id", &key.id, "--method", "GET", "--path", MARKETS,

@@ -87,7 +87,7 @@ impl<'a> Unserved<'a> {
         let fields = respond::refusal_fields(&problem, None, None, now);
         let line = Line {
             status: problem.status.as_u16(),
-            outcome: rejection.code(),
+            outcome: rejection.outcome(),
             policy: rejection.policy(),
             ..Line::default()
         };
