@@ -135,10 +135,16 @@ impl Config {
             let hint = "name it with --config FILE or TOUCHLINE_CONFIG";
             ConfigErrors::new(&name, vec![Position::START.of_file(&message, hint)])
         })?;
+        let listener = running.and_then(|running| running.config.listen.https.as_ref());
         let surroundings = Surroundings {
             env: &variable,
             resolve: &resolve,
             purpose,
+            in_use: listener
+                .iter()
+                .flat_map(|https| https.files())
+                .cloned()
+                .collect(),
         };
         parse_in(&name, &bytes, &surroundings, running)
             .map_err(|problems| ConfigErrors::new(&name, problems))
@@ -171,6 +177,7 @@ impl Config {
             env,
             resolve,
             purpose: Purpose::Serve,
+            in_use: Vec::new(),
         };
         parse_in(file_name, text.as_bytes(), &surroundings, None)
             .map_err(|problems| ConfigErrors::new(file_name, problems))

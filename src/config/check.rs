@@ -66,6 +66,11 @@ impl<'a> Check<'a> {
         }
     }
 
+    /// What is read outside the file.
+    pub(super) fn surroundings(&self) -> &'a Surroundings<'a> {
+        self.surroundings
+    }
+
     /// The leaves read so far, by path.
     pub(super) fn readings(&self) -> &BTreeMap<String, LeafValue> {
         &self.readings

@@ -21,6 +21,19 @@ pub(super) struct Surroundings<'a> {
     pub(super) resolve: &'a dyn Fn(&str) -> io::Result<Vec<SocketAddr>>,
     /// The parts that are read for this purpose.
     pub(super) purpose: Purpose,
+    /// The files of the TLS listener of a running gateway. It reads them itself, and keeps the last contents of one that is gone.
+    pub(super) in_use: Vec<PathBuf>,
+}
+
+impl Surroundings<'_> {
+    /// A file of the TLS listener: one that can be opened or is in use.
+    pub(super) fn listener_file(&self, name: &str) -> Result<PathBuf, Wrong> {
+        let file = PathBuf::from(name);
+        match self.in_use.contains(&file) {
+            true => Ok(file),
+            false => readable(name),
+        }
+    }
 }
 
 /// The purpose for which a configuration is read, which decides what is read outside the file.

@@ -99,6 +99,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
             env: &|_| None,
             resolve: &|name| panic!("{name}"),
             purpose: Purpose::Serve,
+            in_use: Vec::new(),
         };
         let refused = parse_in("g.yaml", next.as_bytes(), &surroundings, Some(&over)).err();
         let mut problems = refused.unwrap_or_default();

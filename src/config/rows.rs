@@ -242,6 +242,15 @@ pub(super) fn file<U: 'static>(parse: fn(&str) -> Result<U, Wrong>) -> Kind<Opti
     Kind::new(read, || leaf::<PathBuf>().form())
 }
 
+/// A file of the TLS listener.
+pub(super) fn listener_file() -> Kind<Option<PathBuf>> {
+    let read = |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
+        let surroundings = check.surroundings();
+        check.file(at, &written?, |name| surroundings.listener_file(name))
+    };
+    Kind::new(read, || leaf::<PathBuf>().form())
+}
+
 /// A file with a secret in it.
 pub(super) fn secret_file() -> Kind<Option<Secret>> {
     let form = || leaf::<PathBuf>().form();

@@ -50,6 +50,7 @@ fn parse(text: &str) -> Result<Config, ConfigErrors> {
         env: &env,
         resolve: &resolve,
         purpose: Purpose::Serve,
+        in_use: Vec::new(),
     };
     parse_in("g.yaml", text.as_bytes(), &surroundings, None)
         .map_err(|problems| ConfigErrors::new("g.yaml", problems))

@@ -23,7 +23,7 @@ use super::tls::{Acceptor, NextTlsServer};
 use super::watched::{FileContents, Settling};
 use crate::admin::{ConfigView, RefusedFile};
 use crate::clock::next_tick;
-use crate::config::{Certificate, Config, Running};
+use crate::config::{Config, Running};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
 use crate::policy::words::words;
 use crate::proxy::{Gate, Snapshot};
@@ -293,23 +293,14 @@ impl Reloader {
 
 /// The watched files of a configuration: the file itself first, then the certificates, keys and authorities that it names.
 fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
-    let https = config.listen.https.iter();
-    let own = https.clone().flat_map(|https| &https.certificates);
-    let own = own.flat_map(|certificate| match certificate {
-        Certificate::Files {
-            certificate,
-            private_key,
-        } => vec![certificate, private_key],
-        Certificate::SelfSigned => Vec::new(),
-    });
-    let clients = https.filter_map(|https| https.client_certificates.as_ref());
-    let clients = clients.map(|clients| &clients.authorities);
+    let listener = config.listen.https.iter();
+    let listener = listener.flat_map(|https| https.files());
     let upstreams = config
         .upstreams
         .iter()
         .filter_map(|(_, upstream)| upstream.tls.as_ref());
     let upstreams = upstreams.flat_map(|tls| &tls.files);
-    let others = own.chain(clients).chain(upstreams).cloned();
+    let others = listener.chain(upstreams).cloned();
     std::iter::once(file.to_owned()).chain(others).collect()
 }
 

@@ -246,6 +246,27 @@ async fn a_second_certificate_without_a_name_ends_the_start() {
     );
 }
 
+/// Why a configuration or certificates are refused, if they are.
+async fn refused(scene: &Scene) -> Option<String> {
+    let (_, body) = scene.admin(0, "/readyz").await;
+    let body: serde_json::Value = serde_json::from_str(&body).ok()?;
+    let reason = body["config"]["refused"]["reason"].as_str()?;
+    Some(reason.to_owned())
+}
+
+/// Changes the daily units of the first tier, and waits until the gateway has applied them.
+async fn edit(scene: &Scene, daily: u64) {
+    let mut spec = scene.spec.clone();
+    spec.tiers[0].daily = daily;
+    scene.gateways[0].configure(&spec);
+    eventually("the tier is changed", async || {
+        let (_, body) = scene.admin(0, "/config").await;
+        let tiers: serde_json::Value = serde_json::from_str(&body).ok()?;
+        (tiers["facts"]["tier"]["starter"]["daily"] == daily.to_string()).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_pair_that_cannot_be_used_keeps_its_last_good_one_while_others_are_renewed() {
     let directory = tempfile::tempdir().unwrap();
@@ -274,37 +295,39 @@ async fn a_pair_that_cannot_be_used_keeps_its_last_good_one_while_others_are_ren
         (shown(&scene, "a.example", &client).await == Ok(renewed.clone())).then_some(())
     })
     .await;
-    let refused = eventually("the second is refused", async || {
-        let (_, body) = scene.admin(0, "/readyz").await;
-        let body: serde_json::Value = serde_json::from_str(&body).ok()?;
-        let reason = body["config"]["refused"]["reason"].as_str()?;
-        Some(reason.to_owned())
-    })
-    .await;
+    let reason = eventually("the second is refused", async || refused(&scene).await).await;
     let file = second.0.display().to_string();
     assert!(
-        refused.contains(&file) && refused.contains("does not belong"),
-        "{refused}"
+        reason.contains(&file) && reason.contains("does not belong"),
+        "{reason}"
     );
-    assert!(
-        !refused.contains(&first.0.display().to_string()),
-        "{refused}"
-    );
+    assert!(!reason.contains(&first.0.display().to_string()), "{reason}");
     assert_eq!(
         shown(&scene, "b.example", &client).await,
         Ok(before[1].clone())
     );
     // A change of the configuration is applied beside it.
-    let mut spec = scene.spec.clone();
-    spec.tiers[0].daily = 7;
-    scene.gateways[0].configure(&spec);
-    eventually("the tier is changed", async || {
-        let (_, body) = scene.admin(0, "/config").await;
-        let tiers: serde_json::Value = serde_json::from_str(&body).ok()?;
-        (tiers["facts"]["tier"]["starter"]["daily"] == "7").then_some(())
+    edit(&scene, 7).await;
+    assert_eq!(scene.metric("touchline_config_refused").await, 1.0);
+    // A file that is gone keeps no more from being renewed than one with other contents.
+    std::fs::remove_file(&second.1).unwrap();
+    authority.write(at, "first", &["a.example"], 2042);
+    let renewed = der(&first);
+    eventually("the first is renewed again", async || {
+        (shown(&scene, "a.example", &client).await == Ok(renewed.clone())).then_some(())
     })
     .await;
-    assert_eq!(scene.metric("touchline_config_refused").await, 1.0);
+    edit(&scene, 8).await;
+    eventually("the file that is gone is named", async || {
+        let reason = refused(&scene).await?;
+        let file = second.1.display().to_string();
+        (reason.contains(&file) && reason.contains("No such file")).then_some(())
+    })
+    .await;
+    assert_eq!(
+        shown(&scene, "b.example", &client).await,
+        Ok(before[1].clone())
+    );
     put(&second.1, &std::fs::read_to_string(&other.1).unwrap());
     eventually("the second is renewed", async || {
         (shown(&scene, "b.example", &client).await == Ok(der(&other))).then_some(())
@@ -404,6 +427,8 @@ async fn clients_without_a_certificate_of_the_authorities_are_refused_where_one_
             body.contains("authorities.pem").then_some(())
         })
         .await;
+        std::fs::remove_file(&authorities).unwrap();
+        edit(&scene, 7).await;
         assert!(is_served(&scene, &newcomer, &key).await);
         assert!(!is_served(&scene, &returning, &key).await);
     }

@@ -9,8 +9,9 @@ use super::values::{DAY, loopback, not_empty};
 use crate::config::check::Check;
 use crate::config::choices::{ClientMode, ProxyProtocol};
 use crate::config::outline::Path;
-use crate::config::outside::readable;
-use crate::config::rows::{between, file, leaf, list, needed, optional, restart, rows, text};
+use crate::config::rows::{
+    between, leaf, list, listener_file, needed, optional, restart, rows, text,
+};
 
 const SELF_SIGNED: &str = "self-signed";
 /// The limit on certificates. Each is read at start and checked for changes twice a second.
@@ -25,7 +26,7 @@ rows! {
         /// is used from the next handshake on.
         certificate: String = text(|text| not_empty(text, "write self-signed or a PEM file")).or_text(SELF_SIGNED);
         /// The PEM file of the certificate's key.
-        private_key: Option<PathBuf> = file(readable);
+        private_key: Option<PathBuf> = listener_file();
         /// Several certificates instead of `certificate`: a client gets the one for the server name that it sends (SNI), else the
         /// first.
         certificates: Vec<Option<CertificateRows>> = list(optional)
@@ -43,16 +44,16 @@ rows! {
     pub(super) struct CertificateRows {
         /// A PEM file with the chain, the server's own certificate first. It is used for the DNS names of its subjectAltName;
         /// the `*` of `*.example.com` matches one label.
-        certificate: PathBuf = needed(CERTIFICATES_HINT, file(readable));
+        certificate: PathBuf = needed(CERTIFICATES_HINT, listener_file());
         /// The PEM file of the certificate's key.
-        private_key: PathBuf = needed(CERTIFICATES_HINT, file(readable));
+        private_key: PathBuf = needed(CERTIFICATES_HINT, listener_file());
     }
 
     /// Certificates of clients.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct ClientCertificates {
         /// A PEM file of the authorities that sign certificates of clients. Read again when it changes.
-        authorities: PathBuf = needed("write authorities: FILE, with the certificates that sign those of clients", file(readable));
+        authorities: PathBuf = needed("write authorities: FILE, with the certificates that sign those of clients", listener_file());
         /// Whether a client without a certificate is refused. A client with a certificate of another authority always is.
         mode: ClientMode = leaf().or(ClientMode::Required);
     }
@@ -73,12 +74,28 @@ pub struct Https {
     pub proxy_protocol: ProxyProtocol,
 }
 
+impl Https {
+    /// The files of its certificates, keys and authorities.
+    pub fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        let own = self.certificates.iter();
+        let own = own.flat_map(|certificate| match certificate {
+            Certificate::Files {
+                certificate,
+                private_key,
+            } => vec![certificate, private_key],
+            Certificate::SelfSigned => Vec::new(),
+        });
+        let clients = self.client_certificates.iter();
+        own.chain(clients.map(|clients| &clients.authorities))
+    }
+}
+
 /// A certificate and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Certificate {
     /// Made at start, for loopback addresses only.
     SelfSigned,
-    /// PEM files, readable when the configuration was checked.
+    /// PEM files, readable when the configuration was checked, or in use by the running gateway.
     Files {
         /// The chain, the server's own certificate first.
         certificate: PathBuf,
@@ -125,7 +142,10 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https 
             let hint = "write private_key: FILE beside the certificate";
             check.wrong(&key_at, "the key is missing", hint);
         }
-        let certificate = check.named_file(&certificate_at, &rows.certificate, readable);
+        let surroundings = check.surroundings();
+        let certificate = check.named_file(&certificate_at, &rows.certificate, |name| {
+            surroundings.listener_file(name)
+        });
         vec![Certificate::Files {
             certificate: certificate.unwrap_or_default(),
             private_key: rows.private_key.unwrap_or_default(),

@@ -302,6 +302,7 @@ fn a_reload_changes_every_row_but_those_that_need_a_restart_which_it_refuses_at_
             env: &env,
             resolve: &resolve,
             purpose: Purpose::Serve,
+            in_use: Vec::new(),
         };
         let problems = parse_in("g.yaml", next.as_bytes(), &surroundings, Some(&over))
             .err()
@@ -437,6 +438,7 @@ fn problems_alone(file: &Value, purpose: Purpose) -> Vec<String> {
         env: &|_| None,
         resolve: &|name| panic!("{name}"),
         purpose,
+        in_use: Vec::new(),
     };
     let text = serde_yaml::to_string(file).unwrap();
     let problems = parse_in("g.yaml", text.as_bytes(), &surroundings, None).err();
