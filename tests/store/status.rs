@@ -86,6 +86,28 @@ async fn the_status_of_a_redis_reports_its_server_gateways_and_broken_promises()
 }
 
 #[tokio::test]
+async fn a_gateway_that_cannot_report_because_redis_refuses_writes_is_not_to_be_forgotten() {
+    let scene = Scene::builder(TOUCHLINE)
+        .store(SceneStore::Redis)
+        .start()
+        .await;
+    let redis = scene.redis.as_ref().unwrap();
+    let full = ["CONFIG", "SET", "maxmemory", "1"];
+    redis.command(&full).await.unwrap();
+    let reported = eventually("the gateway is listed as silent", async || {
+        let reported = status(&scene).await;
+        let is_silent = reported["silent"].as_array()?.len() == 1;
+        is_silent.then_some(reported)
+    })
+    .await;
+    assert!(
+        warns_of(&reported, "it refuses writes, because its memory is full")
+            && !warns_of(&reported, "store forget"),
+        "{reported}"
+    );
+}
+
+#[tokio::test]
 async fn the_status_of_an_embedded_store_reports_its_file_and_gateways() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     scene.issue("pro").await;

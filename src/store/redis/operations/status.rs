@@ -25,6 +25,14 @@ const CLOCK_DIFFERENCE_MAX_SECONDS: f64 = 2.0;
 /// The age of a gateway's key table above which there is a warning: it answers unknown keys with 500.
 const KEYS_AGE_MAX_SECONDS: f64 = 5.0;
 
+/// The settings of a server that are read.
+const SETTINGS: [&str; 4] = [
+    "appendfsync",
+    "save",
+    "min-replicas-to-write",
+    "stop-writes-on-bgsave-error",
+];
+
 /// Reads the whole state, of each master its own; the caller measures `clock_difference_seconds`.
 pub async fn status(
     link: &RedisLink,
@@ -35,15 +43,23 @@ pub async fn status(
     let masters = link.masters();
     let mut servers = Vec::with_capacity(masters.len());
     let mut warnings = Vec::new();
+    let mut refuses_writes = false;
     for master in &masters {
         match server(link, master).await {
-            Ok((facts, found)) => {
+            Ok(examined) => {
+                let Examined {
+                    facts,
+                    refusal,
+                    warnings: found,
+                } = examined;
                 servers.push(facts);
+                refuses_writes |= refusal.is_some();
+                let found = refusal.map(refusal_warning).into_iter().chain(found);
                 let of = match masters.len() {
                     1 => String::new(),
                     _ => format!("{}: ", master.shown),
                 };
-                warnings.extend(found.into_iter().map(|warning| format!("{of}{warning}")));
+                warnings.extend(found.map(|warning| format!("{of}{warning}")));
             }
             Err(error) if link.is_cluster() => {
                 warnings.push(format!(
@@ -64,7 +80,10 @@ pub async fn status(
         .read(redis::cmd("SCARD").arg(link.names.days()))
         .await?;
     warnings.extend(warnings_of_gateways(&gateways, clock_difference_seconds));
-    warnings.extend(silent.iter().map(silent_warning));
+    let of_silent = silent
+        .iter()
+        .map(|silent| silent_warning(silent, refuses_writes));
+    warnings.extend(of_silent);
     if !index.is_complete {
         warnings.push(
             "the index of keys is not complete: the next gateway that starts completes it".into(),
@@ -92,18 +111,27 @@ pub async fn status(
     })
 }
 
-/// The state of one master, and the guarantees that it breaks.
-async fn server(
-    link: &RedisLink,
-    master: &Master,
-) -> Result<(ServerFacts, Vec<String>), StoreError> {
+/// One master, as it was found.
+struct Examined {
+    facts: ServerFacts,
+    /// Why it refuses writes, if it does.
+    refusal: Option<&'static str>,
+    /// The guarantees that it breaks.
+    warnings: Vec<String>,
+}
+
+/// The settings of a server that are read; empty if it does not return them (a managed service, an ACL).
+type Settings = HashMap<String, String>;
+
+async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreError> {
     let deadline = Instant::now() + INFO_PATIENCE;
     let value = link
         .ask_master(master, &redis::cmd("INFO"), deadline)
         .await?;
     let text = String::from_redis_value(value).map_err(unreadable)?;
     let info = Info::of(&text);
-    let server = ServerFacts {
+    let settings = settings(link, master).await?;
+    let facts = ServerFacts {
         address: master.shown.clone(),
         version: info.text("redis_version"),
         run_id: info.text("run_id"),
@@ -111,37 +139,36 @@ async fn server(
         uptime_seconds: info.number("uptime_in_seconds"),
         replicas: info.number("connected_slaves"),
         append_only: info.number("aof_enabled") == 1,
-        append_fsync: configured(link, master, "appendfsync").await?,
-        snapshots: configured(link, master, "save").await?,
+        append_fsync: settings.get("appendfsync").cloned(),
+        snapshots: settings.get("save").cloned(),
         maxmemory_policy: info.text("maxmemory_policy"),
         maxmemory_bytes: info.number("maxmemory"),
         used_memory_bytes: info.number("used_memory"),
     };
-    let mut warnings = warnings_of(&server, &info);
-    let min_replicas = configured(link, master, "min-replicas-to-write").await?;
-    if server.replicas > 0 && min_replicas.as_deref() == Some("0") {
+    let mut warnings = warnings_of(&facts, &info);
+    let min_replicas = settings.get("min-replicas-to-write").map(String::as_str);
+    if facts.replicas > 0 && min_replicas == Some("0") {
         warnings.push(
             "it has replicas but accepts writes without them, so an isolated master continues to count: set min-replicas-to-write 1".into(),
         );
     }
-    Ok((server, warnings))
+    Ok(Examined {
+        refusal: refusal_of_writes(&facts, &info, &settings),
+        facts,
+        warnings,
+    })
 }
 
-/// A setting of the server; `None` if it does not return it (a managed service, an ACL).
-async fn configured(
-    link: &RedisLink,
-    master: &Master,
-    name: &str,
-) -> Result<Option<String>, StoreError> {
-    let ask = redis::cmd("CONFIG").arg("GET").arg(name).to_owned();
+async fn settings(link: &RedisLink, master: &Master) -> Result<Settings, StoreError> {
+    let mut ask = redis::cmd("CONFIG");
+    ask.arg("GET").arg(&SETTINGS);
     let deadline = Instant::now() + INFO_PATIENCE;
     let value = match link.ask_master(master, &ask, deadline).await {
         Ok(value) => value,
-        Err(LinkError::Refused(_)) => return Ok(None),
+        Err(LinkError::Refused(_)) => return Ok(Settings::new()),
         Err(error) => return Err(error.into()),
     };
-    let settings = HashMap::<String, String>::from_redis_value(value).map_err(unreadable)?;
-    Ok(settings.get(name).cloned())
+    Ok(Settings::from_redis_value(value).map_err(unreadable)?)
 }
 
 async fn feed(link: &RedisLink) -> Result<FeedFacts, StoreError> {
@@ -180,8 +207,13 @@ fn silent_facts(node: &RegisterEntry) -> SilentFacts {
     }
 }
 
-fn silent_warning(silent: &SilentFacts) -> String {
+fn silent_warning(silent: &SilentFacts, refuses_writes: bool) -> String {
     let SilentFacts { name, since, .. } = silent;
+    if refuses_writes {
+        return format!(
+            "the gateway {name} has sent no heartbeat since {since}, perhaps because Redis refuses writes"
+        );
+    }
     format!(
         "the gateway {name} did not sign off and has sent no heartbeat since {since}: it may still serve keys from its old replica, until its max_staleness is over; if it is gone for good, run `touchline store forget {name}`"
     )
@@ -214,6 +246,37 @@ fn lag_seconds(applied: &str, last: &str) -> f64 {
 
 fn milliseconds(count: u64) -> f64 {
     std::time::Duration::from_millis(count).as_secs_f64()
+}
+
+/// Why a server refuses writes, by Redis's own conditions for `OOM`, `NOREPLICAS` and `MISCONF`.
+fn refusal_of_writes(
+    server: &ServerFacts,
+    info: &Info<'_>,
+    settings: &Settings,
+) -> Option<&'static str> {
+    let counted = info.number("mem_not_counted_for_evict");
+    let counted = server.used_memory_bytes.saturating_sub(counted);
+    if server.maxmemory_bytes > 0 && counted > server.maxmemory_bytes {
+        return Some("its memory is full");
+    }
+    let setting = |name: &str| settings.get(name).map_or("", String::as_str);
+    // Absent unless replicas are needed.
+    let in_time: Option<u64> = info.text("min_slaves_good_slaves").parse().ok();
+    let needed = setting("min-replicas-to-write").parse().unwrap_or(0);
+    if in_time.is_some_and(|in_time| in_time < needed) {
+        return Some("it has fewer replicas than min-replicas-to-write");
+    }
+    let failed = |field| info.text(field) == "err";
+    let makes_snapshots = !setting("save").is_empty();
+    let stops = setting("stop-writes-on-bgsave-error") == "yes";
+    let cannot_save = makes_snapshots && stops && failed("rdb_last_bgsave_status");
+    (cannot_save || failed("aof_last_write_status")).then_some("it cannot save")
+}
+
+fn refusal_warning(why: &str) -> String {
+    format!(
+        "it refuses writes, because {why}: gateways cannot report, and may be listed as silent though they run"
+    )
 }
 
 /// Warnings about a server's settings.
@@ -351,6 +414,59 @@ mod tests {
             let warnings = warnings_of(&server, info);
             assert_eq!(warnings.len(), 1, "{warnings:?}");
             assert!(warnings[0].contains(part), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn a_server_refuses_writes_under_redis_s_own_conditions() {
+        let memory = |maxmemory_bytes, used_memory_bytes| ServerFacts {
+            maxmemory_bytes,
+            used_memory_bytes,
+            ..ServerFacts::default()
+        };
+        let roomy = memory(0, 100);
+        for (server, info, settings, refuses) in [
+            (&roomy, "", &[][..], false),
+            (&memory(100, 100), "", &[], false),
+            (&memory(100, 101), "", &[], true),
+            (&memory(100, 101), "mem_not_counted_for_evict:1", &[], false),
+            (
+                &roomy,
+                "min_slaves_good_slaves:1",
+                &[("min-replicas-to-write", "1")],
+                false,
+            ),
+            (
+                &roomy,
+                "min_slaves_good_slaves:0",
+                &[("min-replicas-to-write", "1")],
+                true,
+            ),
+            (
+                &roomy,
+                "connected_slaves:0",
+                &[("min-replicas-to-write", "0")],
+                false,
+            ),
+            (&roomy, "rdb_last_bgsave_status:err", &[], false),
+            (
+                &roomy,
+                "rdb_last_bgsave_status:err",
+                &[("save", "60 1"), ("stop-writes-on-bgsave-error", "no")],
+                false,
+            ),
+            (
+                &roomy,
+                "rdb_last_bgsave_status:err",
+                &[("save", "60 1"), ("stop-writes-on-bgsave-error", "yes")],
+                true,
+            ),
+            (&roomy, "aof_last_write_status:err", &[], true),
+        ] {
+            let set = settings.iter();
+            let set = set.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            let refusal = refusal_of_writes(server, &Info::of(info), &set.collect());
+            assert_eq!(refusal.is_some(), refuses, "{server:?} {info} {settings:?}");
         }
     }
 
