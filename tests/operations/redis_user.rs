@@ -112,6 +112,11 @@ async fn the_documented_user_of_redis_may_do_all_that_gateways_and_commands_need
     .await;
     use_everything(&mut scene).await;
     assert_eq!(refused(&node).await, Vec::<String>::new());
+    let unchecked = "could not be checked: CONFIG GET is not permitted";
+    let status = ["store", "status"];
+    assert!(scene.cli(&status).await.contains(unchecked));
+    let () = node.ask("ACL SETUSER touchline +config|get").await;
+    assert!(!scene.cli(&status).await.contains(unchecked));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

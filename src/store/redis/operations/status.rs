@@ -120,7 +120,7 @@ struct Examined {
     warnings: Vec<String>,
 }
 
-/// The settings of a server that are read; empty if it does not return them (a managed service, an ACL).
+/// The settings of a server that are read.
 type Settings = HashMap<String, String>;
 
 async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreError> {
@@ -131,6 +131,8 @@ async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreErro
     let text = String::from_redis_value(value).map_err(unreadable)?;
     let info = Info::of(&text);
     let settings = settings(link, master).await?;
+    let is_permitted = settings.is_some();
+    let settings = settings.unwrap_or_default();
     let facts = ServerFacts {
         address: master.shown.clone(),
         version: info.text("redis_version"),
@@ -146,6 +148,11 @@ async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreErro
         used_memory_bytes: info.number("used_memory"),
     };
     let mut warnings = warnings_of(&facts, &info);
+    if !is_permitted {
+        warnings.push(
+            "appendfsync, save and min-replicas-to-write could not be checked: CONFIG GET is not permitted".into(),
+        );
+    }
     let min_replicas = settings.get("min-replicas-to-write").map(String::as_str);
     if facts.replicas > 0 && min_replicas == Some("0") {
         warnings.push(
@@ -159,16 +166,18 @@ async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreErro
     })
 }
 
-async fn settings(link: &RedisLink, master: &Master) -> Result<Settings, StoreError> {
+/// The settings of a server; `None` if it does not return them (a managed service, an ACL).
+async fn settings(link: &RedisLink, master: &Master) -> Result<Option<Settings>, StoreError> {
     let mut ask = redis::cmd("CONFIG");
     ask.arg("GET").arg(&SETTINGS);
     let deadline = Instant::now() + INFO_PATIENCE;
     let value = match link.ask_master(master, &ask, deadline).await {
         Ok(value) => value,
-        Err(LinkError::Refused(_)) => return Ok(Settings::new()),
+        Err(LinkError::Refused(_)) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    Ok(Settings::from_redis_value(value).map_err(unreadable)?)
+    let settings = Settings::from_redis_value(value).map_err(unreadable)?;
+    Ok(Some(settings))
 }
 
 async fn feed(link: &RedisLink) -> Result<FeedFacts, StoreError> {
