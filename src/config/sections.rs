@@ -243,7 +243,7 @@ pub struct Config {
     pub logging: Logging,
     /// Traces.
     pub tracing: Tracing,
-    /// Warnings: names that do not resolve, which are no mistakes of the file.
+    /// Warnings: what is no mistake of the file, such as names that do not resolve.
     pub warnings: Vec<Problem>,
 }
 

@@ -475,6 +475,28 @@ fn a_host_name_of_an_upstream_is_resolved_to_ipv4_where_it_can() {
 }
 
 #[test]
+fn a_cost_above_the_daily_units_of_an_enforced_tier_is_a_warning() {
+    let warnings = |tiers: &str, cost: u32| {
+        let text = format!(
+            "tiers: {{{tiers}}}\nendpoints: [{{path: /a, tiers: [pro], cost: {cost}, upstream: u}}]\n\
+             upstreams: {{u: {{servers: [127.0.0.1:9000]}}}}"
+        );
+        let warnings = parse(&text).unwrap().warnings;
+        let warnings = warnings.iter().map(|one| one.warning("g.yaml"));
+        warnings.collect::<Vec<_>>()
+    };
+    assert_eq!(
+        warnings("pro: {daily: 5}, other: {daily: 1}", 6),
+        [
+            "g.yaml:2:44: warning: endpoints[0].cost: without a grant, pro cannot pay for it: it has 5 units a day \
+             (hint: lower the cost, raise tiers.pro.daily, or remove pro from tiers)"
+        ]
+    );
+    assert_eq!(warnings("pro: {daily: 6}", 6), [""; 0]);
+    assert_eq!(warnings("pro: {daily: 5, enforce: false}", 6), [""; 0]);
+}
+
+#[test]
 fn names_with_one_address_are_a_warning_and_one_name_twice_is_a_problem() {
     let servers = |servers: &str| parse(&NEEDED.replace("127.0.0.1:9000", servers));
     let config = servers("good.example:9000, 192.0.2.1:9000").unwrap();

@@ -209,7 +209,11 @@ fn endpoint(
         });
         check.accept(&at, tier)
     });
-    let tiers = included.collect();
+    let tiers: Vec<TierName> = included.collect();
+    let known_tiers = known.tiers.unwrap_or_default().iter();
+    for (tier, terms) in known_tiers.filter(|(tier, _)| tiers.contains(tier)) {
+        unaffordable(check, &at.key("cost"), rows.cost, tier, terms);
+    }
     let upstreams = known
         .upstreams
         .map(|upstreams| upstreams.iter().map(|(name, _)| &**name).collect());
@@ -241,6 +245,18 @@ fn endpoint(
         retirement,
         maintenance,
     })
+}
+
+/// Warns if no request of a tier fits its daily units.
+fn unaffordable(check: &mut Check<'_>, at: &Path, cost: NonZeroU32, tier: &TierName, terms: &Tier) {
+    let daily = terms.daily;
+    if terms.enforcement == Enforcement::Enforced && u64::from(cost.get()) > daily.get() {
+        check.warn(
+            at,
+            format!("without a grant, {tier} cannot pay for it: it has {daily} units a day"),
+            format!("lower the cost, raise tiers.{tier}.daily, or remove {tier} from tiers"),
+        );
+    }
 }
 
 fn any(text: &str) -> Result<Arc<str>, Wrong> {
