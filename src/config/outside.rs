@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_yaml::Value;
 
-use super::problem::Wrong;
+use super::problem::{Wrong, quotable};
 
 /// The limit on a file with a secret: no password or URL is longer.
 const SECRET_BYTES_MAX: u64 = 64 * 1024;
@@ -111,6 +111,14 @@ pub(super) fn readable(name: &str) -> Result<PathBuf, Wrong> {
         Ok(_) => Ok(file),
         Err(error) => Err(unreadable(&file, &error)),
     }
+}
+
+/// That the directory of a file is missing, if it is.
+pub(super) fn missing_directory(file: &Path) -> Option<String> {
+    // That of a bare name is the working directory.
+    let directory = file.parent().filter(|directory| *directory != "")?;
+    let shown = directory.display().to_string();
+    (!directory.is_dir()).then(|| format!("there is no directory {}", quotable(&shown)))
 }
 
 pub(super) fn unreadable(file: &Path, error: &io::Error) -> Wrong {

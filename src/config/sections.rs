@@ -10,8 +10,9 @@ use super::check::{Check, Wrong};
 use super::choices::Level;
 use super::effective::Effective;
 use super::outline::Path;
+use super::outside::missing_directory;
 use super::places::SourcePositions;
-use super::problem::{Problem, quotable};
+use super::problem::Problem;
 use super::rows::{
     Form, always, leaf, list, named, number, optional, percent, plain, required, restart, rows,
     section, serving, text, texts, within,
@@ -149,22 +150,20 @@ rows! {
     }
 }
 
-/// Notes a file for whose creation the directory is missing.
+/// Notes a file for whose creation the directory is missing, or that is one.
 fn in_a_directory(
     check: &mut Check<'_>,
     at: &Path,
     destination: Option<Destination>,
 ) -> Option<Destination> {
     if let Some(Destination::File(file)) = &destination
-        && let Some(directory) = file.parent()
         && check.looks_outside()
-        && !directory.is_dir()
     {
-        let message = format!(
-            "there is no directory {}",
-            quotable(&directory.display().to_string())
-        );
-        check.wrong(at, message, "create it, or write a file in another one");
+        if let Some(message) = missing_directory(file) {
+            check.wrong(at, message, "create it, or write a file in another one");
+        } else if file.is_dir() {
+            check.wrong(at, "this is a directory", "write the name of a file in it");
+        }
     }
     destination
 }

@@ -4,6 +4,7 @@ use super::*;
 
 #[test]
 fn each_mistake_is_reported_with_its_line_column_and_path() {
+    let long = format!("listen: {{http: {{}}, upgrade: /{}}}", "u".repeat(99));
     let cases = [
         ("limit: {}", "1:1 limit: there is no such key"),
         (
@@ -313,6 +314,14 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
         (
             "logging: {access_log: stdour}",
             "1:23 logging.access_log: \"stdour\" is not a destination for the access log",
+        ),
+        (
+            "logging: {access_log: ./src/}",
+            "1:23 logging.access_log: this is a directory",
+        ),
+        (
+            long.as_str(),
+            "1:29 listen.upgrade: the path is too long for a Unix socket",
         ),
         ("1: x", "1:1 1: there is no such key"),
     ];
