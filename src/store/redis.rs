@@ -199,6 +199,7 @@ pub async fn open(
             clock: clock.clone(),
             zone: zone.to_owned(),
             outage,
+            ledger: ledger.clone(),
             done: Default::default(),
             unread: Default::default(),
         })

@@ -128,6 +128,39 @@ async fn what_a_killed_gateway_counted_last_survives_an_emptied_redis_once_the_n
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_day_of_a_gateway_killed_before_it_wrote_its_ledger_is_listed_by_the_next_one() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let place = || Servers::Url(server.url());
+    let key = issued(place()).await;
+    let killed = gateway(place(), directory.path()).await;
+    granted(killed.charge(charge(&key, this_day(), LIMIT, 1)).await);
+    drop(killed);
+    // As if it had died before its first write.
+    let (id, date) = (key.record.id, this_day().date.to_string());
+    let mut unwritten = redis::pipe();
+    unwritten
+        .cmd("DEL")
+        .arg(format!("touchline:e:{{{id}}}:{date}"))
+        .cmd("SREM")
+        .arg("touchline:days")
+        .arg(&date)
+        .cmd("SET")
+        .arg("touchline:complete:{touchline:days}")
+        .arg(1);
+    let connection = &mut server.connect().await;
+    unwritten.exec_async(connection).await.unwrap();
+    let _next = gateway(place(), directory.path()).await;
+    eventually("the day is listed", async || {
+        let mut ask = redis::cmd("SISMEMBER");
+        ask.arg("touchline:days").arg(&date);
+        let connection = &mut server.connect().await;
+        let is_listed: bool = ask.query_async(connection).await.unwrap();
+        is_listed.then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_successor_that_began_without_redis_reads_what_the_killed_gateway_counted_when_it_is_back()
  {
     let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());

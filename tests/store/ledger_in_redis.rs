@@ -334,6 +334,33 @@ async fn a_journal_that_comes_after_the_day_was_closed_adjusts_it_and_the_day_st
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_day_that_was_closed_before_its_ledger_was_written_is_listed() {
+    let server = RedisServer::start().await;
+    let keeping = Keeping {
+        settle_window: Duration::ZERO,
+        ..Keeping::default()
+    };
+    let store = gateway_with(RedisSettings {
+        keeping,
+        ..settings(&server)
+    })
+    .await;
+    let (key, today) = (KeyEntry::new(new_record("pro")), today());
+    let day = Day {
+        date: today.date.yesterday().unwrap(),
+        start: today.start - 86_400,
+        end: today.start,
+    };
+    store.refused(&key, day, &"markets".into(), RefusalReason::DailyQuota);
+    eventually("the day is listed", async || {
+        (run(&server, &format!("SISMEMBER touchline:days {}", day.date)).await > 0).then_some(())
+    })
+    .await;
+    let (_, entries) = names(&key, day);
+    assert_eq!(fields(&server, &entries).await, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn units_above_the_limit_after_an_outage_stand_as_over() {
     let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
     let (key, day) = (issue(&gateway(&server).await).await, today());

@@ -31,7 +31,7 @@ use super::outage::OutageService;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::process_of;
-use crate::store::redis::counts::ledger::{self, HashFields};
+use crate::store::redis::counts::ledger::{self, HashFields, ProcessLedger};
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::wire::guard::BreakerGuard;
 use crate::store::redis::wire::link::RedisLink;
@@ -67,6 +67,8 @@ pub struct CrashRecovery {
     pub zone: String,
     /// The service without Redis, with its journal.
     pub outage: Arc<OutageService>,
+    /// This process's ledger, which keeps the list of days with counts.
+    pub ledger: Arc<ProcessLedger>,
     /// Whether the counts of all processes that were found at the start have been read.
     pub done: watch::Sender<bool>,
     /// What could not be read of the processes that are read.
@@ -227,7 +229,8 @@ impl CrashRecovery {
         }
     }
 
-    /// Writes the counts that the journal lacks, with their ledger. Returns their number.
+    /// Writes the counts that the journal lacks, with their ledger. Returns their number. A process that was killed before it wrote
+    /// its ledger did not list its days.
     async fn recover(
         &self,
         held: Vec<CountRow>,
@@ -236,6 +239,8 @@ impl CrashRecovery {
         if held.is_empty() {
             return Ok(0);
         }
+        let dates = held.iter().map(|row| row.day.date).collect();
+        self.ledger.list(&dates).await;
         let journal = self.outage.journal();
         let lacking = journal.lacking(held).await?;
         let (days, mut is_ahead) = (Vec::from_iter(lacking.days), lacking.is_ahead);

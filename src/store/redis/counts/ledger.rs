@@ -52,7 +52,7 @@ pub struct ProcessLedger {
     producer: Arc<Producer>,
     clock: Arc<StoreClock>,
     totals: Shards<ProducerTotals>,
-    /// The dates of written totals that the set of days may lack.
+    /// The dates with counts or written totals that the set of days may lack.
     unlisted: Mutex<BTreeSet<Date>>,
     /// The totals of writes whose outcome is unknown, in the order of the instants from which none of them can run any more.
     doubtful: Mutex<VecDeque<(Instant, TotalsKey)>>,
@@ -181,20 +181,17 @@ impl ProcessLedger {
         Ok(written.and(self.write_batch(&pages).await)?)
     }
 
-    /// Writes pages, each by itself, and the dates of those that are written into the set of days.
+    /// Writes pages of open days, each by itself, and the dates of all into the set of days: a closed day has counts.
     async fn write_batch(&self, pages: &[LedgerPage]) -> Result<(), LinkError> {
+        let dates = self.dates_to_list(pages);
         let (closed, open): (Vec<_>, Vec<_>) =
             pages.iter().partition(|page| self.is_closed(page.day));
         for page in closed {
             self.end_writing(page, true);
         }
-        let dates = self.dates_to_list(&open);
         let mut pipeline = Pipeline::new();
         if !dates.is_empty() {
-            let list = pipeline.cmd("SADD").arg(self.link.names.days());
-            for date in &dates {
-                list.arg(date.to_string());
-            }
+            pipeline.add_command(days::listing(&self.link.names, &dates));
         }
         for page in &open {
             let (key, date, _) = page.place;
@@ -236,7 +233,7 @@ impl ProcessLedger {
 
     /// The dates to be added to the set of days: those of these pages, and those that could not be added before. None while
     /// that set cannot be reached.
-    fn dates_to_list(&self, pages: &[&LedgerPage]) -> Vec<Date> {
+    fn dates_to_list(&self, pages: &[LedgerPage]) -> Vec<Date> {
         let mut unlisted = self.unlisted.lock();
         unlisted.extend(pages.iter().map(|page| page.place.1));
         match self.link.serves(&self.link.names.days()) {
@@ -285,13 +282,15 @@ impl ProcessLedger {
         self.link
             .run(&MERGE_TOTALS, &[&name], &arguments, deadline)
             .await?;
-        let mut list = redis::cmd("SADD");
-        list.arg(self.link.names.days())
-            .arg(row.day.date.to_string());
-        if self.link.ask(&list).await.is_err() {
-            self.unlisted.lock().insert(row.day.date);
-        }
         Ok(())
+    }
+
+    /// Adds dates to the set of days; those that cannot be added now are added with the next writes.
+    pub async fn list(&self, dates: &BTreeSet<Date>) {
+        let list = days::listing(&self.link.names, dates);
+        if !dates.is_empty() && self.link.ask(&list).await.is_err() {
+            self.unlisted.lock().extend(dates);
+        }
     }
 
     fn is_closed(&self, day: Day) -> bool {

@@ -178,6 +178,8 @@ impl Restoration {
     async fn send_rows(&self, days: Vec<(DateAndKey, JournalRows)>) -> Sent {
         let (accounts, ledger) = &self.counted;
         let mut sent = Sent::default();
+        let dates = days.iter().map(|((date, _), _)| *date).collect();
+        ledger.list(&dates).await;
         let (mut counts, mut totals) = (Vec::new(), Vec::new());
         for (day, rows) in days {
             counts.extend(rows.counts.into_iter().map(|row| (day, row)));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Span;
 use jiff::civil::Date;
-use redis::Pipeline;
+use redis::{Cmd, Pipeline};
 
 use crate::policy::api_key::KeyId;
 use crate::store::StoreError;
@@ -38,6 +38,16 @@ pub async fn listed_days(link: &RedisLink) -> Result<(Vec<Date>, bool), StoreErr
     Ok((dates.collect(), is_complete))
 }
 
+/// The command that adds dates to the set; Redis refuses it without any.
+pub(super) fn listing<'d>(names: &Names, dates: impl IntoIterator<Item = &'d Date>) -> Cmd {
+    let mut list = redis::cmd("SADD");
+    list.arg(names.days());
+    for date in dates {
+        list.arg(date.to_string());
+    }
+    list
+}
+
 /// Adds dates to the set and marks it as complete.
 ///
 /// # Errors
@@ -45,10 +55,7 @@ pub async fn listed_days(link: &RedisLink) -> Result<(Vec<Date>, bool), StoreErr
 pub async fn complete_days(link: &RedisLink, dates: &[Date]) -> Result<(), StoreError> {
     let mut pipeline = Pipeline::new();
     if !dates.is_empty() {
-        let list = pipeline.cmd("SADD").arg(link.names.days());
-        for date in dates {
-            list.arg(date.to_string());
-        }
+        pipeline.add_command(listing(&link.names, dates));
     }
     pipeline.cmd("SET").arg(link.names.days_complete()).arg(1);
     link.ask(&pipeline).await?;
