@@ -231,6 +231,17 @@ pub enum Imported {
     Claimed(KeyId),
 }
 
+/// The content of a store that a command is about to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreContent {
+    /// The store finds all its keys.
+    Whole,
+    /// The store may have lost keys that a gateway writes back.
+    Incomplete,
+    /// The store has never been written, or was emptied.
+    Missing,
+}
+
 /// Whether an event is to be delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delivery {
@@ -352,6 +363,11 @@ pub trait Store: Send + Sync + 'static {
     /// Checks that the store counts by this process's time zone: a command may have opened a Redis Cluster without having read that.
     async fn check_zone(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+
+    /// Whether the store has its content: a Redis without it looks like one without keys.
+    async fn content(&self) -> Result<StoreContent, StoreError> {
+        Ok(StoreContent::Whole)
     }
 
     /// The store's time, by a call to it.

@@ -11,7 +11,7 @@ use super::key_argument::{KeyArgument, id_of};
 use super::output::{
     RowsFormat, parse_date, parse_name, to_the_second, write_csv, write_json, write_table,
 };
-use super::session::{Session, UsageError};
+use super::session::{Session, UsageError, require_content};
 use crate::config::Config;
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::calendar::Calendar;
@@ -76,6 +76,7 @@ pub(super) fn run(
 ) -> anyhow::Result<()> {
     let mut wanted = arguments.wanted(&config.calendar)?;
     Session::run(config, async |session| {
+        require_content(&*session.store).await?;
         wanted.key = id_of(arguments.key, session).await?;
         let entries = session.store.audit(wanted).await?;
         write(&entries, arguments.output, out)

@@ -14,7 +14,7 @@ use super::key_argument::KeyArgument;
 use super::output::{
     RecordFormat, escape, prose, to_the_second, write_json, write_record, write_table,
 };
-use super::session::Session;
+use super::session::{Session, require_content};
 use crate::config::{Config, SourcePosition, Tier};
 use crate::policy::admission::{AdmissionStep, Verdict};
 use crate::policy::api_key::KeyId;
@@ -88,6 +88,7 @@ pub(super) fn run(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     Session::run(config, async |session| {
+        require_content(&*session.store).await?;
         explain(session, arguments, out).await
     })
 }

@@ -15,7 +15,7 @@ use orders::ChangeCommand;
 
 use super::key_argument::KeyArgument;
 use super::output::RecordFormat;
-use super::session::{Session, UsageError, note};
+use super::session::{Session, UsageError, note, require_content};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::{KeyRecord, TierName};
@@ -105,17 +105,24 @@ pub(super) fn run(
         | KeysCommand::Grant(_)
         | KeysCommand::Export(_) => false,
     };
-    let work = async |session: &Session| match command {
-        KeysCommand::Issue(order) => issue::issue(session, order, out).await,
-        KeysCommand::List(wanted) => find::list(session, wanted, out).await,
-        KeysCommand::Show { id, output } => {
-            find::show(session, id.id(session).await?, *output, out).await
+    // These may be the first commands on a store.
+    let begins = matches!(command, KeysCommand::Issue(_) | KeysCommand::Import(_));
+    let work = async |session: &Session| {
+        if !begins {
+            require_content(&*session.store).await?;
         }
-        KeysCommand::Rotate(order) => issue::rotate(session, order, out).await,
-        KeysCommand::Change(command) => orders::change(session, command, out).await,
-        KeysCommand::Grant(order) => orders::grant(session, order, out).await,
-        KeysCommand::Import(order) => transfer::import(session, order, out).await,
-        KeysCommand::Export(order) => transfer::export(session, order, out).await,
+        match command {
+            KeysCommand::Issue(order) => issue::issue(session, order, out).await,
+            KeysCommand::List(wanted) => find::list(session, wanted, out).await,
+            KeysCommand::Show { id, output } => {
+                find::show(session, id.id(session).await?, *output, out).await
+            }
+            KeysCommand::Rotate(order) => issue::rotate(session, order, out).await,
+            KeysCommand::Change(command) => orders::change(session, command, out).await,
+            KeysCommand::Grant(order) => orders::grant(session, order, out).await,
+            KeysCommand::Import(order) => transfer::import(session, order, out).await,
+            KeysCommand::Export(order) => transfer::export(session, order, out).await,
+        }
     };
     match creates {
         true => Session::run_creating(config, work),

@@ -12,7 +12,7 @@ use super::output;
 use crate::clock::Clock;
 use crate::config::{Config, StoreConfig};
 use crate::server;
-use crate::store::{ChangeMark, Role, Store, StoreError, Unconfirmed};
+use crate::store::{ChangeMark, Role, Store, StoreContent, StoreError, Unconfirmed};
 
 /// How long a command waits for the gateways to apply its change, by the contract.
 const APPLIED_PATIENCE: Duration = Duration::from_secs(2);
@@ -85,6 +85,25 @@ pub fn missing_file(store: &StoreConfig) -> Option<PathBuf> {
         StoreConfig::Embedded(file) if !file.path.exists() => Some(file.path.clone()),
         StoreConfig::Embedded(_) | StoreConfig::Redis(_) => None,
     }
+}
+
+/// Checks before a command reads a store that it has its content, and writes a note if keys may be missing.
+///
+/// # Errors
+/// If the store was emptied, or never written: all results would be empty. Whether the store can be read is left to the command.
+pub async fn require_content(store: &dyn Store) -> anyhow::Result<()> {
+    match store.content().await {
+        Ok(StoreContent::Whole) | Err(_) => {}
+        Ok(StoreContent::Incomplete) => note(
+            "the index of keys in Redis is not complete. If Redis was emptied, keys and counts are missing until a gateway that has \
+             them starts",
+        ),
+        Ok(StoreContent::Missing) => bail!(
+            "this Redis has no keys: it was emptied or never used, or its address, database or key_prefix is wrong. Correct \
+             store.redis, or start a gateway, which writes back what it has; then repeat the command"
+        ),
+    }
+    Ok(())
 }
 
 /// A configuration and its open store, during one command.

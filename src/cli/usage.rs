@@ -8,7 +8,7 @@ use jiff::civil::Date;
 
 use super::key_argument::{KeyArgument, id_of};
 use super::output::{RecordFormat, RowsFormat, parse_date};
-use super::session::{Session, UsageError};
+use super::session::{Session, UsageError, require_content};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
@@ -116,19 +116,22 @@ pub(super) fn run(
         by,
         output,
     } = arguments;
-    Session::run(config, async |session| match command {
-        None => report::run(session, asked, *by, *output, out).await,
-        Some(UsageCommand::Verify {
-            asked,
-            digest,
-            output,
-        }) => verify::run(session, asked, digest.as_deref(), *output, out).await,
-        Some(UsageCommand::Export { span }) => chain::export(session, span, out).await,
-        Some(UsageCommand::Invoice {
-            month,
-            customer,
-            output,
-        }) => invoice::run(session, *month, customer.as_deref(), *output, out).await,
+    Session::run(config, async |session| {
+        require_content(&*session.store).await?;
+        match command {
+            None => report::run(session, asked, *by, *output, out).await,
+            Some(UsageCommand::Verify {
+                asked,
+                digest,
+                output,
+            }) => verify::run(session, asked, digest.as_deref(), *output, out).await,
+            Some(UsageCommand::Export { span }) => chain::export(session, span, out).await,
+            Some(UsageCommand::Invoice {
+                month,
+                customer,
+                output,
+            }) => invoice::run(session, *month, customer.as_deref(), *output, out).await,
+        }
     })
 }
 

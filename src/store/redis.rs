@@ -40,8 +40,8 @@ use crate::store::export::{Exported, ImportCounts, ImportMode};
 use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, Claim, Decision, Delivery, Forgotten, Freshness, Health,
-    Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role, Store, StoreError,
-    Unconfirmed, WithoutStore, on_thread,
+    Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role, Store,
+    StoreContent, StoreError, Unconfirmed, WithoutStore, on_thread,
 };
 
 mod clock;
@@ -465,6 +465,10 @@ impl Store for RedisStore {
     async fn check_zone(&self) -> Result<(), StoreError> {
         let parts = &self.parts;
         check_zone(&parts.command_link, &parts.zone, EmptyStore::Left).await
+    }
+
+    async fn content(&self) -> Result<StoreContent, StoreError> {
+        operations::status::content(&self.parts.command_link).await
     }
 
     async fn server_time(&self) -> Result<Timestamp, StoreError> {

@@ -96,6 +96,45 @@ async fn without_redis_calls_end_in_500_uncharged_until_it_returns() {
 }
 
 #[tokio::test]
+async fn commands_that_read_an_emptied_redis_fail_instead_of_reporting_nothing() {
+    let mut scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
+    let key = scene.issue("starter").await;
+    assert!(scene.gateways[0].terminate().success());
+    let flushed = scene.redis.as_ref().unwrap().command(&["FLUSHALL"]).await;
+    assert_eq!(flushed.unwrap(), "+OK\r\n");
+    let file = scene.directory().join("backup.jsonl");
+    for words in [
+        &["usage"][..],
+        &["usage", "verify"],
+        &["usage", "invoice", "--month", "2026-11"],
+        &["keys", "list"],
+        &["keys", "export"],
+        &["keys", "show", &key.id],
+        &["audit"],
+        &["store", "backup", file.to_str().unwrap()],
+        &["store", "backup", "-"],
+    ] {
+        let message = run_beside(&scene.gateways[0], words).await.failed(1);
+        assert!(message.contains("this Redis has no keys"), "{message}");
+    }
+    assert!(!file.exists());
+    let status = run_beside(&scene.gateways[0], &["store", "status"]).await;
+    assert!(status.done().contains("not complete"));
+    // The first key of an empty store, or after its loss: others may be missing.
+    let issue = ["keys", "issue", "--tier", "pro", "--customer", "New"];
+    run_beside(&scene.gateways[0], &issue).await.done();
+    let list = run_beside(&scene.gateways[0], &["keys", "list"]).await;
+    assert!(list.stderr.contains("is not complete"), "{list:?}");
+    assert!(list.done().contains("New"));
+    scene.gateways[0].restart().await;
+    eventually("the gateway has written back its keys", async || {
+        let list = run_beside(&scene.gateways[0], &["keys", "list"]).await;
+        (list.stderr.is_empty() && list.done().contains(&key.id)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn without_redis_free_answers_come_without_what_nobody_knows() {
     for loss in LOSSES {
         let (mut scene, key) = scene(loss).await;

@@ -505,6 +505,8 @@ async fn a_backup_that_fails_leaves_nothing_in_the_way_of_the_next_one() {
     assert!(message.contains("Redis"), "{message}");
     assert!(!file.exists());
     server.restart().await;
+    let issue = ["keys", "issue", "--tier", "pro", "--customer", "Acme"];
+    run_on(&config, &issue).await.done();
     run_on(&config, &words).await.done();
     assert!(file.exists());
 }

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::{journal_of, place};
 use crate::cli::output::{RecordFormat, private_file, to_the_second, write_json, write_record};
-use crate::cli::session::{CLOSE_DEADLINE, missing_file, note, on_runtime, piped};
+use crate::cli::session::{CLOSE_DEADLINE, missing_file, note, on_runtime, piped, require_content};
 use crate::clock::Clock;
 use crate::config::{Config, Purpose};
 use crate::server;
@@ -99,6 +99,7 @@ pub(super) fn backup(
     from: &Config,
     out: &mut (dyn Write + Send),
 ) -> anyhow::Result<()> {
+    note_journal(from, "back up again");
     let header = Header {
         format: FORMAT,
         made: Timestamp::now(),
@@ -185,7 +186,7 @@ pub(super) fn copy(
     let to = place::named(&order.to, configuration)?;
     let [from_shown, to_shown] = [&from, &to].map(|config| place::shown(&config.store));
     same_zone(&from_shown, from.calendar.name(), to.calendar.name())?;
-    note_journal(&from);
+    note_journal(&from, "copy again with --merge");
     let mut target = on_runtime(async {
         let source = open_source(&from).await?;
         let filled = TransferTarget::filled(&to, &order.how, async |target| {
@@ -210,14 +211,14 @@ fn same_zone(from: &str, theirs: &str, ours: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a note if the journals of this machine have counts that their Redis may not have.
-fn note_journal(from: &Config) {
+/// Writes a note if the journals of this machine have counts that their Redis may not have, with the command to repeat.
+fn note_journal(from: &Config, again: &str) {
     if let Some(journal) = journal_of(&from.store)
         && journal.pending_units + journal.unsettled_counts > 0
     {
         note(&format!(
             "{} has {} units and {} counts that Redis may not have yet: if no gateway runs on that store any more, run one \
-            until touchline store status shows none, then copy again with --merge",
+            until touchline store status shows none, then {again}",
             journal.path.display(),
             journal.pending_units,
             journal.unsettled_counts
@@ -232,7 +233,9 @@ async fn open_source(from: &Config) -> anyhow::Result<Arc<dyn Store>> {
             path.display()
         );
     }
-    open(from).await
+    let source = open(from).await?;
+    require_content(&*source).await?;
+    Ok(source)
 }
 
 async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redis::{FromRedisValue, Value};
+use redis::{FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
 use crate::store::redis::gateways::register::{self, RegisterEntry};
@@ -12,11 +12,12 @@ use crate::store::redis::keys::index;
 use crate::store::redis::wire::info::Info;
 use crate::store::redis::wire::link::{Master, RedisLink};
 use crate::store::redis::wire::request::{LinkError, is_absent, unreadable};
+use crate::store::redis::wire::zone::zone_names;
 use crate::store::status::{
     BreakerState, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
     ServiceFacts, SilentFacts, StoreFacts, StoreStatus,
 };
-use crate::store::{ChangeMark, StoreError};
+use crate::store::{ChangeMark, StoreContent, StoreError};
 
 /// How long a master may take to report its state.
 const INFO_PATIENCE: Duration = Duration::from_secs(2);
@@ -108,6 +109,24 @@ pub async fn status(
         events,
         clock_difference_seconds,
         warnings,
+    })
+}
+
+/// Whether Redis has its content: its keys are all indexed, or it has at least a zone or an incarnation.
+pub async fn content(link: &RedisLink) -> Result<StoreContent, StoreError> {
+    let index = index::state(link).await?;
+    if index.is_complete {
+        return Ok(StoreContent::Whole);
+    }
+    let mut read = Pipeline::new();
+    for name in zone_names(&link.names, link.is_cluster()) {
+        read.cmd("GET").arg(name);
+    }
+    let zones: Vec<Option<String>> = link.read(&read).await?;
+    let is_used = index.incarnation.is_some() || zones.iter().any(Option::is_some);
+    Ok(match is_used {
+        true => StoreContent::Incomplete,
+        false => StoreContent::Missing,
     })
 }
 
