@@ -236,8 +236,10 @@ pub enum Imported {
 pub enum StoreContent {
     /// The store finds all its keys.
     Whole,
-    /// The store may have lost keys that a gateway writes back.
-    Incomplete,
+    /// A gateway is writing back the keys that the store has lost.
+    Restoring,
+    /// The store was written, by commands only: no gateway has run on it, or none since it was emptied.
+    Unattended,
     /// The store has never been written, or was emptied.
     Missing,
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use tokio::sync::mpsc;
@@ -16,6 +16,9 @@ use crate::store::{ChangeMark, Role, Store, StoreContent, StoreError, Unconfirme
 
 /// How long a command waits for the gateways to apply its change, by the contract.
 const APPLIED_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a command waits for gateways to write back what Redis has lost: they notice a loss within two seconds.
+const RESTORATION_PATIENCE: Duration = Duration::from_secs(3);
+const RESTORATION_POLL: Duration = Duration::from_millis(100);
 /// How long a command waits for a replica of Redis to confirm its change.
 const REPLICA_PATIENCE: Duration = Duration::from_millis(500);
 /// The most unconfirmed gateways that a message names.
@@ -87,23 +90,35 @@ pub fn missing_file(store: &StoreConfig) -> Option<PathBuf> {
     }
 }
 
-/// Checks before a command reads a store that it has its content, and writes a note if keys may be missing.
+/// Checks before a command reads a store that it has its content, and writes a note if keys may be missing. Gateways that run write
+/// back what a store has lost; they are waited for, [`RESTORATION_PATIENCE`] at most.
 ///
 /// # Errors
 /// If the store was emptied, or never written: all results would be empty. Whether the store can be read is left to the command.
 pub async fn require_content(store: &dyn Store) -> anyhow::Result<()> {
-    match store.content().await {
-        Ok(StoreContent::Whole) | Err(_) => {}
-        Ok(StoreContent::Incomplete) => note(
-            "the index of keys in Redis is not complete. If Redis was emptied, keys and counts are missing until a gateway that has \
-             them starts",
-        ),
-        Ok(StoreContent::Missing) => bail!(
-            "this Redis has no keys: it was emptied or never used, or its address, database or key_prefix is wrong. Correct \
-             store.redis, or start a gateway, which writes back what it has; then repeat the command"
-        ),
+    let patience = Instant::now() + RESTORATION_PATIENCE;
+    loop {
+        match store.content().await {
+            Ok(StoreContent::Whole) | Err(_) => {}
+            Ok(StoreContent::Restoring | StoreContent::Missing) if Instant::now() < patience => {
+                tokio::time::sleep(RESTORATION_POLL).await;
+                continue;
+            }
+            Ok(StoreContent::Restoring) => note(
+                "Redis has lost keys, and not all are written back yet: the result may lack some. If this remains, start a gateway \
+                 that has them",
+            ),
+            Ok(StoreContent::Unattended) => note(
+                "no gateway has run on this Redis yet, or none since it was emptied: then keys and counts are missing until a gateway \
+                 that has them starts",
+            ),
+            Ok(StoreContent::Missing) => bail!(
+                "this Redis has no keys: it was emptied or never used, or its address, database or key_prefix is wrong. Correct \
+                 store.redis, or start a gateway, which writes back what it has; then repeat the command"
+            ),
+        }
+        return Ok(());
     }
-    Ok(())
 }
 
 /// A configuration and its open store, during one command.

@@ -91,7 +91,11 @@ async fn a_redis_out_of_memory_is_noticed_by_the_first_charge_of_a_quiet_gateway
         (status == 503 && body.to_string().contains("OOM")).then_some(())
     })
     .await;
-    assert!(scene.gateways[0].output().contains("Redis is unavailable"));
+    eventually("it is logged", async || {
+        let output = scene.gateways[0].output();
+        output.contains("Redis is unavailable").then_some(())
+    })
+    .await;
     report(&scene, &["CONFIG", "SET", "maxmemory", "0"]).await;
     becomes(&scene, "ready").await;
     served(&scene, 0, &key, CALLS).await;

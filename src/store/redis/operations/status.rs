@@ -112,20 +112,23 @@ pub async fn status(
     })
 }
 
-/// Whether Redis has its content: its keys are all indexed, or it has at least a zone or an incarnation.
+/// What Redis has of its content: a gateway marks the index of keys as complete, after it has written an incarnation; a command
+/// writes a zone.
 pub async fn content(link: &RedisLink) -> Result<StoreContent, StoreError> {
     let index = index::state(link).await?;
     if index.is_complete {
         return Ok(StoreContent::Whole);
+    }
+    if index.incarnation.is_some() {
+        return Ok(StoreContent::Restoring);
     }
     let mut read = Pipeline::new();
     for name in zone_names(&link.names, link.is_cluster()) {
         read.cmd("GET").arg(name);
     }
     let zones: Vec<Option<String>> = link.read(&read).await?;
-    let is_used = index.incarnation.is_some() || zones.iter().any(Option::is_some);
-    Ok(match is_used {
-        true => StoreContent::Incomplete,
+    Ok(match zones.iter().any(Option::is_some) {
+        true => StoreContent::Unattended,
         false => StoreContent::Missing,
     })
 }
