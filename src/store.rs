@@ -485,6 +485,15 @@ pub trait Store: Send + Sync + 'static {
         keys: &[KeyId],
     ) -> Result<Vec<Proof>, StoreError>;
 
+    /// The days, from `from` through `to`, on which any of these keys has units that arrived after the day was closed. `keys` are in
+    /// their order. Cost: a search for these units only; on Redis a question for each key and day with counts.
+    async fn late_days(
+        &self,
+        from: Date,
+        to: Date,
+        keys: &[KeyId],
+    ) -> Result<Vec<(Date, KeyId)>, StoreError>;
+
     /// [`Store::usage_of`] of one key, or of all. Everything is kept: about 2 KiB for each day of a key.
     async fn usage(
         &self,

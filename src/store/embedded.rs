@@ -547,6 +547,18 @@ impl Store for EmbeddedStore {
             .await
     }
 
+    async fn late_days(
+        &self,
+        from: Date,
+        to: Date,
+        keys: &[KeyId],
+    ) -> Result<Vec<(Date, KeyId)>, StoreError> {
+        let read = move |connection: &mut Connection| usage::late_days(connection, from, to);
+        let mut late = self.on_reader(read).await?;
+        late.retain(|(_, key)| keys.binary_search(key).is_ok());
+        Ok(late)
+    }
+
     async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
         let (path, durability) = (self.desk.path.clone(), self.durability);
         let work = move || export::export(&path, durability, &exported);

@@ -574,6 +574,15 @@ impl Store for RedisStore {
         counts::ledger::prove(&self.parts.command_link, keys, from, to).await
     }
 
+    async fn late_days(
+        &self,
+        from: Date,
+        to: Date,
+        keys: &[KeyId],
+    ) -> Result<Vec<(Date, KeyId)>, StoreError> {
+        counts::ledger::late_days(&self.parts.command_link, keys, (from, to)).await
+    }
+
     async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
         self.check_zone().await?;
         let zone = &self.parts.zone;

@@ -132,6 +132,34 @@ async fn a_month_in_which_every_request_was_refunded_is_billed_as_unused_and_rep
 }
 
 #[tokio::test]
+async fn units_of_a_day_long_ago_are_on_the_invoice_of_the_month_in_which_they_were_settled() {
+    let scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
+    let key = scene.issue("pro").await;
+    let now = jiff::Timestamp::now();
+    let start = now.as_second() / 86_400 * 86_400 - 200 * 86_400;
+    let date = jiff::Timestamp::from_second(start).unwrap();
+    let date = date.strftime("%Y-%m-%d").to_string();
+    // As a journal is settled 200 days after an outage.
+    let (counts, day) = (
+        format!("touchline:q:{{{}}}:{date}", key.id),
+        format!("t{start}-{}", start + 86_400),
+    );
+    let came = format!("a{}", now.as_second());
+    let redis = scene.redis.as_ref().unwrap();
+    for words in [
+        &["HSET", &counts, &day, "30", "gx.1", "30", &came, "30"][..],
+        &["SADD", "touchline:days", &date],
+    ] {
+        redis.command(words).await.unwrap();
+    }
+    let invoice = invoice_by(&scene, &this_month(), RULES[0]).await;
+    let [line] = lines_of(&invoice, &key)[..] else {
+        panic!("{invoice}");
+    };
+    assert_eq!(line["adjusted"], 30, "{invoice}");
+}
+
+#[tokio::test]
 async fn what_was_served_beyond_the_limit_while_redis_was_away_is_on_the_invoice_as_such() {
     let mut scene = Scene::builder(TOUCHLINE)
         .store(Store::Redis)

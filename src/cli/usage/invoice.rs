@@ -30,8 +30,7 @@ mod lines;
 
 use lines::{BilledKey, InvoiceLine};
 
-/// How long before the month a day may have ended that got late units in the month: longer than any journal is kept.
-const LATE_DAYS_MAX: i32 = 40;
+const DAY_SECONDS: i64 = 86_400;
 const CURRENCY: &str = "USD";
 const COLUMNS: [&str; 16] = [
     "month",
@@ -252,10 +251,9 @@ async fn read(
     terms: &BillingTerms<'_>,
     customer: Option<&str>,
 ) -> anyhow::Result<Vec<InvoiceLine>> {
-    let from = terms.month.first;
-    let from = from.checked_sub(Span::new().days(LATE_DAYS_MAX))?;
-    let to = terms.month.last();
+    let (from, to) = terms.month.days();
     let keys = keys_of(session, (from, to), None, customer).await?;
+    let mut late = late_usage(session, terms, &keys).await?;
     let (mut lines, mut customers) = (Vec::with_capacity(keys.len()), Customers::default());
     for batch in keys.chunks(keys_at_once(from, to)) {
         let mut usage: BTreeMap<KeyId, Vec<DayUsage>> = BTreeMap::new();
@@ -268,12 +266,44 @@ async fn read(
                 record: &record,
                 life: life(session, terms, &record).await?,
             };
-            let usage = usage.remove(&record.id).unwrap_or_default();
+            let mut usage = usage.remove(&record.id).unwrap_or_default();
+            usage.extend(late.remove(&record.id).unwrap_or_default());
             lines.extend(lines::of(terms, &key, &usage)?);
         }
     }
     lines.sort_unstable_by(|one, other| one.place().cmp(&other.place()));
     Ok(lines)
+}
+
+/// The days before the month that got late units in it. A gateway settles what it served without Redis as long as the day is kept, so
+/// days of the whole retention are searched.
+async fn late_usage(
+    session: &Session,
+    terms: &BillingTerms<'_>,
+    keys: &[KeyId],
+) -> anyhow::Result<BTreeMap<KeyId, Vec<DayUsage>>> {
+    let first = terms.month.first;
+    let retention_days = terms.config.keeping.retention_seconds() / DAY_SECONDS + 1;
+    let from = Span::new().try_days(retention_days);
+    let from = from.and_then(|span| first.checked_sub(span));
+    let from = from.unwrap_or(Date::MIN);
+    let mut places: BTreeMap<Date, Vec<KeyId>> = BTreeMap::new();
+    for (date, key) in session
+        .store
+        .late_days(from, first.yesterday()?, keys)
+        .await?
+    {
+        places.entry(date).or_default().push(key);
+    }
+    let mut late: BTreeMap<KeyId, Vec<DayUsage>> = BTreeMap::new();
+    for (date, keys) in places {
+        for batch in keys.chunks(keys_at_once(date, date)) {
+            for usage in session.store.usage_of(date, date, batch).await? {
+                late.entry(usage.key).or_default().push(usage);
+            }
+        }
+    }
+    Ok(late)
 }
 
 /// The tiers of a key; reads its audit trail if its record is not enough.

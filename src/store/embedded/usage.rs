@@ -47,6 +47,7 @@ const ADJUSTMENTS_OF_KEYS: &str = concat!(
     range_of!("adjustments", "date, key, came, units"),
     " ORDER BY date, key, came"
 );
+const LATE_DAYS: &str = "SELECT DISTINCT date, key FROM adjustments WHERE date BETWEEN ?1 AND ?2";
 const COPIED_OF_KEYS: &str = range_of!("copied", "date, key");
 /// The number of keys in a range, counted up to a limit.
 const KEYS_BETWEEN: &str =
@@ -82,6 +83,17 @@ pub(super) fn keys_and_days(
         .query_map((from.to_string(), to.to_string()), |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     Ok((keys, days))
+}
+
+/// The days of keys that have units which arrived after the day was closed.
+pub(super) fn late_days(
+    connection: &Connection,
+    from: Date,
+    to: Date,
+) -> rusqlite::Result<Vec<KeyDate>> {
+    let mut late = connection.prepare_cached(LATE_DAYS)?;
+    late.query_map((from.to_string(), to.to_string()), place)?
+        .collect()
 }
 
 /// The days of some keys: read in one range if they are neighbours among all keys, or nearly, otherwise key by key.

@@ -231,6 +231,12 @@ pub async fn a_refund_of_a_closed_day_is_an_adjustment_and_the_day_stays(fixture
     let (date, id) = (day.date, key.record.id);
     let output = store.usage_of(date, date, &[id]).await.unwrap();
     assert_eq!(output, std::slice::from_ref(&proof.usage));
+    let late = async |to: Date| {
+        let from = date.checked_sub(jiff::Span::new().days(500)).unwrap();
+        store.late_days(from, to, &[id]).await.unwrap()
+    };
+    assert_eq!(late(date).await, [(date, id)]);
+    assert_eq!(late(date.yesterday().unwrap()).await, []);
     let age = store.now().as_second() - adjustment.came.as_second();
     assert!((0..960).contains(&age), "{age} s ago");
     let after = DayUsage {

@@ -19,8 +19,8 @@ use crate::store::{Adjustment, DayUsage, Proof, StoreError};
 
 /// Key-days read in one round trip.
 const READ_BATCH: usize = 256;
-/// Up to this many days every date is read, above, only those that are listed as days with counts. An invoice is of a month and
-/// the forty days before.
+/// Up to this many days every date is read, above, only those that are listed as days with counts. An invoice is of a month, and of
+/// late units of listed days before.
 const EVERY_DATE_MAX: i32 = 80;
 
 /// A hash of Redis.
@@ -39,6 +39,29 @@ pub async fn prove(
         usage: day.usage(),
     });
     Ok(proofs.collect())
+}
+
+/// The days of some keys that have units which arrived after the day was closed.
+pub async fn late_days(
+    link: &RedisLink,
+    keys: &[KeyId],
+    (from, to): (Date, Date),
+) -> Result<Vec<(Date, KeyId)>, StoreError> {
+    let mut late = Vec::new();
+    for date in dates(link, from, to).await? {
+        for batch in keys.chunks(READ_BATCH) {
+            let mut pipeline = Pipeline::new();
+            for key in batch {
+                pipeline.cmd("HKEYS").arg(link.names.counts(*key, date));
+            }
+            let fields: Vec<Vec<String>> = link.read(&pipeline).await?;
+            let is_late = |fields: &Vec<String>| fields.iter().any(|field| field.starts_with('a'));
+            let of_batch = batch.iter().zip(&fields);
+            let of_batch = of_batch.filter(|(_, fields)| is_late(fields));
+            late.extend(of_batch.map(|(key, _)| (date, *key)));
+        }
+    }
+    Ok(late)
 }
 
 /// The ledger and the counts of each key and day. The ledger is read before the counts, so that it contains no unit that was not
