@@ -227,8 +227,9 @@ pub fn process_of(producer: &str) -> &str {
 /// The error for an imported key whose secret belongs to another key of the store.
 pub fn secret_in_use(imported: KeyId, holder: &str) -> StoreError {
     StoreError::Failed(format!(
-        "the key {imported} cannot be imported: the key {holder} of this store has the same secret; revoke one of the two in its \
-         own store and rotate it, then begin again"
+        "the key {imported} cannot be imported: the key {holder} of this store has the same secret; rotate one of the two in its \
+         own store with `touchline keys rotate --overlap 0s`, then begin again (with a new backup, if you rotated the key of the old \
+         store)"
     ))
 }
 

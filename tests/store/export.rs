@@ -219,6 +219,7 @@ async fn a_secret_that_another_key_of_the_store_has_is_refused_and_both_are_name
         let sent = refused.unwrap_err().to_string();
         for id in [record.id, other.id] {
             assert!(sent.contains(id.as_str()), "{sent}");
+            assert!(sent.contains("--overlap 0s"), "{sent}");
         }
         assert_eq!(to.all_keys().await.unwrap().len(), 1);
     }
