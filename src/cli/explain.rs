@@ -109,7 +109,7 @@ async fn explain(
     let head = well_formed::judge(&arguments.method, &arguments.path, &config.limits);
     let explanation = explanation::explain(&Question {
         method: &arguments.method,
-        head: head.map(|target| target.path),
+        head: head.as_deref().map_err(Clone::clone),
         record: record.as_ref(),
         terms: tier.map(Tier::terms),
         endpoints: &config.endpoints,

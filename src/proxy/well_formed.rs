@@ -27,18 +27,11 @@ pub fn bounds_of(limits: &Limits) -> HeadBounds {
     }
 }
 
-/// Step 1 for an HTTP/1.1 request of which only method and target are known; the rest counts as valid.
-pub fn judge<'a>(
-    method: &Method,
-    target: &'a str,
-    limits: &Limits,
-) -> Result<Target<'a>, Rejection> {
+/// Step 1 for an HTTP/1.1 request of which only method and target are known; the rest counts as valid. Returns the path.
+pub fn judge(method: &Method, target: &str, limits: &Limits) -> Result<String, Rejection> {
     let head = format!("{method} {target} HTTP/1.1\r\nHost: touchline\r\n\r\n");
-    check(
-        &RequestReader::whole_head(&head, &bounds_of(limits))?,
-        limits,
-    )?;
-    Target::parse(target.as_bytes()).map_err(|error| malformed(Malformed::Target(error)))
+    let head = RequestReader::whole_head(&head, &bounds_of(limits))?;
+    Ok(check(&head, limits)?.path.to_owned())
 }
 
 /// Checks a request's head. Over HTTP/1 the reader has made sure that it can be read in one way only.
@@ -197,6 +190,22 @@ mod tests {
         let read = RequestReader::whole_head(&text, &bounds);
         let checked = read.and_then(|head| check(&head, &LIMITS).map(|_| ()));
         checked.map_err(|rejection| rejection.code())
+    }
+
+    #[test]
+    fn a_target_alone_is_judged_as_a_whole_request_is() {
+        let judge = |target: &str| {
+            judge(&Method::GET, target, &LIMITS).map_err(|rejection| rejection.code())
+        };
+        for (target, path) in [
+            ("/a/b?c", Ok("/a/b")),
+            ("http://h/a/b?c", Ok("/a/b")),
+            ("https://h", Ok("/")),
+            ("http://a@b/c", Err("BAD_REQUEST")),
+            ("/a/../b", Err("BAD_REQUEST")),
+        ] {
+            assert_eq!(judge(target), path.map(str::to_owned), "{target}");
+        }
     }
 
     #[test]
