@@ -141,6 +141,8 @@ async fn the_status_of_a_store_that_cannot_be_used_fails_with_what_where_and_how
         message.contains(&port) && message.contains("store.redis"),
         "{message}"
     );
+    let times = message.matches("the store is unavailable").count();
+    assert_eq!(times, 1, "{message}");
 }
 
 #[tokio::test]

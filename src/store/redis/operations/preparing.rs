@@ -30,9 +30,11 @@ pub async fn first_attempt(link: &RedisLink, role: &Role) -> Result<(), StoreErr
     };
     match (role, &*error) {
         (_, StoreError::OtherCalendar(text)) => Err(StoreError::OtherCalendar(text.clone())),
-        (Role::Command, error) => Err(StoreError::Unavailable(format!(
-            "{error}; check that Redis runs there and that store.redis in the configuration names it"
-        ))),
+        (Role::Command, StoreError::Unavailable(why) | StoreError::Failed(why)) => {
+            Err(StoreError::Unavailable(format!(
+                "{why}; check that Redis runs there and that store.redis in the configuration names it"
+            )))
+        }
         (Role::Gateway(_), _) => Ok(()),
     }
 }
