@@ -40,10 +40,11 @@ pub fn redirect(head: &RequestHead, rule: &Rule) -> Result<Redirect, Rejection> 
         .target()
         .map_err(|error| Rejection::BadRequest(Malformed::Target(error)))?;
     let query = target.query.map(|query| format!("?{query}"));
-    let host = head
-        .host()
-        .and_then(|host| name_of(host, rule))
-        .ok_or(Rejection::BadRequest(Malformed::Host))?;
+    let host = head.host().and_then(name_of);
+    let host = host.ok_or(Rejection::BadRequest(Malformed::Host))?;
+    if !rule.hosts.is_empty() && !rule.hosts.contains(&host) {
+        return Err(Rejection::BadRequest(Malformed::OtherHost));
+    }
     let port = match rule.port {
         HTTPS_PORT => String::new(),
         port => format!(":{port}"),
@@ -58,8 +59,8 @@ pub fn redirect(head: &RequestHead, rule: &Rule) -> Result<Redirect, Rejection> 
     })
 }
 
-/// The host without its port, in lower case, if redirects to it are allowed.
-fn name_of(host: &[u8], rule: &Rule) -> Option<String> {
+/// The host without its port, in lower case, if it is valid.
+fn name_of(host: &[u8]) -> Option<String> {
     if !http1::is_host(host) {
         return None;
     }
@@ -68,8 +69,7 @@ fn name_of(host: &[u8], rule: &Rule) -> Option<String> {
         Some((name, _)) if !host.ends_with(']') => name,
         Some(_) | None => host,
     };
-    let name = name.to_ascii_lowercase();
-    (rule.hosts.is_empty() || rule.hosts.contains(&name)).then_some(name)
+    Some(name.to_ascii_lowercase())
 }
 
 #[cfg(test)]
@@ -126,22 +126,27 @@ mod tests {
         let ours = rule(443, &["api.example"]);
         let refused = |target: &str, host: &str, rule: &Rule| {
             let head = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
-            location(&head, rule).unwrap_err().code()
+            location(&head, rule).unwrap_err()
         };
+        let code = |target: &str, host: &str, rule: &Rule| refused(target, host, rule).code();
+        let other = Rejection::BadRequest(Malformed::OtherHost);
+        assert_eq!(refused("/", "evil.example", &ours), other);
+        let invalid = Rejection::BadRequest(Malformed::Host);
+        assert_eq!(refused("/", "a@b", &ours), invalid);
         for host in [
             "evil.example",
             "api.example.evil.example",
             "",
             "xapi.example",
         ] {
-            assert_eq!(refused("/", host, &ours), "BAD_REQUEST", "{host}");
+            assert_eq!(code("/", host, &ours), "BAD_REQUEST", "{host}");
         }
         let any = rule(443, &[]);
         for host in ["a/b", "a@b", "a,b", "a b", "a?b", "a#b", "[::1", ""] {
-            assert_eq!(refused("/", host, &any), "BAD_REQUEST", "{host}");
+            assert_eq!(code("/", host, &any), "BAD_REQUEST", "{host}");
         }
         for target in ["//evil.example", "/../x", "http://a//", "*", "/a;b", "/%2e"] {
-            assert_eq!(refused(target, "a", &any), "BAD_REQUEST", "{target}");
+            assert_eq!(code(target, "a", &any), "BAD_REQUEST", "{target}");
         }
         let hostless = location("GET / HTTP/1.0\r\n\r\n", &any);
         assert!(hostless.is_err());

@@ -40,6 +40,8 @@ pub enum Malformed {
     Target(TargetError),
     /// HTTP/1.1 without exactly one valid `Host`.
     Host,
+    /// A host to which no request is redirected.
+    OtherHost,
     /// A body with a method that accepts none.
     UnexpectedBody,
     /// The framing headers contradict each other.
@@ -55,6 +57,7 @@ impl Malformed {
             Malformed::Late => "The request did not arrive in time.",
             Malformed::Target(error) => error.detail(),
             Malformed::Host => "The request needs exactly one valid Host header.",
+            Malformed::OtherHost => "The host of the request is not a host of this API.",
             Malformed::UnexpectedBody => "A request with this method must not have a body.",
             Malformed::Connection => "The Connection header names a header that it must not.",
             Malformed::Framing => "The headers that frame the request body contradict each other.",
