@@ -132,7 +132,10 @@ impl Config {
         let name = path.display().to_string();
         let bytes = read_at_most(path, FILE_BYTES_MAX + 1).map_err(|error| {
             let message = format!("cannot read the file: {error}");
-            let hint = "name it with --config FILE or TOUCHLINE_CONFIG";
+            let hint = match running {
+                Some(_) => "restore the file, which is tried again every five seconds",
+                None => "name it with --config FILE or TOUCHLINE_CONFIG",
+            };
             ConfigErrors::new(&name, vec![Position::START.of_file(&message, hint)])
         })?;
         let listener = running.and_then(|running| running.config.listen.https.as_ref());

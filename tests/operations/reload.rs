@@ -260,7 +260,7 @@ async fn a_file_that_cannot_be_used_leaves_the_last_good_one_in_force_and_report
     assert_eq!(reply[0]["configuration"], before["hash"]);
 
     std::fs::remove_file(&scene.gateways[0].config).unwrap();
-    refused_with(&scene, &["cannot read the file"]).await;
+    refused_with(&scene, &["cannot read the file", "restore the file"]).await;
     scene.gateways[0].put_file(&good);
     let after = eventually("the good file is in force again", async || {
         let config = config_of(&scene).await;
