@@ -95,8 +95,11 @@ fn listeners(config: &Config) -> Vec<String> {
         let certificates: Vec<String> = https.certificates.iter().map(Certificate::label).collect();
         format!("https {} ({})", https.address, certificates.join(", "))
     });
+    let redirect = config.listen.redirect.as_ref();
+    let redirect = redirect.map(|redirect| format!("redirect {}", redirect.address));
     let admin = format!("admin {}", config.listen.admin.address);
-    http.into_iter().chain(https).chain([admin]).collect()
+    let others = redirect.into_iter().chain([admin]);
+    http.into_iter().chain(https).chain(others).collect()
 }
 
 /// The store without its URL, which may contain a password.
@@ -135,5 +138,9 @@ mod tests {
                 "  endpoints  6, served by prediction-data",
             ]
         );
+        let redirect = "\n  redirect: { address: 127.0.0.1:8081 }\n  https:\n";
+        let text = text.replacen("\n  https:\n", redirect, 1);
+        let config = Config::parse("gateway.yaml", &text, &|_| None).unwrap();
+        assert_eq!(listeners(&config)[2], "redirect 127.0.0.1:8081");
     }
 }
