@@ -145,7 +145,7 @@ rows! {
         format: Format = leaf().or(Format::Json);
         /// The destination of the access log: stdout, stderr, off or a file name with a slash in it.
         access_log: Destination = leaf().then(in_a_directory).or(Destination::Stdout);
-        /// The share of served requests that are logged. Refused and failed requests always are.
+        /// The share of served requests that are logged. Refused and failed requests always are; so are those with would_refuse.
         access_log_percent as "access_log_sample": u8 = percent(100);
     }
 }
