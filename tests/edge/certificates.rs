@@ -262,7 +262,8 @@ async fn edit(scene: &Scene, daily: u64) {
     eventually("the tier is changed", async || {
         let (_, body) = scene.admin(0, "/config").await;
         let tiers: serde_json::Value = serde_json::from_str(&body).ok()?;
-        (tiers["facts"]["tier"]["starter"]["daily"] == daily.to_string()).then_some(())
+        let applied = tiers["facts"]["tier"]["starter"]["daily"].as_str()?;
+        (applied.parse() == Ok(daily)).then_some(())
     })
     .await;
 }

@@ -143,7 +143,7 @@ struct Examined {
 }
 
 /// The settings of a server that are read.
-type Settings = HashMap<String, String>;
+type ServerSettings = HashMap<String, String>;
 
 async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreError> {
     let deadline = Instant::now() + INFO_PATIENCE;
@@ -189,7 +189,7 @@ async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreErro
 }
 
 /// The settings of a server; `None` if it does not return them (a managed service, an ACL).
-async fn settings(link: &RedisLink, master: &Master) -> Result<Option<Settings>, StoreError> {
+async fn settings(link: &RedisLink, master: &Master) -> Result<Option<ServerSettings>, StoreError> {
     let mut ask = redis::cmd("CONFIG");
     ask.arg("GET").arg(&SETTINGS);
     let deadline = Instant::now() + INFO_PATIENCE;
@@ -198,7 +198,7 @@ async fn settings(link: &RedisLink, master: &Master) -> Result<Option<Settings>,
         Err(LinkError::Refused(_)) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let settings = Settings::from_redis_value(value).map_err(unreadable)?;
+    let settings = ServerSettings::from_redis_value(value).map_err(unreadable)?;
     Ok(Some(settings))
 }
 
@@ -283,7 +283,7 @@ fn milliseconds(count: u64) -> f64 {
 fn refusal_of_writes(
     server: &ServerFacts,
     info: &Info<'_>,
-    settings: &Settings,
+    settings: &ServerSettings,
 ) -> Option<&'static str> {
     let counted = info.number("mem_not_counted_for_evict");
     let counted = server.used_memory_bytes.saturating_sub(counted);
