@@ -367,9 +367,8 @@ impl<'a> Check<'a> {
         None
     }
 
-    /// Whether no gateway starts: what one finds later by itself is checked now. A running one also keeps present certificates if new
-    /// ones are wrong.
-    pub(super) fn is_rehearsal(&self) -> bool {
+    /// Whether the contents of certificates are checked now. A gateway reads them later, and keeps the present ones if new ones are wrong.
+    pub(super) fn reads_certificates(&self) -> bool {
         self.surroundings.purpose == Purpose::Check
     }
 

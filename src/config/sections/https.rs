@@ -151,7 +151,7 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https 
             private_key: rows.private_key.unwrap_or_default(),
         }]
     };
-    if check.is_rehearsal() {
+    if check.reads_certificates() {
         for (index, certificate) in certificates.iter().enumerate() {
             let at = match check.is_given(&at.key("certificates")) {
                 true => at.key("certificates").index(index),

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn each_mistake_is_reported_with_its_line_column_and_path() {
-    let long = format!("listen: {{http: {{}}, upgrade: /{}}}", "u".repeat(99));
+    let long = format!("listen: {{http: {{}}, upgrade: /{}}}", "u".repeat(105));
     let cases = [
         ("limit: {}", "1:1 limit: there is no such key"),
         (

@@ -497,11 +497,3 @@ fn each_row_is_looked_up_outside_the_file_only_for_what_uses_it() {
         }
     }
 }
-
-#[test]
-fn a_missing_directory_of_the_upgrade_socket_is_found_by_check() {
-    let file = format!("listen: {{http: {{}}, upgrade: /nowhere/u.sock}}\n{NEEDED}");
-    let file: Value = serde_yaml::from_str(&file).unwrap();
-    assert_eq!(problems_alone(&file, Purpose::Check), ["listen.upgrade"]);
-    assert_eq!(problems_alone(&file, Purpose::Serve), [""; 0]);
-}
