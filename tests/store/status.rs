@@ -105,6 +105,22 @@ async fn a_gateway_that_cannot_report_because_redis_refuses_writes_is_not_to_be_
             && !warns_of(&reported, "store forget"),
         "{reported}"
     );
+    // A server that cannot save refuses PING, too.
+    let reply = redis.command(&["CONFIG", "GET", "dir"]).await.unwrap();
+    let directory = std::path::Path::new(reply.lines().nth(4).unwrap());
+    std::fs::create_dir_all(directory.join("dump.rdb/in-the-way")).unwrap();
+    for words in [
+        &["CONFIG", "SET", "maxmemory", "0"][..],
+        &["CONFIG", "SET", "save", "3600 1000000"],
+        &["BGSAVE"],
+    ] {
+        redis.command(words).await.unwrap();
+    }
+    eventually("the status reports that it cannot save", async || {
+        let reported = status(&scene).await;
+        warns_of(&reported, "because it cannot save").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -291,9 +291,9 @@ fn refusal_of_writes(
         return Some("its memory is full");
     }
     let setting = |name: &str| settings.get(name).map_or("", String::as_str);
-    // Absent unless replicas are needed.
+    // Absent unless replicas are needed; how many may be unknown.
     let in_time: Option<u64> = info.text("min_slaves_good_slaves").parse().ok();
-    let needed = setting("min-replicas-to-write").parse().unwrap_or(0);
+    let needed = setting("min-replicas-to-write").parse().unwrap_or(1);
     if in_time.is_some_and(|in_time| in_time < needed) {
         return Some("it has fewer replicas than min-replicas-to-write");
     }
@@ -473,6 +473,7 @@ mod tests {
                 &[("min-replicas-to-write", "1")],
                 true,
             ),
+            (&roomy, "min_slaves_good_slaves:0", &[], true),
             (
                 &roomy,
                 "connected_slaves:0",
