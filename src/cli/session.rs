@@ -100,7 +100,7 @@ pub async fn require_content(store: &dyn Store) -> anyhow::Result<()> {
     loop {
         match store.content().await {
             Ok(StoreContent::Whole) | Err(_) => {}
-            Ok(StoreContent::Restoring | StoreContent::Missing) if Instant::now() < patience => {
+            Ok(_) if Instant::now() < patience => {
                 tokio::time::sleep(RESTORATION_POLL).await;
                 continue;
             }
