@@ -103,7 +103,7 @@ impl Failure {
 
     /// The gateway stopped before the request ended.
     pub fn cut_off() -> Failure {
-        Failure::gateway("limits.shutdown_grace ended")
+        Failure::gateway("it stopped before the request ended")
     }
 
     /// The client does not read the answers before this one.

@@ -363,7 +363,10 @@ async fn requests_that_outlast_the_grace_are_cut_off_and_the_gateway_ends_with_0
         "written to the end: {lines:?}"
     );
     for line in &lines[1..] {
-        assert_eq!(line["cause"], "gateway: limits.shutdown_grace ended");
+        assert_eq!(
+            line["cause"],
+            "gateway: it stopped before the request ended"
+        );
         assert_eq!(line["refunded"], true, "{line}");
     }
     scene.expect_used(&key, 1).await;
