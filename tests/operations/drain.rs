@@ -319,57 +319,60 @@ async fn a_second_signal_ends_the_gateway_at_once() {
 
 #[tokio::test]
 async fn requests_that_outlast_the_grace_are_cut_off_and_the_gateway_ends_with_0() {
-    let mut scene = Scene::builder(TOUCHLINE)
-        .spec(|spec| {
-            spec.extra_yaml = "limits: { shutdown_grace: 1s }".into();
-            // A client that hangs up then is refunded.
-            spec.timeouts.insert("slow".into(), "100ms".into());
-        })
-        .start()
-        .await;
-    let key = scene.issue("starter").await;
-    let client = scene.client(Protocol::Http1);
-    assert_eq!(client.get(&key, MARKETS).await.status, 200);
-    scene.upstream.always(Behaviour::Stall);
-    let call = Call::get(MARKETS).key(&key);
-    let in_flight = tokio::spawn(async move { client.try_call(call).await });
-    let (http2, call) = (
-        scene.client(Protocol::Http2Tls),
-        Call::get(MARKETS).key(&key),
-    );
-    let over_http2 = tokio::spawn(async move { http2.try_call(call).await });
-    arrived(&scene, 3).await;
-    let began = Instant::now();
-    scene.gateways[0].process().ask_to_end();
-    let status = scene.gateways[0].process().wait_for_end(PATIENCE);
-    assert_eq!(status.unwrap().code(), Some(0));
-    let took = began.elapsed();
-    assert!(
-        Duration::from_secs(1) <= took,
-        "{took:?}: not before its time"
-    );
-    assert!(in_flight.await.unwrap().is_err());
-    assert!(over_http2.await.unwrap().is_err());
-    let message = scene.gateways[0].output();
-    assert!(
-        message.contains("were cut because limits.shutdown_grace ended"),
-        "{message}"
-    );
-    let lines = scene.gateways[0].access_lines();
-    let outcomes: Vec<_> = lines.iter().map(|line| &line["outcome"]).collect();
-    assert_eq!(
-        outcomes,
-        ["served", "cut", "cut"],
-        "written to the end: {lines:?}"
-    );
-    for line in &lines[1..] {
-        assert_eq!(
-            line["cause"],
-            "gateway: it stopped before the request ended"
+    for store in STORES {
+        let mut scene = Scene::builder(TOUCHLINE)
+            .store(store)
+            .spec(|spec| {
+                spec.extra_yaml = "limits: { shutdown_grace: 1s }".into();
+                // A client that hangs up then is refunded.
+                spec.timeouts.insert("slow".into(), "100ms".into());
+            })
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let client = scene.client(Protocol::Http1);
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        scene.upstream.always(Behaviour::Stall);
+        let call = Call::get(MARKETS).key(&key);
+        let in_flight = tokio::spawn(async move { client.try_call(call).await });
+        let (http2, call) = (
+            scene.client(Protocol::Http2Tls),
+            Call::get(MARKETS).key(&key),
         );
-        assert_eq!(line["refunded"], true, "{line}");
+        let over_http2 = tokio::spawn(async move { http2.try_call(call).await });
+        arrived(&scene, 3).await;
+        let began = Instant::now();
+        scene.gateways[0].process().ask_to_end();
+        let status = scene.gateways[0].process().wait_for_end(PATIENCE);
+        assert_eq!(status.unwrap().code(), Some(0));
+        let took = began.elapsed();
+        assert!(
+            Duration::from_secs(1) <= took,
+            "{took:?}: not before its time"
+        );
+        assert!(in_flight.await.unwrap().is_err());
+        assert!(over_http2.await.unwrap().is_err());
+        let message = scene.gateways[0].output();
+        assert!(
+            message.contains("were cut because limits.shutdown_grace ended"),
+            "{message}"
+        );
+        let lines = scene.gateways[0].access_lines();
+        let outcomes: Vec<_> = lines.iter().map(|line| &line["outcome"]).collect();
+        assert_eq!(
+            outcomes,
+            ["served", "cut", "cut"],
+            "written to the end: {lines:?}"
+        );
+        for line in &lines[1..] {
+            assert_eq!(
+                line["cause"],
+                "gateway: it stopped before the request ended"
+            );
+            assert_eq!(line["refunded"], true, "{line}");
+        }
+        scene.expect_used(&key, 1).await;
     }
-    scene.expect_used(&key, 1).await;
 }
 
 #[tokio::test]
