@@ -49,7 +49,7 @@ enum UsageCommand {
         #[command(flatten)]
         asked: LedgerQuery,
         /// A digest of the chain of closed days from an earlier verify or export; fails if the chain no longer has it.
-        #[arg(long, value_name = "SHA-256")]
+        #[arg(long, value_name = "SHA-256", value_parser = chain::parse_digest)]
         digest: Option<String>,
         /// The format of the result.
         #[arg(short, long, value_enum, default_value = "table")]

@@ -286,8 +286,10 @@ pub struct CheckedChain {
 }
 
 impl ChainCheck {
-    /// A check of the chain, with the days whose rows will be added, and a digest that an entry of the chain must have.
+    /// A check of the chain, with the days whose rows will be added, and a digest that an entry of the chain must have. Every chain
+    /// begins with [`NO_DIGEST`].
     pub fn of(days: Option<(Date, Date)>, wanted: Option<&str>) -> ChainCheck {
+        let wanted = wanted.filter(|digest| *digest != NO_DIGEST);
         ChainCheck {
             days,
             wanted: wanted.map(str::to_ascii_lowercase),

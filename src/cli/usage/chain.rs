@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{Session, range};
 use crate::cli::output::parse_date;
 use crate::cli::session::piped;
-use crate::store::chain::{ChainCheck, ChainItem, CheckedChain};
+use crate::store::chain::{ChainCheck, ChainItem, CheckedChain, NO_DIGEST};
 
 /// The format of an export.
 const FORMAT: u64 = 1;
@@ -43,6 +43,15 @@ struct ExportHead {
     format: u64,
     from: Date,
     to: Date,
+}
+
+/// Parses a digest of the chain.
+pub(super) fn parse_digest(text: &str) -> Result<String, String> {
+    let is_digest = text.len() == NO_DIGEST.len() && text.bytes().all(|b| b.is_ascii_hexdigit());
+    match is_digest {
+        true => Ok(text.to_owned()),
+        false => Err("write the 64 hexadecimal characters of a digest".to_owned()),
+    }
 }
 
 /// Compares the chain with its digests, and closed days among `days` with their rows; `None` if the store has no chain.

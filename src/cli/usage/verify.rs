@@ -61,6 +61,9 @@ pub(super) async fn run(
     output: RecordFormat,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    if digest.is_some() && session.store.chained().is_none() {
+        anyhow::bail!("only the embedded store has a chain of closed days");
+    }
     let ((from, to), keys) = asked.resolved(session).await?;
     let mut verdict = Verification {
         from,
@@ -99,7 +102,7 @@ pub(super) async fn run(
         RecordFormat::Json => write_json(out, &verdict),
         RecordFormat::Table => table(out, &verdict),
     };
-    judged(shown, verdict.outcome(digest))
+    judged(shown, verdict.outcome())
 }
 
 /// Whether a second check may have another result.
@@ -108,8 +111,8 @@ fn is_unsettled(proof: &Proof) -> bool {
 }
 
 impl Verification {
-    /// The error of the first fault, or of a `digest` from earlier that is missing in the chain.
-    fn outcome(&self, digest: Option<&str>) -> anyhow::Result<()> {
+    /// The error of the first fault, or of a digest from earlier that is missing in the chain.
+    fn outcome(&self) -> anyhow::Result<()> {
         match self.faults.first() {
             None => {}
             Some(DayFault { date, key, fault }) => anyhow::bail!(
@@ -118,14 +121,17 @@ impl Verification {
                 key.map_or_else(String::new, |key| format!("key {key} on ")),
             ),
         }
-        let missing = self.chain.as_ref().map(|chain| &chain.missing);
-        match (digest, missing) {
-            (None, _) | (Some(_), Some(None)) => Ok(()),
-            (Some(_), None) => anyhow::bail!("only the embedded store has a chain of closed days"),
-            (Some(_), Some(Some(digest))) => anyhow::bail!(
+        match self.missing_digest() {
+            None => Ok(()),
+            Some(digest) => anyhow::bail!(
                 "no entry of the chain of closed days has the digest {digest}: the chain was changed or replaced since that digest was taken"
             ),
         }
+    }
+
+    /// The digest from earlier, if the chain lacks it.
+    fn missing_digest(&self) -> Option<&str> {
+        self.chain.as_ref()?.missing.as_deref()
     }
 
     /// Adds a day of a key.
@@ -167,6 +173,9 @@ impl Verification {
 
 fn table(out: &mut dyn Write, verdict: &Verification) -> anyhow::Result<()> {
     let result = match verdict.faults.len() {
+        0 if verdict.missing_digest().is_some() => {
+            "the chain of closed days lacks the digest".to_owned()
+        }
         0 => "reconciles".to_owned(),
         faults => format!("does not reconcile in {faults} places"),
     };

@@ -227,6 +227,7 @@ fn a_digest_that_was_kept_is_looked_for_in_the_chain() {
         }
         check.finish().missing
     };
+    assert_eq!(missing(NO_DIGEST), None, "from before the first entry");
     for entry in &entries {
         assert_eq!(missing(&entry.digest), None);
         assert_eq!(missing(&entry.digest.to_uppercase()), None);
