@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
+use anyhow::bail;
 use clap::{Args, Subcommand};
 use jiff::civil::Date;
 
@@ -72,7 +73,7 @@ enum UsageCommand {
         /// The month, such as 2026-10.
         #[arg(long, value_name = "YYYY-MM")]
         month: Month,
-        /// Only the keys of this customer.
+        /// Only the keys of this customer, written exactly as stored.
         #[arg(long, value_name = "NAME")]
         customer: Option<String>,
         /// The format of the result.
@@ -169,6 +170,9 @@ fn range(from: Option<Date>, to: Option<Date>, today: Date) -> Result<(Date, Dat
 }
 
 /// The requested keys, in the order of their ids: all, or one, or those of a customer.
+///
+/// # Errors
+/// Also if a key or customer is asked for that the store does not have: an empty report would look like one without use.
 async fn keys_of(
     session: &Session,
     (from, to): (Date, Date),
@@ -177,15 +181,26 @@ async fn keys_of(
 ) -> anyhow::Result<Vec<KeyId>> {
     session.store.check_zone().await?;
     let Some(customer) = customer else {
-        return Ok(match key {
-            Some(key) => vec![key],
-            None => session.store.ledger_keys(from, to).await?,
-        });
+        let Some(key) = key else {
+            return Ok(session.store.ledger_keys(from, to).await?);
+        };
+        if session.store.key(key).await?.is_none()
+            && session.store.usage_of(from, to, &[key]).await?.is_empty()
+        {
+            bail!("there is no key {key}: look for it with `touchline keys list`");
+        }
+        return Ok(vec![key]);
     };
     let found = session.store.search_keys(customer).await?;
     let found = found.iter().filter(|record| *record.customer == *customer);
     let mut ids: Vec<KeyId> = found.map(|record| record.id).collect();
     ids.retain(|id| key.is_none_or(|key| key == *id));
+    if ids.is_empty() {
+        let key = key.map_or_else(|| "no key".to_owned(), |key| format!("no key {key}"));
+        bail!(
+            "there is {key} of the customer {customer:?}: write the name exactly as `touchline keys list` shows it"
+        );
+    }
     ids.sort_unstable();
     Ok(ids)
 }

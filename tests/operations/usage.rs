@@ -94,6 +94,33 @@ async fn usage_by_key_and_by_day_reports_the_same_in_every_form() {
 
         let only = report(&scene, &["--key", &other.id]).await;
         assert_eq!(only["total"]["used"], 2);
+        for (words, named) in [
+            (&["usage", "--customer", "acme"][..], "\"acme\""),
+            (&["usage", "--key", "AAAAAAAAAAAA"], "AAAAAAAAAAAA"),
+            (&["usage", "verify", "--customer", "acme"], "\"acme\""),
+            (
+                &["usage", "verify", "--key", "AAAAAAAAAAAA"],
+                "AAAAAAAAAAAA",
+            ),
+            (
+                &["usage", "--customer", "Acme", "--key", "AAAAAAAAAAAA"],
+                "AAAAAAAAAAAA",
+            ),
+            (
+                &[
+                    "usage",
+                    "invoice",
+                    "--month",
+                    "2026-11",
+                    "--customer",
+                    "acme",
+                ],
+                "\"acme\"",
+            ),
+        ] {
+            let message = run_beside(&scene.gateways[0], words).await.failed(1);
+            assert!(message.contains(named), "{message}");
+        }
         scene.assert_ledgers_agree().await;
     }
 }
