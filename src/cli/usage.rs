@@ -5,11 +5,12 @@ use std::io::Write;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
+use jiff::Timestamp;
 use jiff::civil::Date;
 
 use super::key_argument::{KeyArgument, id_of};
 use super::output::{RecordFormat, RowsFormat, parse_date};
-use super::session::{Session, UsageError, require_content};
+use super::session::{Session, UsageError, note, require_content};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
@@ -139,21 +140,37 @@ pub(super) fn run(
 impl LedgerQuery {
     /// The days, both included, and the requested keys in the order of their ids.
     async fn resolved(&self, session: &Session) -> anyhow::Result<((Date, Date), Vec<KeyId>)> {
-        let days = self.days(session).await?;
+        let now = session.store.server_time().await?;
+        let days = self.days(&session.config, now)?;
+        if let Some(first) = first_kept(&session.config, now)
+            && days.0 < first
+        {
+            let retention = session.config.keeping.retention_seconds() / 86_400;
+            note(&format!(
+                "the ledger may lack days before {first}: a day is deleted {retention} days after its end (quota.retention)"
+            ));
+        }
         let key = id_of(self.key, session).await?;
         let keys = keys_of(session, days, key, self.customer.as_deref()).await?;
         Ok((days, keys))
     }
 
     /// The days, both included.
-    async fn days(&self, session: &Session) -> anyhow::Result<(Date, Date)> {
+    fn days(&self, config: &Config, now: Timestamp) -> anyhow::Result<(Date, Date)> {
         if let Some(month) = self.month {
             return Ok(month.days());
         }
-        let now = session.store.server_time().await?;
-        let today = session.config.calendar.day_at(now)?.date;
+        let today = config.calendar.day_at(now)?.date;
         Ok(range(self.from, self.to, today)?)
     }
+}
+
+/// The earliest day that is not deleted at `now`; `None` if none ever was.
+fn first_kept(config: &Config, now: Timestamp) -> Option<Date> {
+    let retention = config.keeping.retention_seconds();
+    let oldest = now.as_second().checked_sub(retention)?;
+    let day = config.calendar.day_at(Timestamp::from_second(oldest).ok()?);
+    Some(day.ok()?.date)
 }
 
 /// The requested days, both included.

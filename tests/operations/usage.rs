@@ -94,6 +94,7 @@ async fn usage_by_key_and_by_day_reports_the_same_in_every_form() {
 
         let only = report(&scene, &["--key", &other.id]).await;
         assert_eq!(only["total"]["used"], 2);
+        let month = jiff::Timestamp::now().strftime("%Y-%m").to_string();
         for (words, named) in [
             (&["usage", "--customer", "acme"][..], "\"acme\""),
             (&["usage", "--key", "AAAAAAAAAAAA"], "AAAAAAAAAAAA"),
@@ -107,14 +108,7 @@ async fn usage_by_key_and_by_day_reports_the_same_in_every_form() {
                 "AAAAAAAAAAAA",
             ),
             (
-                &[
-                    "usage",
-                    "invoice",
-                    "--month",
-                    "2026-11",
-                    "--customer",
-                    "acme",
-                ],
+                &["usage", "invoice", "--month", &month, "--customer", "acme"],
                 "\"acme\"",
             ),
         ] {
@@ -143,6 +137,15 @@ async fn usage_is_of_the_days_asked_for() {
                 assert_eq!(report["total"]["used"], used, "{arguments:?}: {report}");
                 assert_eq!(report["rows"].as_array().unwrap().is_empty(), used == 0);
             }
+        }
+        for (words, is_noted) in [
+            (&["usage", "--month", "2020-01"][..], true),
+            (&["usage", "verify", "--month", "2020-01"], true),
+            (&["usage"], false),
+        ] {
+            let ran = run_beside(&scene.gateways[0], words).await;
+            let has_note = ran.stderr.contains("quota.retention");
+            assert_eq!((ran.code, has_note), (Some(0), is_noted), "{ran:?}");
         }
         let backwards = ["usage", "--from", "2026-02-02", "--to", "2026-02-01"];
         let message = run_beside(&scene.gateways[0], &backwards).await.failed(2);

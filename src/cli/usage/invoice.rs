@@ -137,7 +137,7 @@ impl<'c> BillingTerms<'c> {
         if days.first().is_some_and(is_deleted) {
             bail!(
                 "the ledger may lack days of {month}: a day is deleted {} days after its end (quota.retention). Invoice a month \
-                 before; or restore a backup into a store of its own, in whose configuration quota.retention is longer, and \
+                 before its days reach that age; or restore a backup into a store of its own, in whose configuration quota.retention is longer, and \
                  invoice the month there",
                 retention / 86_400
             );
