@@ -143,7 +143,7 @@ impl<'a> Checker<'a> {
         let state = reading.optional("state", state);
         let expires = reading.optional("expires", |text| self.expires(text));
         let grants = reading.optional("grants", grants);
-        let created = reading.optional("created", instant);
+        let created = reading.optional("created", |text| self.created(text));
         let previous = reading.previous();
         let id = reading.optional("id", id);
         if let (Some(id), Some(own)) = (id, secret.as_ref().and_then(|secret| secret.id))
@@ -229,6 +229,15 @@ impl<'a> Checker<'a> {
                 names.join(", ")
             )
         })
+    }
+
+    /// The time of issue. A key is billed from it on, so a later one than the present would leave days unbilled.
+    fn created(&self, text: &str) -> Result<Timestamp, String> {
+        let created = instant(text)?;
+        match created <= self.setting.now {
+            true => Ok(created),
+            false => Err("it is in the future; leave it empty for the present".to_owned()),
+        }
     }
 
     /// The first instant after a subscription: a given instant, or the end of its last day.
@@ -523,6 +532,16 @@ mod tests {
             (previous.digest, previous.until),
             (old, at("2026-12-01T00:00:00Z"))
         );
+    }
+
+    #[test]
+    fn a_key_cannot_have_been_created_in_the_future() {
+        let row =
+            |created: &str| format!("key,customer,tier,created\n{EXTERNAL},Acme,pro,{created}\n");
+        assert!(checked(&[], &row("2026-11-21T12:00:00Z")).is_ok());
+        let reported = problems(&[], &row("2026-11-21T12:00:00.001Z"));
+        assert_eq!(reported.len(), 1);
+        assert!(reported[0].1.starts_with("created: it is in the future"));
     }
 
     #[test]
