@@ -14,7 +14,7 @@ use crate::config::rows::{
 };
 
 const SELF_SIGNED: &str = "self-signed";
-/// The limit on certificates. Each is read at start and checked for changes twice a second.
+/// The limit on certificates. Each is read at start and checked for changes once a second.
 const CERTIFICATES_MAX: usize = 1_000;
 const CERTIFICATES_HINT: &str = "write - certificate: FILE and private_key: FILE";
 
