@@ -88,8 +88,8 @@ async fn a_store_file_that_is_no_database_is_named_and_left_alone() {
 #[tokio::test]
 async fn an_access_log_that_cannot_be_written_ends_the_start() {
     let directory = tempfile::tempdir().unwrap();
-    let log = directory.path().join("access.log");
-    std::fs::create_dir(&log).unwrap();
+    // Longer than a file's name may be.
+    let log = directory.path().join("x".repeat(300));
     let config = write(directory.path(), &spec(directory.path()).yaml(&log));
     let reply = run_on(&config, &["serve"]).await.failed(1);
     assert!(
