@@ -217,7 +217,7 @@ async fn run(
     known_series::create(&metrics, &gate.snapshot().config);
     let acceptor = listeners.acceptor();
     if let Some(acceptor) = &acceptor {
-        note_certificates(acceptor, &gate);
+        note_certificates(acceptor, &gate, gate.store.now().as_second());
     }
     let addresses = listeners.addresses();
     let (shutdown, watch) = watch::channel(false);

@@ -26,11 +26,10 @@ pub fn certificates_are_due(noted: i64, now: i64) -> bool {
     now.abs_diff(noted) >= CERTIFICATE_INTERVAL.as_secs()
 }
 
-/// Records when the present certificates end, and warns if one ends soon.
-pub fn note_certificates(acceptor: &Acceptor, gate: &Gate) {
+/// Records when the present certificates end, and warns if one ends soon after `now`, in Unix seconds.
+pub fn note_certificates(acceptor: &Acceptor, gate: &Gate, now: i64) {
     let ends = acceptor.certificate_ends();
     gate.metrics.certificates_end(&ends);
-    let now = gate.store.now().as_second();
     for (certificate, end) in ends {
         if let Some(days) = days_if_soon(end, now) {
             tracing::warn!(

@@ -149,7 +149,7 @@ impl Reloader {
                 self.drop_retired().await;
                 let now = self.gate.store.now().as_second();
                 if certificates_are_due(self.certificates_noted, now) {
-                    self.note_certificates();
+                    self.note_certificates(now);
                 }
                 continue;
             };
@@ -229,7 +229,7 @@ impl Reloader {
         if let (Some(acceptor), Some(tls_server)) = (&self.acceptor, tls_server) {
             acceptor.exchange(tls_server);
         }
-        self.note_certificates();
+        self.note_certificates(self.gate.store.now().as_second());
         let now = self.gate.store.now();
         let view = self.view.load();
         let view = view.applied(hash.clone(), now, cause.as_str());
@@ -247,11 +247,12 @@ impl Reloader {
         warn_of(&self.gate.snapshot());
     }
 
-    fn note_certificates(&mut self) {
+    /// Looks at the certificates at `now`, which is read once: a clock may be set between two readings.
+    fn note_certificates(&mut self, now: i64) {
         if let Some(acceptor) = &self.acceptor {
-            note_certificates(acceptor, &self.gate);
+            note_certificates(acceptor, &self.gate, now);
         }
-        self.certificates_noted = self.gate.store.now().as_second();
+        self.certificates_noted = now;
     }
 
     /// Logs the part that stays unchanged, and why.
