@@ -297,7 +297,7 @@ impl Rejection {
         self.kind().1
     }
 
-    /// The outcome in logs and metrics: the code, but for maintenance, which operators plan and clients do not tell from a failure.
+    /// The outcome in logs and metrics: the code, but for maintenance, which operators plan and clients see as a failure.
     pub fn outcome(&self) -> &'static str {
         match self {
             Rejection::Maintenance(_) => "maintenance",

@@ -39,7 +39,7 @@ async fn an_endpoint_under_maintenance_reports_it_and_costs_nothing() {
             assert_eq!(nobody.status, 401);
         }
         assert_eq!(scene.upstream.count(), 0);
-        // Operators tell it from a failure.
+        // To operators, it is not a failure.
         let line = scene.gateways[0].logged_where(|line| line["status"] == 500);
         let line = line.await;
         assert_eq!(line["outcome"], "maintenance");

@@ -494,7 +494,7 @@ impl Ledgers {
             Ending::Cut => Some("cut").filter(|_| !allowed.charged_cuts.contains(&entry.id)),
             Ending::HungUp | Ending::Failed => None,
         };
-        // Clients do not tell maintenance from a failure.
+        // To clients, maintenance is a failure.
         let logged = match line.outcome.as_str() {
             "maintenance" => "INTERNAL_ERROR",
             other => other,
