@@ -45,11 +45,11 @@ struct ExportHead {
     to: Date,
 }
 
-/// Parses a digest of the chain.
+/// Parses a digest of the chain, whose letters may be capitals.
 pub(super) fn parse_digest(text: &str) -> Result<String, String> {
     let is_digest = text.len() == NO_DIGEST.len() && text.bytes().all(|b| b.is_ascii_hexdigit());
     match is_digest {
-        true => Ok(text.to_owned()),
+        true => Ok(text.to_ascii_lowercase()),
         false => Err("write the 64 hexadecimal characters of a digest".to_owned()),
     }
 }
@@ -108,4 +108,18 @@ pub(super) async fn export(
 fn write_line(out: &mut dyn Write, line: &ExportLine<'_>) -> anyhow::Result<()> {
     serde_json::to_writer(&mut *out, line)?;
     Ok(out.write_all(b"\n")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_has_64_hexadecimal_characters_and_any_case() {
+        let digest = "AB12".repeat(16);
+        assert_eq!(parse_digest(&digest), Ok("ab12".repeat(16)));
+        for text in ["", "abc", &"g".repeat(64), &"0".repeat(65)] {
+            assert!(parse_digest(text).is_err(), "{text}");
+        }
+    }
 }
