@@ -117,6 +117,23 @@ async fn what_follows_an_answer_is_nobodys_and_its_connection_is_closed() {
     }
 }
 
+/// Linux lists each connection with its addresses (`ip:port`, octets and digits in the machine's order), its state, the lengths of its
+/// queues, and its timer: 02 is that of the keepalive probes.
+#[tokio::test]
+async fn tcp_probes_whether_the_other_end_of_a_kept_connection_exists() {
+    let upstream = answering("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nown", has_head).await;
+    let (_scene, key, client) = upstream.scene().await;
+    client.get(&key, MARKETS).await;
+    let other_end = format!("0100007F:{:04X} 01 ", upstream.address.port());
+    eventually("a timer of probes", async || {
+        let connections = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let line = connections.lines().find(|line| line.contains(&other_end))?;
+        let timer = line.split_whitespace().nth(5)?;
+        timer.starts_with("02:").then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn an_answer_that_ends_its_connection_leaves_none_behind() {
     let close = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\nown";

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Version;
-use pingora::protocols::ALPN;
 use pingora::protocols::tls::CaType;
+use pingora::protocols::{ALPN, TcpKeepalive};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::utils::tls::{CertKey, WrappedX509, parse_x509};
 
@@ -27,6 +27,10 @@ const STREAMS_MAX: u32 = 32;
 /// connection whose unread small frames cost more than half of its window, at 256 bytes less their payload each. Full windows of
 /// one-byte frames on all streams cost a quarter of this half.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
+
+/// The silence of a connection after which TCP asks its other end whether it still exists, and how long it waits before it asks again.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The properties shared by the connections to an upstream.
 #[derive(Debug)]
@@ -113,6 +117,14 @@ impl Wire {
         options.read_timeout = Some(timeouts.read.min(left));
         options.write_timeout = Some(timeouts.read.min(left));
         options.idle_timeout = Some(timeouts.idle);
+        // Where the other end has vanished (a power failure, a firewall that forgot the connection), TCP itself waits for 15 minutes.
+        options.tcp_keepalive = Some(TcpKeepalive {
+            idle: KEEPALIVE_IDLE,
+            interval: KEEPALIVE_INTERVAL,
+            // Has no effect beside `user_timeout`, which also ends a connection whose server reads nothing.
+            count: 2,
+            user_timeout: timeouts.read.max(KEEPALIVE_IDLE),
+        });
         options.alpn = match self.protocol {
             Protocol::Http1 => ALPN::H1,
             Protocol::Http2 => ALPN::H2,
