@@ -486,7 +486,7 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<Vec<Proof>, StoreError>;
 
     /// The days, from `from` through `to`, on which any of these keys has units that arrived after the day was closed. `keys` are in
-    /// their order. Cost: a search for these units only; on Redis a question for each key and day with counts.
+    /// their order. Cost: a search for these units only; on Redis a question for each key.
     async fn late_days(
         &self,
         from: Date,

@@ -144,11 +144,12 @@ async fn units_of_a_day_long_ago_are_on_the_invoice_of_the_month_in_which_they_w
         format!("touchline:q:{{{}}}:{date}", key.id),
         format!("t{start}-{}", start + 86_400),
     );
+    let (record, mark) = (format!("touchline:k:{{{}}}", key.id), format!("l{date}"));
     let came = format!("a{}", now.as_second());
     let redis = scene.redis.as_ref().unwrap();
     for words in [
         &["HSET", &counts, &day, "30", "gx.1", "30", &came, "30"][..],
-        &["SADD", "touchline:days", &date],
+        &["HSET", &record, &mark, "1"],
     ] {
         redis.command(words).await.unwrap();
     }

@@ -179,6 +179,15 @@ async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_repor
     assert_eq!(read(&file).await, before);
     transfer(&file, &back).await;
     assert_eq!(read(&back).await, before);
+    let late = async |store: &Arc<dyn Store>| {
+        let days = store.late_days(closed.date, today.date, &[id]).await;
+        days.unwrap()
+    };
+    let of_closed = [(closed.date, id)];
+    assert_eq!(late(&file).await, of_closed);
+    assert_eq!(late(&back).await, of_closed);
+    // Written above as a version without marks would have done.
+    assert_eq!(late(&redis).await, []);
     let used = async |store: &Arc<dyn Store>| {
         let days = store.usage(today.date, today.date, Some(id)).await;
         days.unwrap()[0].used
@@ -200,6 +209,7 @@ async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_repor
     assert_eq!(transfer(&file, &back).await.key_days_added, 1);
     assert_eq!(used(&back).await, 20);
     assert_eq!(transfer(&back, &redis).await.key_days_added, 0);
+    assert_eq!(late(&redis).await, of_closed);
 }
 
 #[tokio::test]

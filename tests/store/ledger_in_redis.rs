@@ -405,17 +405,21 @@ async fn put_day(server: &RedisServer, key: &KeyEntry, days_ago: i64) -> Day {
     put.arg((entries, "a.2|markets", sheet));
     let _: i64 = put.query_async(&mut server.connect().await).await.unwrap();
     run(server, &format!("SADD touchline:days {date}")).await;
+    let record = format!("touchline:k:{{{}}}", key.record.id);
+    run(server, &format!("HSET {record} l{date} 1")).await;
     day
 }
 
-/// Whether counts, ledger and name of a day are there; all of them, or none.
+/// Whether counts, ledger, name and late units' mark of a day are there; all of them, or none.
 async fn is_there(server: &RedisServer, key: &KeyEntry, day: Day) -> bool {
     let (counts, entries) = names(key, day);
     let names = run(server, &format!("EXISTS {counts} {entries}")).await;
     let listed = run(server, &format!("SISMEMBER touchline:days {}", day.date)).await;
+    let record = format!("touchline:k:{{{}}}", key.record.id);
+    let marked = run(server, &format!("HEXISTS {record} l{}", day.date)).await;
     assert!(
-        [(0, 0), (2, 1)].contains(&(names, listed)),
-        "{names} {listed}"
+        [(0, 0, 0), (2, 1, 1)].contains(&(names, listed, marked)),
+        "{names} {listed} {marked}"
     );
     listed == 1
 }

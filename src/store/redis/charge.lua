@@ -7,7 +7,7 @@
 -- retention is over.
 --
 -- Of each account, two keys:
--- KEYS[1]  <prefix>:k:{id}         hash: ver (version of the record), rec (the record, packed)
+-- KEYS[1]  <prefix>:k:{id}         hash: ver (version of the record), rec (the record, packed), l<date> (that day has fields a<second>)
 -- KEYS[2]  <prefix>:q:{id}:<date>  hash: t<s>-<e> (units used; s and e are the day's first second and the next day's),
 --                                  g<producer> (units granted to it), r<producer> (units it refunded),
 --                                  a<second> (units in t that were merged after the day was closed, by the time of the merge in
@@ -91,6 +91,7 @@ for i = 1, #KEYS, 2 do
   if returned > 0 then call('HSET', counts, field, format('%d', t), 'r' .. pid, format('%d', returned)) end
   if late ~= 0 and now >= e + window then
     call('HINCRBY', counts, 'a' .. format('%d', now - now % 900), format('%d', late))
+    call('HSET', record, 'l' .. string.sub(counts, -10), 1)
   end
   replies[#replies + 1] = pack('<BdddI4', code, grant, t, stored, #newer) .. newer
 end

@@ -5,6 +5,7 @@
 --
 -- KEYS[1]  <prefix>:q:{id}:<date>  hash: the counts, see charge.lua
 -- KEYS[2]  <prefix>:e:{id}:<date>  hash: the ledger, <producer>|<endpoint> -> numbers and the tier's name, with spaces between
+-- KEYS[3]  <prefix>:k:{id}         hash: the record, see charge.lua
 -- ARGV[1]  s: the day's first second (Unix seconds)
 -- ARGV[2]  e: the next day's first second (Unix seconds)
 -- ARGV[3]  1: write; 0: only reply what a write would do
@@ -70,7 +71,9 @@ for _ = 1, tonumber(next_argument()) do
   end
 end
 
-for _ = 1, tonumber(next_argument()) do
+local late = tonumber(next_argument())
+if late > 0 and ARGV[3] == '1' then redis.call('HSET', KEYS[3], 'l' .. string.sub(KEYS[1], -10), 1) end
+for _ = 1, late do
   local field = 'a' .. next_argument()
   local units = tonumber(next_argument())
   local held = tonumber(redis.call('HGET', KEYS[1], field)) or 0

@@ -2,7 +2,7 @@
 //!
 //! | Name | Type | Holds |
 //! |---|---|---|
-//! | `<prefix>:k:{<id>}` | hash | `ver`, `rec`: the record of a key (source of truth) |
+//! | `<prefix>:k:{<id>}` | hash | `ver`, `rec`: the record of a key (source of truth); `l<date>`: that day got units after it was closed |
 //! | `<prefix>:a:{<id>}` | hash | the audit trail of a key: version of the record that a change made -> entry |
 //! | `<prefix>:q:{<id>}:<date>` | hash | the counts of a key's day, see `charge.lua`; without expiry, as the ledger is, by which they are proved |
 //! | `<prefix>:e:{<id>}:<date>` | hash | the ledger of a key's day by producer and endpoint; without expiry, dropped after `quota.retention` (see `retention`) |
@@ -130,6 +130,16 @@ impl Names {
     pub fn boundaries_in(field: &str) -> Option<(i64, i64)> {
         let (start, end) = field.strip_prefix('t')?.split_once('-')?;
         Some((start.parse().ok()?, end.parse().ok()?))
+    }
+
+    /// The field of a key's record that marks a day with units that arrived after it was closed.
+    pub fn late_mark(date: Date) -> String {
+        format!("l{date}")
+    }
+
+    /// The day that a field of a key's record marks as one with such units.
+    pub fn day_marked_late(field: &str) -> Option<Date> {
+        field.strip_prefix('l')?.parse().ok()
     }
 
     /// The ledger of a key's day.

@@ -20,6 +20,7 @@ use crate::clock::next_tick;
 use crate::policy::calendar::Calendar;
 use crate::store::StoreError;
 use crate::store::redis::counts::ledger::listed_days;
+use crate::store::redis::names::Names;
 use crate::store::redis::parts::Parts;
 use crate::store::redis::wire::link::ScanPlace;
 use crate::store::redis::wire::request::LinkError;
@@ -100,6 +101,7 @@ impl Parts {
 
     async fn drop_day(&self, date: Date) -> Result<(), LinkError> {
         let link = &self.command_link;
+        let late_mark = Names::late_mark(date);
         for keys in self.keys.entries().chunks(DROP_BATCH) {
             let mut pipeline = Pipeline::new();
             for entry in keys {
@@ -107,7 +109,10 @@ impl Parts {
                 pipeline
                     .cmd("UNLINK")
                     .arg(link.names.counts(id, date))
-                    .arg(link.names.ledger(id, date));
+                    .arg(link.names.ledger(id, date))
+                    .cmd("HDEL")
+                    .arg(link.names.record(id))
+                    .arg(&late_mark);
             }
             link.ask(&pipeline).await?;
         }

@@ -99,6 +99,7 @@ pub async fn take_in(
         let keys = [
             link.names.counts(day.key, day.date),
             link.names.ledger(day.key, day.date),
+            link.names.record(day.key),
         ];
         pipeline.add_command(MERGE_DAY.by_text(&keys, &arguments(day, taking)));
     }

@@ -19,8 +19,7 @@ use crate::store::{Adjustment, DayUsage, Proof, StoreError};
 
 /// Key-days read in one round trip.
 const READ_BATCH: usize = 256;
-/// Up to this many days every date is read, above, only those that are listed as days with counts. An invoice is of a month, and of
-/// late units of listed days before.
+/// Up to this many days every date is read, above, only those that are listed as days with counts. An invoice is of a month.
 const EVERY_DATE_MAX: i32 = 80;
 
 /// A hash of Redis.
@@ -48,17 +47,18 @@ pub async fn late_days(
     (from, to): (Date, Date),
 ) -> Result<Vec<(Date, KeyId)>, StoreError> {
     let mut late = Vec::new();
-    for date in dates(link, from, to).await? {
-        for batch in keys.chunks(READ_BATCH) {
-            let mut pipeline = Pipeline::new();
-            for key in batch {
-                pipeline.cmd("HKEYS").arg(link.names.counts(*key, date));
-            }
-            let fields: Vec<Vec<String>> = link.read(&pipeline).await?;
-            let is_late = |fields: &Vec<String>| fields.iter().any(|field| field.starts_with('a'));
-            let of_batch = batch.iter().zip(&fields);
-            let of_batch = of_batch.filter(|(_, fields)| is_late(fields));
-            late.extend(of_batch.map(|(key, _)| (date, *key)));
+    for batch in keys.chunks(READ_BATCH) {
+        let mut pipeline = Pipeline::new();
+        for key in batch {
+            pipeline.cmd("HKEYS").arg(link.names.record(*key));
+        }
+        let fields: Vec<Vec<String>> = link.read(&pipeline).await?;
+        for (key, fields) in batch.iter().zip(&fields) {
+            let days = fields
+                .iter()
+                .filter_map(|field| Names::day_marked_late(field));
+            let days = days.filter(|date| (from..=to).contains(date));
+            late.extend(days.map(|date| (date, *key)));
         }
     }
     Ok(late)
