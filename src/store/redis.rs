@@ -187,7 +187,7 @@ pub async fn open(
             let identity = topology.identity(&key_prefix);
             let feed = follower(setting, settings.replica.clone(), identity).await?;
             let link = command_link.clone();
-            let presence = Presence::new(link, node, settings.replica).await?;
+            let presence = Presence::new(link, guard.clone(), node, settings.replica).await?;
             (Some(Arc::new(feed)), Some(Arc::new(presence)))
         }
     };

@@ -740,6 +740,10 @@ async fn an_emptied_redis_that_refuses_writes_is_followed_and_gets_its_keys_back
         command.query_async(&mut connection).await.unwrap()
     };
     ask(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    eventually("the refusal is noticed without a request", async || {
+        (!store.health().up).then_some(())
+    })
+    .await;
     ask(&["FLUSHALL"]).await;
     // Older, a key table cannot be relied on for unknown keys.
     const KEYS_AGE_MAX: Duration = Duration::from_secs(5);

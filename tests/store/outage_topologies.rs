@@ -389,6 +389,50 @@ async fn a_count_grows_no_older_while_its_master_of_a_cluster_refuses_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gateways_that_cannot_report_themselves_still_share_what_was_left() {
+    // Longer than a heartbeat holds and the largest of the last counts of gateways is used.
+    const LONG: Duration = Duration::from_secs(22);
+    let (set, directories) = (
+        ClusterSet::start(0).await,
+        [(); 2].map(|()| tempfile::tempdir()),
+    );
+    assert_eq!(set.owner("gateways").await, 2, "it holds the register");
+    let [_, key] = two_keys(&set, &command(cluster(&set)).await).await;
+    let mut stores = Vec::new();
+    for directory in &directories {
+        let directory = directory.as_ref().unwrap();
+        stores.push(gateway(cluster(&set), directory.path()).await);
+    }
+    for store in &stores {
+        eventually("both are counted", async || {
+            let status = store.status().await.ok()?;
+            (status.gateways.len() == 2).then_some(())
+        })
+        .await;
+    }
+    // Each counts them every second.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    for store in &stores {
+        served(store, &key).await;
+    }
+    let () = set.nodes[2].ask("CONFIG SET min-replicas-to-write 1").await;
+    for store in &stores {
+        served(store, &key).await;
+    }
+    tokio::time::sleep(LONG).await;
+    let nearly_half = (LIMIT / 2 - 10).try_into().unwrap();
+    for store in &stores {
+        granted(
+            store
+                .charge(charge(&key, today(), LIMIT, nearly_half))
+                .await,
+        );
+        let more = store.charge(charge(&key, today(), LIMIT, 100)).await;
+        assert!(more.is_err(), "{more:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_count_grows_no_older_while_a_cluster_does_not_serve() {
     the_count_remains_known("yes", Away::Killed, &[2]).await;
 }

@@ -33,7 +33,6 @@ use crate::store::redis::counts::accounts::offline::{
     Changed, OutageBound, OutageRule, Reservation,
 };
 use crate::store::redis::counts::ledger::{KeyAndDate, ProcessLedger};
-use crate::store::redis::gateways::register;
 use crate::store::redis::wire::guard::{BreakerChange, BreakerGuard};
 use crate::store::status::ServiceFacts;
 use crate::store::{Charge, Decision, Receipt, StoreError, UNBOUNDED, WithoutStore};
@@ -53,28 +52,23 @@ const READ_MAX: usize = 200;
 const DROP_EVERY: Duration = Duration::from_secs(10);
 /// Days of keys sent to the journal before their replies are awaited, outside of requests: about one transaction.
 const NOTED_TOGETHER: usize = 256;
-/// How often live gateways are counted, and how long the largest number is used: an emptied Redis lacks them for a moment.
-const COUNT_NODES_EVERY: Duration = Duration::from_secs(1);
-const NODES_HOLD: Duration = Duration::from_secs(15);
+/// Of how many counts of live gateways, one each second, the largest is used: an emptied Redis lacks them for a moment.
+const NODES_COUNTS: usize = 15;
 /// How long the first settlement waits for the last counts of killed processes, for which the start waits too.
 const READ_FIRST_MAX: Duration = Duration::from_secs(2);
 
-/// The recent numbers of live gateways.
+/// The last counts of live gateways, however long ago: none is taken while this gateway cannot report itself.
 #[derive(Debug, Default)]
-struct Nodes(VecDeque<(Instant, u64)>);
+struct Nodes(VecDeque<u64>);
 
 impl Nodes {
-    fn see(&mut self, count: u64, now: Instant) {
-        self.0.push_back((now, count));
-        while let Some((at, _)) = self.0.front()
-            && now.duration_since(*at) > NODES_HOLD
-        {
-            self.0.pop_front();
-        }
+    fn see(&mut self, count: u64) {
+        self.0.truncate(NODES_COUNTS - 1);
+        self.0.push_front(count);
     }
 
     fn last_known(&self) -> u64 {
-        self.0.iter().map(|(_, count)| *count).max().unwrap_or(0)
+        self.0.iter().copied().max().unwrap_or(0)
     }
 }
 
@@ -136,7 +130,7 @@ impl OutageService {
         let mut nodes = Nodes::default();
         // The journal itself logs read errors.
         if let Ok(Some(count)) = journal.nodes().await {
-            nodes.see(count, Instant::now());
+            nodes.see(count);
         }
         let unsettled_of_others = journal.unsettled_of_others().await.unwrap_or(0);
         Ok(Arc::new(OutageService {
@@ -339,7 +333,7 @@ impl OutageService {
         self.restore_demanded.notify_one();
     }
 
-    /// Keeps the journal, the known counts and the number of live gateways current, and sends Redis journaled counts. Never returns.
+    /// Keeps the journal and the known counts current, and sends Redis journaled counts. Never returns.
     pub async fn keep(self: Arc<Self>) {
         // A long restoration must not delay the journal.
         tokio::join!(self.keep_current(), self.keep_restored());
@@ -348,7 +342,6 @@ impl OutageService {
     async fn keep_current(&self) {
         let mut note = Periodic::new(self.settings.journal_interval);
         let mut look = Periodic::new(LOOK_EVERY);
-        let mut count_nodes = Periodic::due_now(COUNT_NODES_EVERY);
         loop {
             let longest = match self.accounts.has_counts_to_read() {
                 true => READ_EVERY,
@@ -368,12 +361,6 @@ impl OutageService {
             // Half the staleness, so that a count is read again well before it counts as unknown.
             if let Some(old) = Instant::now().checked_sub(self.settings.count_staleness / 2) {
                 self.accounts.list_to_read(old, READ_MAX);
-            }
-            if count_nodes.is_due() {
-                // On an error the last number remains in use.
-                if let Ok(count) = self.live_nodes().await {
-                    self.nodes.lock().see(count, Instant::now());
-                }
             }
         }
     }
@@ -409,6 +396,11 @@ impl OutageService {
                 self.unsettled_of_others.store(units, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Records how many gateways are live, this one included: to be called each second while it is known.
+    pub fn see_nodes(&self, live: u64) {
+        self.nodes.lock().see(live);
     }
 
     /// Records that the last counts of killed processes have been read.
@@ -488,11 +480,6 @@ impl OutageService {
         }
         all_written
     }
-
-    async fn live_nodes(&self) -> Result<u64, StoreError> {
-        let entries = register::read(self.guard.link()).await?;
-        Ok(entries.iter().filter(|entry| entry.is_live()).count() as u64)
-    }
 }
 
 /// A key's day that is queued for the journal.
@@ -507,14 +494,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_number_of_gateways_of_the_last_seconds_counts() {
-        let now = Instant::now();
+    fn the_largest_of_the_last_numbers_of_gateways_counts() {
         let mut nodes = Nodes::default();
         assert_eq!(nodes.last_known(), 0);
-        nodes.see(3, now);
-        nodes.see(1, now + NODES_HOLD);
+        nodes.see(3);
+        for _ in 1..NODES_COUNTS {
+            nodes.see(1);
+        }
         assert_eq!(nodes.last_known(), 3);
-        nodes.see(1, now + NODES_HOLD + Duration::from_millis(1));
+        nodes.see(1);
         assert_eq!(nodes.last_known(), 1);
     }
 }

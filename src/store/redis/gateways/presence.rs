@@ -9,26 +9,28 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::gateway_id::GatewayId;
-use super::heartbeat::{BEAT_EVERY, Condition, Heartbeat};
+use super::heartbeat::{BEAT_EVERY, BEAT_HOLDS, Condition, Heartbeat};
 use super::register::{self, RegisterEntry};
 use crate::clock::{Periodic, next_tick};
 use crate::store::redis::keys::feed::Feed;
+use crate::store::redis::wire::guard::BreakerGuard;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::{NodeName, StoreError, on_thread};
 
 /// How often a gateway reads the register.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How soon a failed sign-in is repeated: commands wait for it. Without a connection, an attempt costs nothing.
 const SIGN_IN_AGAIN: Duration = Duration::from_millis(100);
 
 /// A gateway in the register.
 pub struct Presence {
     link: Arc<RedisLink>,
+    guard: Arc<BreakerGuard>,
     node: NodeName,
     /// The replica from which it and its successors start.
     replica: Option<PathBuf>,
@@ -41,6 +43,7 @@ impl Presence {
     /// A gateway that has not signed in.
     pub async fn new(
         link: Arc<RedisLink>,
+        guard: Arc<BreakerGuard>,
         node: NodeName,
         replica: Option<PathBuf>,
     ) -> Result<Presence, StoreError> {
@@ -49,6 +52,7 @@ impl Presence {
         let gateway_id = on_thread("taking a gateway id", take).await?;
         Ok(Presence {
             link,
+            guard,
             node,
             replica,
             gateway_id: Mutex::new(gateway_id),
@@ -61,19 +65,31 @@ impl Presence {
         self.silent.lock().len() as u64
     }
 
-    /// Sends heartbeats, each with the present `condition`, and reads the register. Never returns.
-    pub async fn keep(self: Arc<Self>, feed: Arc<Feed>, condition: impl Fn() -> Condition) {
+    /// Sends heartbeats, each with the present `condition`, and reads the register. `see_live` gets the number of live gateways. It is
+    /// not counted while Redis takes no heartbeats, nor right after that, when the others' are not back yet. Never returns.
+    pub async fn keep(
+        self: Arc<Self>,
+        feed: Arc<Feed>,
+        condition: impl Fn() -> Condition,
+        see_live: impl Fn(u64),
+    ) {
         let (mut signed_in, mut look) = (false, Periodic::due_now(LOOK_EVERY));
+        let mut failed_at = None::<Instant>;
         loop {
             let heartbeat = feed.heartbeat(condition());
             if self.beat(&heartbeat, signed_in).await.is_err() {
+                failed_at = Some(Instant::now());
                 tokio::time::sleep(SIGN_IN_AGAIN).await;
                 continue;
             }
             signed_in = true;
-            if look.is_due() {
-                // A failure is repeated the next time.
-                let _ = self.look_around().await;
+            let is_settled = failed_at.is_none_or(|at| at.elapsed() >= BEAT_HOLDS);
+            // A failure is repeated the next time.
+            if look.is_due()
+                && is_settled
+                && let Ok(live) = self.look_around().await
+            {
+                see_live(live);
             }
             tokio::select! {
                 () = feed.advanced() => {}
@@ -84,7 +100,8 @@ impl Presence {
 
     async fn beat(&self, heartbeat: &Heartbeat, signed_in: bool) -> Result<(), StoreError> {
         let gateway_id = self.gateway_id.lock().id().to_owned();
-        let before = register::sign_in(&self.link, &gateway_id, &self.node, heartbeat).await?;
+        let sent = register::sign_in(&self.link, &gateway_id, &self.node, heartbeat).await;
+        let before = sent.inspect_err(|error| self.guard.note_refusal(error))?;
         match before {
             Some(node) if node == self.node => {}
             Some(killed) if !signed_in => {
@@ -104,9 +121,11 @@ impl Presence {
         Ok(())
     }
 
-    async fn look_around(&self) -> Result<(), StoreError> {
+    /// Reads the register; returns the number of live gateways.
+    async fn look_around(&self) -> Result<u64, StoreError> {
         let own = self.gateway_id.lock().id().to_owned();
         let mut silent = register::read(&self.link).await?;
+        let live = silent.iter().filter(|entry| entry.is_live()).count();
         silent.retain(|entry| !entry.is_live() && entry.gateway_id != own);
         if !silent.is_empty() {
             self.take_off_ended(&mut silent).await?;
@@ -119,7 +138,7 @@ impl Presence {
             }
         }
         *known = silent;
-        Ok(())
+        Ok(live as u64)
     }
 
     /// Removes the entries of processes that ended on this machine.

@@ -11,12 +11,13 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use redis::Value;
+use redis::{FromRedisValue, Value};
 
 use super::heartbeat::{BEAT_HOLDS, Heartbeat};
 use crate::policy::audit::{self, Author};
 use crate::store::redis::keys::codec::parse_place;
 use crate::store::redis::wire::link::RedisLink;
+use crate::store::redis::wire::request::LinkError;
 use crate::store::redis::wire::script::{REGISTER, SIGN_IN, STRIKE_OFF, ScriptArguments};
 use crate::store::{ChangeMark, Forgotten, NodeName, StoreError, Unconfirmed};
 
@@ -75,15 +76,19 @@ pub async fn sign_in(
     gateway_id: &str,
     node: &NodeName,
     heartbeat: &Heartbeat,
-) -> Result<Option<NodeName>, StoreError> {
+) -> Result<Option<NodeName>, LinkError> {
     let text = serde_json::to_string(heartbeat)
-        .map_err(|error| StoreError::Failed(format!("a heartbeat cannot be written: {error}")))?;
+        .map_err(|error| LinkError::Unreadable(format!("a heartbeat: {error}")))?;
     let arguments = ScriptArguments::new()
         .text(gateway_id)
         .text(&node.0)
         .text(text);
     let keys = [link.names.register()];
-    let before: String = link.run_read(&SIGN_IN, &keys, &arguments).await?;
+    let reply = link
+        .run(&SIGN_IN, &keys, &arguments, link.deadline())
+        .await?;
+    let before = String::from_redis_value(reply);
+    let before = before.map_err(|error| LinkError::Unreadable(error.to_string()))?;
     Ok((!before.is_empty()).then_some(NodeName(before)))
 }
 

@@ -43,7 +43,13 @@ pub fn tasks(parts: &Arc<Parts>) -> JoinSet<()> {
         if let Some(presence) = &parts.presence {
             let of_condition = parts.clone();
             let condition = move || of_condition.condition();
-            tasks.spawn(presence.clone().keep(feed.clone(), condition));
+            let outage = parts.outage.clone();
+            let see_live = move |live| {
+                if let Some(outage) = &outage {
+                    outage.see_nodes(live);
+                }
+            };
+            tasks.spawn(presence.clone().keep(feed.clone(), condition, see_live));
         }
         tasks.spawn(parts.clone().retain_for_ever());
         if let Some(recovery) = &parts.recovery {

@@ -128,6 +128,14 @@ impl BreakerGuard {
         }
     }
 
+    /// Records that the server refuses all writes, if this error of another call shows it: charges, which are recorded in any case, may
+    /// be seldom. Masters of a cluster note it themselves.
+    pub fn note_refusal(&self, error: &LinkError) {
+        if matches!(error, LinkError::Refused(error) if refuses_writes(error)) {
+            self.record::<()>(&Err(error.clone()), |()| true);
+        }
+    }
+
     /// Has the breaker checked now, unless it is known to be open. For a request that Redis did not decide.
     pub fn look_soon(&self) {
         if self.opened().is_none() {
