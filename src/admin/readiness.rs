@@ -13,7 +13,7 @@ pub struct Readiness {
     pub(super) store_up: bool,
     /// Whether the store decides the charges of some keys, while `store_up` is false.
     pub(super) store_partly_up: bool,
-    /// Why Redis is not used, while it is not.
+    /// Why the store is not used, while it is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) store_trouble: Option<String>,
     /// How charges are decided while the store is unavailable.

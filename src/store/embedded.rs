@@ -335,8 +335,9 @@ impl Store for EmbeddedStore {
 
     fn health(&self) -> Health {
         let trouble = self.desk.file_trouble();
+        let failed = self.desk.failed.load_full();
         Health {
-            up: trouble.is_none() && self.desk.up.load(Ordering::Relaxed),
+            up: trouble.is_none() && failed.is_none(),
             partly_up: false,
             keys: self.freshness(),
             without_store: WithoutStore::Denies,
@@ -344,7 +345,7 @@ impl Store for EmbeddedStore {
             silent_gateways: 0,
             clock_leap: self.desk.clock_watch.leap(),
             file_trouble: trouble.map(|trouble| trouble.text.clone()),
-            trouble: None,
+            trouble: failed.map(|error| error.to_string()),
             keys_trouble: None,
         }
     }

@@ -397,7 +397,15 @@ impl Store for RedisStore {
                 true => None,
                 false => link.absences().or_else(|| guard.reason()),
             },
-            file_trouble: outage.and_then(|outage| outage.journal_trouble()),
+            file_trouble: outage
+                .and_then(|outage| outage.journal_trouble())
+                .or_else(|| {
+                    self.parts
+                        .feed
+                        .as_ref()?
+                        .save_trouble()
+                        .map(Arc::unwrap_or_clone)
+                }),
             keys_trouble: self.parts.feed.as_ref().and_then(|feed| feed.trouble()),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use harness::{Call, IssuedKey, Protocol, Scene, Store, eventually};
 
@@ -273,6 +274,15 @@ async fn a_full_journal_disk_denies_reports_it_and_recovers_when_there_is_room()
         (status == 503 && reported["without_store"] == "journal_failed").then_some(())
     })
     .await;
+    // It is looked at each second.
+    for _ in 0..25 {
+        let (status, reported) = readiness(&scene).await;
+        assert_eq!(
+            (status, &reported["without_store"]),
+            (503, &"journal_failed".into())
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
     disk.free(&mut scene);
     becomes(&scene, "degraded").await;
     served(&scene, 0, &key, CALLS).await;

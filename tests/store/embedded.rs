@@ -434,7 +434,8 @@ async fn a_group_that_cannot_be_written_charges_nothing_and_keeps_its_refunds() 
     );
     assert!(matches!(failed, Err(StoreError::Failed(_))), "{failed:?}");
     assert!(refund.is_err(), "the refund still waits");
-    assert!(!store.health().up);
+    let health = store.health();
+    assert!(!health.up && health.trouble.is_some(), "{health:?}");
     other.execute_batch("DROP TRIGGER full").unwrap();
     crate::suite::eventually_used(&store, &key, day, 0).await;
     let row = ledger(&store).await.remove(0);

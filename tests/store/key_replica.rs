@@ -334,6 +334,41 @@ async fn a_gateway_that_was_killed_has_saved_its_keys_before() {
     assert_eq!(gateway.keys().get(record.id).unwrap().record, record);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_that_a_gateway_cannot_save_is_not_confirmed_by_it() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let gateway = site.gateway().await;
+    let key = issue(&command).await;
+    eventually("the key is saved", async || {
+        let saved = saved_records(&site.replica());
+        saved.contains_key(key.record.id.as_str()).then_some(())
+    })
+    .await;
+    // As on a full disk, nothing can be written into the file.
+    let file = rusqlite::Connection::open(site.replica()).unwrap();
+    file.execute_batch("BEGIN IMMEDIATE").unwrap();
+    issue(&command).await;
+    let trouble = eventually("the gateway cannot save", async || {
+        gateway.health().file_trouble
+    })
+    .await;
+    assert!(
+        trouble.contains("keys.db") && trouble.contains("free space"),
+        "{trouble}"
+    );
+    let record = revoked(&command, &key).await;
+    has_record(&gateway, &record).await;
+    let mark = command.last_change().await.unwrap();
+    let two_beats = Duration::from_secs(2);
+    let unconfirmed = command.await_applied(&mark, two_beats).await.unwrap();
+    assert_eq!(unconfirmed.len(), 1, "{unconfirmed:?}");
+    file.execute_batch("ROLLBACK").unwrap();
+    let unconfirmed = command.await_applied(&mark, PATIENCE).await.unwrap();
+    assert_eq!(unconfirmed, []);
+    assert_eq!(gateway.health().file_trouble, None);
+}
+
 fn saved_records(path: &Path) -> HashMap<String, String> {
     let connection = rusqlite::Connection::open(path).unwrap();
     let mut select = connection

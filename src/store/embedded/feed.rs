@@ -18,6 +18,7 @@ use rusqlite::{Connection, Row};
 use super::closing::is_due;
 use super::keys::MARK;
 use super::retention::drop_old;
+use super::schema::failure;
 use super::writer::Desk;
 use crate::store::clock_watch::LOOK_EVERY;
 use crate::store::current::Current;
@@ -235,10 +236,11 @@ fn send_heartbeat(
                 tracing::warn!(%error, "a day of the ledger could not be closed; trying again");
             }
             let written = write_heartbeat(connection, &name, applied);
-            writer.up.store(written.is_ok(), Ordering::Relaxed);
-            if let Err(error) = written {
+            if let Err(error) = &written {
                 tracing::warn!(%error, "the heartbeat could not be written");
             }
+            let failed = written.err().map(|error| failure(&writer.path, &error));
+            writer.note_outcome(failed);
         }
         sent.store(false, Ordering::Release);
     };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::sync::watch;
@@ -82,7 +83,7 @@ pub(super) fn open(
             closing: Mutex::default(),
             file,
             file_logged: Mutex::new(None),
-            up: AtomicBool::new(true),
+            failed: ArcSwapOption::empty(),
             dirty: AtomicBool::new(true),
         }),
         durability,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 
@@ -53,8 +54,8 @@ pub(super) struct Desk {
     pub(super) file: Option<Arc<HeldFile>>,
     /// The last logged state of the file.
     pub(super) file_logged: Mutex<Option<Arc<Trouble>>>,
-    /// Whether the last transaction was committed.
-    pub(super) up: AtomicBool,
+    /// Why the last transaction was not committed, if it was not.
+    pub(super) failed: ArcSwapOption<StoreError>,
     /// Whether anything was committed since the last time that the log was forced to disk.
     pub(super) dirty: AtomicBool,
 }
@@ -63,6 +64,13 @@ impl Desk {
     /// Why the file cannot be used, as it was last found.
     pub(super) fn file_trouble(&self) -> Option<Arc<Trouble>> {
         self.file.as_ref()?.trouble()
+    }
+
+    /// Records whether a transaction was committed.
+    pub(super) fn note_outcome(&self, failed: Option<StoreError>) {
+        if failed.is_some() || self.failed.load().is_some() {
+            self.failed.store(failed.map(Arc::new));
+        }
     }
 
     /// Fails if the file cannot be used.
@@ -84,7 +92,8 @@ struct Closing<'d>(&'d Desk);
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
-        self.0.up.store(false, Ordering::Relaxed);
+        let ended = "the store was closed, or its writer failed: see the log";
+        self.0.note_outcome(Some(StoreError::Failed(ended.into())));
         self.0.inbox.close();
         // Dropping the batch ends the wait of every caller.
         while self.0.inbox.take(usize::MAX, None).is_some() {}
@@ -103,12 +112,12 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
             match settle(&mut statements, desk, taken) {
                 Ok(entries) => {
                     folder.note(entries);
-                    desk.up.store(true, Ordering::Relaxed);
+                    desk.note_outcome(None);
                     desk.dirty.store(true, Ordering::Release);
                 }
                 Err(error) => {
-                    desk.up.store(false, Ordering::Relaxed);
                     tracing::error!(%error, "a group of charges was not written");
+                    desk.note_outcome(Some(error));
                     std::thread::sleep(PAUSE_AFTER_FAILURE);
                 }
             }

@@ -435,7 +435,8 @@ impl JournalWriter {
         let Some(connection) = &mut self.connection else {
             return Ok(());
         };
-        let result = write_group(connection, group);
+        let is_doubted = self.trouble.load().is_some();
+        let result = write_group(connection, group, is_doubted);
         if result.is_err() {
             // The file itself may be the cause.
             self.check_file()?;
@@ -500,7 +501,12 @@ impl JournalWriter {
     }
 }
 
-fn write_group(connection: &mut Connection, group: &mut [Job]) -> rusqlite::Result<()> {
+/// Runs the jobs in one transaction, which proves that there is room if that `is_doubted`: a group that only reads would show nothing.
+fn write_group(
+    connection: &mut Connection,
+    group: &mut [Job],
+    is_doubted: bool,
+) -> rusqlite::Result<()> {
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
     let mut turns = CooperativeYield::of(ROWS_PER_TURN);
@@ -516,6 +522,9 @@ fn write_group(connection: &mut Connection, group: &mut [Job]) -> rusqlite::Resu
             Job::Note { rows, .. } => rows::write(&transaction, rows, &mut turns)?,
             Job::Work(work) => work.run(&transaction)?,
         }
+    }
+    if is_doubted {
+        rows::prove_room(&transaction)?;
     }
     transaction.commit()
 }

@@ -16,6 +16,8 @@ use crate::store::sqlite::{meta, signed, unsigned, write_meta};
 
 /// How long settled rows are kept after their day.
 const SETTLED_KEPT_AFTER_DAY_SECONDS: i64 = 120;
+/// The room that a journal needs to be usable again after it could not be written.
+const ROOM_BYTES: usize = 64 << 10;
 
 /// The tables of a new file.
 pub const TABLES: &str = "
@@ -173,6 +175,11 @@ pub enum ServeOutcome {
     },
     /// Together with the units of others, it would exceed the allowance: it is not written.
     Beyond,
+}
+
+/// Fails if the disk has no room for more than units to be served: a few bytes may fit into what is left of the log.
+pub fn prove_room(connection: &Connection) -> rusqlite::Result<()> {
+    write_meta(connection, "room", &"-".repeat(ROOM_BYTES))
 }
 
 /// Writes the number of live gateways.

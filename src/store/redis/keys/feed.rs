@@ -39,8 +39,11 @@ const REPAIR_EVERY: Duration = Duration::from_secs(600);
 const RECONNECT: Duration = Duration::from_millis(500);
 /// The longest pause before all keys are loaded again for the same reason, before jitter.
 const RELOAD_PAUSE_MAX: Duration = Duration::from_secs(10);
-/// How often changes are saved, and how often the instant of the last currency if nothing changed.
+/// How soon a failed save is repeated, and records of a walk are saved. Changes of the feed are saved at once.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
+/// The shortest pause after a save. One that takes longer is followed by a pause as long.
+const SAVE_PAUSE_MIN: Duration = Duration::from_millis(100);
+/// How often the instant of the last currency is saved if nothing changed.
 const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(30);
 /// How far a saved instant may be ahead of this machine's clock and still be trusted.
 const CLOCK_BACK_MAX: SignedDuration = SignedDuration::from_mins(5);
@@ -70,10 +73,17 @@ pub struct Feed {
     has_followed: watch::Sender<bool>,
     /// The error that interrupts the feed until an operator acts.
     trouble: ArcSwapOption<StoreError>,
+    /// Notified when there is a change to report in a heartbeat.
     advanced: Notify,
+    /// Notified when there is a change to save.
+    save_due: Notify,
     /// Notified when the store may have lost writes.
     pub store_lost: Notify,
     replica: Option<Arc<Replica>>,
+    /// The position of the saved replica, if it has one.
+    saved: Mutex<Option<u128>>,
+    /// Why the replica cannot be saved.
+    save_trouble: ArcSwapOption<String>,
 }
 
 /// A gateway's position, as one connection knows it.
@@ -135,8 +145,11 @@ impl Feed {
             has_followed: watch::Sender::new(false),
             trouble: ArcSwapOption::empty(),
             advanced: Notify::new(),
+            save_due: Notify::new(),
             store_lost: Notify::new(),
             replica,
+            saved: Mutex::default(),
+            save_trouble: ArcSwapOption::empty(),
         }
     }
 
@@ -162,6 +175,7 @@ impl Feed {
             "keys loaded from the saved replica"
         );
         *self.origin.lock() = at.origin;
+        *self.saved.lock() = Some(at.place);
         self.current.was_current(age);
         self.advance(at.place);
     }
@@ -195,15 +209,25 @@ impl Feed {
         ))
     }
 
+    /// Why the replica cannot be saved, and the remedy.
+    pub fn save_trouble(&self) -> Option<Arc<String>> {
+        self.save_trouble.load_full()
+    }
+
     fn is_current_now(&self) {
         self.current.was_current(Duration::ZERO);
-        self.has_followed.send_replace(true);
+        if !self.has_followed.send_replace(true) {
+            self.save_due.notify_one();
+        }
     }
 
     fn advance(&self, place: u128) {
         self.applied.send_replace(Some(place));
         self.current.loaded();
-        self.advanced.notify_one();
+        match self.replica {
+            None => self.advanced.notify_one(),
+            Some(_) => self.save_due.notify_one(),
+        }
     }
 
     /// Follows the feed. Never returns.
@@ -372,11 +396,15 @@ impl Feed {
         }
     }
 
-    /// The gateway's heartbeat.
+    /// The gateway's heartbeat. A change that is applied but not saved is not reported: a restart without Redis would undo it.
     pub fn heartbeat(&self, condition: Condition) -> Heartbeat {
         let age = self.age();
+        let lasting = match self.replica {
+            None => *self.applied.borrow(),
+            Some(_) => *self.saved.lock(),
+        };
         Heartbeat {
-            applied: stream_id(self.applied.borrow().unwrap_or(0)),
+            applied: stream_id(lasting.unwrap_or(0)),
             keys_age_ms: u64::try_from(age.as_millis())
                 .ok()
                 .filter(|_| age < Duration::MAX),
@@ -386,34 +414,41 @@ impl Feed {
         }
     }
 
-    /// Waits until a change is applied. For one task only, which sends the heartbeats.
+    /// Waits until a change is to be reported. For one task only, which sends the heartbeats.
     pub async fn advanced(&self) {
         self.advanced.notified().await;
     }
 
     /// Saves the replica again and again.
     pub async fn save_for_ever(self: Arc<Self>) {
-        let mut logged = String::new();
         let mut saved_changes = None;
         let mut saved_at = Instant::now();
         loop {
-            next_tick(SAVE_EVERY).await;
+            tokio::select! {
+                () = self.save_due.notified() => {}
+                () = next_tick(SAVE_EVERY) => {}
+            }
             let changes = Some((self.setting.keys.changes(), *self.applied.borrow()));
             if changes == saved_changes && saved_at.elapsed() < SAVE_UNCHANGED_EVERY {
                 continue;
             }
+            let began = Instant::now();
             match self.save().await {
                 Ok(true) => {
                     (saved_changes, saved_at) = (changes, Instant::now());
-                    logged.clear();
+                    if self.save_trouble.swap(None).is_some() {
+                        tracing::warn!("the replica of the key table is saved again");
+                    }
                 }
                 Ok(false) => {}
-                Err(error) if error.to_string() != logged => {
-                    logged = error.to_string();
-                    tracing::error!(%error, "the replica of the key table is not saved; trying again");
+                Err(error) => {
+                    let why = Arc::new(error.to_string());
+                    if self.save_trouble.swap(Some(why.clone())) != Some(why) {
+                        tracing::error!(%error, "the replica of the key table is not saved; trying again");
+                    }
                 }
-                Err(_) => {}
             }
+            tokio::time::sleep(began.elapsed().max(SAVE_PAUSE_MIN)).await;
         }
     }
 
@@ -422,9 +457,11 @@ impl Feed {
         let (Some(replica), Some(standing)) = (self.replica.clone(), self.standing()) else {
             return Ok(false);
         };
-        let keys = self.setting.keys.clone();
+        let (keys, place) = (self.setting.keys.clone(), standing.place);
         let save = move || replica.save(&keys, &standing);
         on_thread("saving the replica", save).await??;
+        *self.saved.lock() = Some(place);
+        self.advanced.notify_one();
         Ok(true)
     }
 
