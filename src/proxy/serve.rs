@@ -18,18 +18,11 @@ use super::trace::Recording;
 use super::well_formed;
 use crate::config::Limits;
 use crate::policy::forwarded;
-use crate::policy::http1::framing::Framing;
 use crate::policy::limit_hit::LimitHit;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::request_id;
 use crate::policy::token_bucket::Empty;
-
-/// An unread request body up to this size is read before an early answer, so that clients that write first and read later receive
-/// the answer; with a larger one they lose the connection.
-const DRAINED_BODY_BYTES_MAX: u64 = 64 * 1024;
-/// How long such a body may take.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves a request: admits it, and answers or forwards it; then records its outcome.
 pub async fn serve(gate: &Arc<Gate>, client: &mut Client<'_>) {
@@ -233,13 +226,6 @@ async fn refuse(
     if ambiguous || (!client.is_body_done() && client.head.expects_continue()) {
         // Whether the body follows this answer cannot be known.
         client.close_after();
-    } else if !client.is_body_done()
-        && matches!(
-            client.head.framing(),
-            Framing::Length(..=DRAINED_BODY_BYTES_MAX)
-        )
-    {
-        client.drain(DRAIN_TIMEOUT).await;
     }
     if let Rejection::MissingApiKey | Rejection::InvalidApiKey = refusal.rejection {
         note_failed_authentication(gate, client, exchange);

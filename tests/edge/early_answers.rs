@@ -149,3 +149,31 @@ async fn a_client_that_breaks_its_body_pays_for_an_answer_that_the_upstream_had_
     assert_eq!(second["refunded"], false, "{second}");
     scene.expect_used(&key, 2).await;
 }
+
+/// Clients exist that discard an answer whose stream the server resets, even without an error.
+#[tokio::test]
+async fn the_rest_of_an_upload_is_taken_after_its_answer_over_http2() {
+    const NO_ERROR: [u8; 4] = [0; 4];
+    let (scene, key) = answered_early(WHOLE).await;
+    let mut wire = Wire::open(&scene).await;
+    for (stream, value) in [(1, key.key.as_str()), (3, "wrong"), (5, key.key.as_str())] {
+        wire.post(stream, MARKETS, value, &[]).await;
+        wire.body(stream).await;
+        for flags in [0, 0, 0, END_STREAM] {
+            wire.send(&Frame::new(DATA, flags, stream, [b'a'; 5_000]))
+                .await;
+        }
+    }
+    wire.settle().await;
+    // One that is never whole is given up.
+    wire.post(7, MARKETS, "wrong", &[]).await;
+    wire.body(7).await;
+    let reset = loop {
+        let frame = wire.next().await.expect("the connection stays");
+        if frame.kind == RST_STREAM {
+            break frame;
+        }
+    };
+    assert_eq!((reset.stream, &reset.payload[..]), (7, &NO_ERROR[..]));
+    scene.expect_used(&key, 2).await;
+}

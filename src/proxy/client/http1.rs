@@ -10,7 +10,7 @@ use http::{Method, StatusCode};
 use pingora::protocols::http::date::get_cached_date;
 use tokio::time::Instant;
 
-use super::Head;
+use super::{DRAIN_TIMEOUT, Head};
 use crate::clock::timer::Timer;
 use crate::policy::http1::Version;
 use crate::policy::http1::body::{BodyReader, ChunkLimits};
@@ -26,8 +26,6 @@ const AHEAD_BYTES_MAX: usize = 8 * 1024;
 const FIELD_BYTES: usize = 48;
 /// Room for the parts of a head that are not among its fields: status line, `Date`, framing and `Connection`.
 const HEAD_BYTES: usize = 128;
-/// How long the discarded rest of a body may take.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The use of a connection after a request.
 pub enum After {

@@ -13,7 +13,7 @@ use http::{HeaderName, Response, StatusCode};
 use pingora::protocols::http::date::get_cached_date;
 use tokio::time::Instant;
 
-use super::Head;
+use super::{DRAIN_TIMEOUT, Head};
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::rate_limit::{RATE_LIMIT, X_RATE_LIMIT_REMAINING};
@@ -157,6 +157,28 @@ impl Http2Side {
         self.turn.note_begun();
         self.is_whole = ends;
         Ok(())
+    }
+
+    /// Discards the rest of the body after a complete answer, outside of the request's turn. The library would reset the stream, which is
+    /// no error (RFC 9113 section 8.1).
+    pub(in crate::proxy) async fn finish(self) {
+        let Http2Side {
+            mut body,
+            is_whole,
+            turn,
+            ..
+        } = self;
+        drop(turn);
+        if !is_whole || body.is_end_stream() {
+            return;
+        }
+        let rest = async {
+            while let Some(Ok(part)) = body.data().await {
+                // Fails only if the stream has ended.
+                let _ = body.flow_control().release_capacity(part.len());
+            }
+        };
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, rest).await;
     }
 
     pub(super) async fn write_part(&mut self, mut part: Bytes, ends: bool) -> Result<(), Failure> {

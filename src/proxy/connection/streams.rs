@@ -161,6 +161,9 @@ async fn serve_stream(
     let side = Side::Http2(Box::new(side));
     let mut client = Client::new(terms.connection.clone(), head, side);
     Box::pin(serve_request(&terms.gate, &mut client)).await;
+    if let Side::Http2(side) = client.into_side() {
+        side.finish().await;
+    }
 }
 
 /// The open streams of a connection. The end of one does not wake the connection's task, which checks by itself when the connection
