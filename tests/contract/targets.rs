@@ -136,6 +136,7 @@ async fn an_accepted_target_reaches_the_upstream_byte_for_byte() {
         "/api/v1/data/markets?a=%2e%2e%2f%00+%20;x//../",
         "/api/v1/data/markets?/../admin",
         "/api/v1/data/markets?a=b?c=/d:@!$'()*,",
+        "/api/v1/data/markets?page[number]=1&a={x}|y^z`\\",
         "/api/v1/data/predictions/fx-1",
         "/api/v1/data/predictions/a%20b",
         "/api/v1/data/predictions/%c3%A9",
