@@ -380,6 +380,11 @@ impl Relay<'_, '_> {
                     let cause = "read nothing of the request's body for timeouts.read";
                     return Err(Failure::server(ServerFault::Blocked, cause));
                 }
+                NextEvent::Late if !upload.ended() && !self.client.header_passed() => {
+                    // An upstream that sends nothing before it has the whole body waits for the client.
+                    let cause = "sent nothing of the request's body for timeouts.read";
+                    return Err(Failure::client(ClientFault::Late, cause));
+                }
                 NextEvent::Late => {
                     let cause = "sent nothing for timeouts.read";
                     return Err(Failure::server(ServerFault::Silent, cause));

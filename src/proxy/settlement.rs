@@ -17,9 +17,7 @@ pub(super) async fn settle(
     forwarding: &mut Forwarding,
 ) {
     let header_passed = client.header_passed();
-    let is_clients = matches!(failure.fault, Fault::Client(_));
-    // Once the answer has begun, a silent upstream is one that broke off.
-    let refusal = refusal(failure, client, forwarding).filter(|_| is_clients || !header_passed);
+    let refusal = refusal(failure, client, forwarding);
     let hit = match (&refusal, failure.fault) {
         (Some(rejection), _) => limit_hit(rejection),
         (None, Fault::Client(ClientFault::Slow)) => Some(LimitHit::ResponseRate),
@@ -88,10 +86,6 @@ fn refusal(failure: &Failure, client: &Client<'_>, forwarding: &Forwarding) -> O
                 && forwarding.request_whole) =>
         {
             Some(Rejection::BadRequest(Malformed::Framing))
-        }
-        // An upstream that sends nothing before it has the whole body waits for the client.
-        Fault::Server(ServerFault::Silent) if !client.is_body_done() => {
-            Some(Rejection::BadRequest(Malformed::Late))
         }
         Fault::Client(_) | Fault::Server(_) | Fault::Gateway => None,
     }

@@ -282,6 +282,10 @@ async fn an_upstream_that_waits_for_a_stalled_body_does_not_make_it_our_failure(
     assert_eq!(wire.problem(1).await["code"], "BAD_REQUEST");
     assert_eq!(limit_hits(&scene, "request_read").await, 2.0);
     scene.expect_used(&key, 0).await;
+    for line in scene.gateways[0].logged(2).await {
+        let cause = line["cause"].as_str().unwrap();
+        assert!(cause.starts_with("client: sent nothing"), "{line}");
+    }
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ rows! {
     /// The listeners: at least one of `http` and `https`, all on different addresses.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Listen {
-        /// Cleartext HTTP for clients. At least one of http and https is needed.
+        /// Cleartext HTTP for clients: HTTP/1, and HTTP/2 with prior knowledge. At least one of http and https is needed.
         http: Option<Http> = section(|check, at, rows| Some(http(check, at, rows)));
         /// HTTPS for clients, HTTP/2 and HTTP/1.1.
         https: Option<Https> = section(|check, at, rows| Some(https(check, at, rows)));

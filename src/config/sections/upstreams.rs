@@ -66,7 +66,7 @@ rows! {
         compression: Option<Compression> = section(compression);
         /// The timeouts of a request to a server.
         timeouts: Timeouts = plain();
-        /// How often a request is retried if no server was reached. GET, HEAD and OPTIONS are also retried, on another server if there
+        /// How often a request is retried if no server was reached. GET, HEAD and OPTIONS are also retried on another server, if there
         /// is one, after a broken-off answer or a 502, 503 or 504 of which nothing was passed on; these, PUT and DELETE also if a kept
         /// connection had ended. Retries are never charged.
         retries: u32 = number(1, 0..=3);

@@ -240,5 +240,9 @@ fn ended(error: h2::Error) -> Failure {
         Some(Reason::PROTOCOL_ERROR) if is_librarys => ClientFault::Malformed,
         _ => ClientFault::Gone,
     };
+    // The library takes what is sent on a stream that has ended meanwhile for the sender's mistake.
+    if !error.is_reset() && !error.is_go_away() && !error.is_io() {
+        return Failure::client(fault, "closed the connection before the end of its answer");
+    }
     Failure::client(fault, error)
 }
