@@ -446,13 +446,22 @@ impl Store for RedisStore {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        if timeout(deadline, farewell).await.is_err() {
-            tracing::error!("closed with refunds or ledger entries that were not sent to Redis");
-        }
+        let is_sent = timeout(deadline, farewell).await.is_ok();
         let noted = match &parts.outage {
             Some(outage) => outage.note_changes().await,
             None => false,
         };
+        match noted {
+            _ if is_sent => {}
+            true => tracing::warn!(
+                "closed with refunds or ledger entries that were not sent to Redis: they are in the journal, and the next start sends them"
+            ),
+            false => {
+                tracing::error!(
+                    "closed with refunds or ledger entries that were not sent to Redis"
+                );
+            }
+        }
         self.tasks.lock().abort_all();
         if let Some(outage) = parts.outage.as_ref().filter(|_| noted) {
             // If the name remained, the next process would read counts that are already settled.

@@ -726,7 +726,7 @@ async fn only_a_refused_permission_is_reported_as_one_of_the_key_table() {
         trouble.contains("no permissions").then_some(trouble)
     })
     .await;
-    assert!(trouble.contains("check that the user"), "{trouble}");
+    assert!(trouble.contains("check the user"), "{trouble}");
     site.report(&[&user[..], &["+xinfo"]].concat()).await;
     eventually("the key table follows Redis", async || {
         store.health().keys_trouble.is_none().then_some(())

@@ -124,7 +124,10 @@ pub(super) fn backup(
         Err(error) => {
             // A partial backup is useless, and would block the next attempt.
             let _ = std::fs::remove_file(&order.file);
-            Err(error)
+            Err(match error.is::<std::io::Error>() {
+                true => error.context(format!("{shown} cannot be written")),
+                false => error,
+            })
         }
     }
 }

@@ -29,7 +29,7 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::current::Current;
 use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::redis::wire::request::jittered;
+use crate::store::redis::wire::request::{PERMISSIONS, is_of_user, jittered};
 use crate::store::redis::wire::zone::{self, EmptyStore, ZoneCheck, zone_names};
 use crate::store::{KeyEntry, KeyTable, StoreError, on_thread};
 
@@ -198,15 +198,11 @@ impl Feed {
     /// Why the table does not follow Redis until an operator acts, and what to do.
     pub fn trouble(&self) -> Option<String> {
         let error = self.trouble.load_full()?;
-        let advice = match is_of_user(&error.to_string()) {
-            true => {
-                "; check that the user of store.redis has the permissions that docs/redis-and-outages.md names"
-            }
-            false => "",
-        };
-        Some(format!(
-            "the key table does not follow Redis: {error}{advice}"
-        ))
+        let text = format!("the key table does not follow Redis: {error}");
+        Some(match is_of_user(&text) {
+            true => format!("{text}; {PERMISSIONS}"),
+            false => text,
+        })
     }
 
     /// Why the replica cannot be saved, and the remedy.
@@ -648,10 +644,4 @@ impl FeedConnection<'_> {
         }
         Ok(count)
     }
-}
-
-/// Whether Redis refused a user or a permission, by the text of an error, which has a code or the client library's word for it.
-fn is_of_user(error: &str) -> bool {
-    const WORDS: [&str; 4] = ["NoPerm", "AuthenticationFailed", "NOAUTH", "WRONGPASS"];
-    WORDS.iter().any(|word| error.contains(word))
 }

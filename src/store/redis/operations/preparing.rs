@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::store::redis::wire::link::RedisLink;
+use crate::store::redis::wire::request::{PERMISSIONS, is_of_user};
 use crate::store::redis::wire::zone::{self, EmptyStore, ZoneCheck, zone_names};
 use crate::store::{Role, StoreError};
 
@@ -31,9 +32,16 @@ pub async fn first_attempt(link: &RedisLink, role: &Role) -> Result<(), StoreErr
     match (role, &*error) {
         (_, StoreError::OtherCalendar(text)) => Err(StoreError::OtherCalendar(text.clone())),
         (Role::Command, StoreError::Unavailable(why) | StoreError::Failed(why)) => {
-            Err(StoreError::Unavailable(format!(
-                "{why}; check that Redis runs there and that store.redis in the configuration names it"
-            )))
+            let remedy = match why {
+                _ if is_of_user(why) => PERMISSIONS,
+                _ if why.contains("Moved:") => {
+                    "it is a node of a cluster, which store.redis.cluster names"
+                }
+                _ => {
+                    "check that Redis runs there and that store.redis in the configuration names it"
+                }
+            };
+            Err(StoreError::Unavailable(format!("{why}; {remedy}")))
         }
         (Role::Gateway(_), _) => Ok(()),
     }

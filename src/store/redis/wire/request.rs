@@ -45,6 +45,15 @@ pub fn unreadable(error: redis::ParsingError) -> StoreError {
     StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
 }
 
+/// The remedy for an error of a user.
+pub const PERMISSIONS: &str = "check the user and password of store.redis, and that the user has the permissions that docs/redis-and-outages.md names";
+
+/// Whether Redis refused a user or a permission, by the text of an error, which has a code or the client library's word for it.
+pub fn is_of_user(error: &str) -> bool {
+    const WORDS: [&str; 4] = ["NoPerm", "AuthenticationFailed", "NOAUTH", "WRONGPASS"];
+    WORDS.iter().any(|word| error.contains(word))
+}
+
 /// Whether Redis refused a command that needs a key because there is none of its name.
 pub fn is_absent(error: &redis::RedisError) -> bool {
     error.detail() == Some("no such key")
