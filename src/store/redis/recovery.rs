@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use parking_lot::Mutex;
-use redis::{FromRedisValue, Pipeline};
+use redis::{Cmd, FromRedisValue};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -35,7 +35,7 @@ use crate::store::redis::counts::ledger::{self, HashFields, ProcessLedger};
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::wire::guard::BreakerGuard;
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::redis::wire::request::unreadable;
+use crate::store::redis::wire::request::{pipeline, unreadable};
 use crate::store::{KeyTable, StoreError};
 
 /// Key-days read in one round trip: a reply of some 100 kB, a millisecond of Redis.
@@ -202,14 +202,10 @@ impl CrashRecovery {
         processes: &HashSet<&str>,
         left: &mut Vec<KeyId>,
     ) -> (usize, Result<(), StoreError>) {
-        let mut pipeline = Pipeline::new();
-        for key in keys {
-            pipeline
-                .cmd("HGETALL")
-                .arg(self.link.names.counts(*key, date));
-        }
+        let names = keys.iter().map(|key| self.link.names.counts(*key, date));
+        let ask = pipeline(names.map(Cmd::hgetall));
         let (mut held, mut complete) = (Vec::new(), Ok(()));
-        for (key, result) in keys.iter().zip(self.link.ask_each(&pipeline).await) {
+        for (key, result) in keys.iter().zip(self.link.ask_each(&ask).await) {
             let fields = result.map_err(StoreError::from);
             match fields.and_then(|value| HashFields::from_redis_value(value).map_err(unreadable)) {
                 Ok(fields) => held.extend(rows_of(*key, date, &fields, processes)),

@@ -197,7 +197,7 @@ impl ProcessLedger {
             let (key, date, _) = page.place;
             let write = pipeline.cmd("HSET").arg(self.link.names.ledger(key, date));
             for (_, field, totals) in &page.fields {
-                write.arg(field).arg(totals);
+                write.arg((field, totals));
             }
         }
         if pipeline.is_empty() {

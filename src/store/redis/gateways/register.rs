@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use redis::{FromRedisValue, Value};
+use redis::{Cmd, FromRedisValue, Value};
 
 use super::heartbeat::{BEAT_HOLDS, Heartbeat};
 use crate::policy::audit::{self, Author};
@@ -94,26 +94,17 @@ pub async fn sign_in(
 
 /// Removes a gateway that ends in order.
 pub async fn sign_off(link: &RedisLink, gateway_id: &str) -> Result<(), StoreError> {
-    link.ask(
-        redis::cmd("HDEL")
-            .arg(link.names.register())
-            .arg(gateway_id),
-    )
-    .await?;
+    link.ask(&Cmd::hdel(link.names.register(), gateway_id))
+        .await?;
     Ok(())
 }
 
 /// Restores entries that the store lost.
 pub async fn put_back(link: &RedisLink, entries: &[RegisterEntry]) -> Result<(), StoreError> {
-    let mut pipeline = redis::pipe();
-    for entry in entries {
-        pipeline
-            .cmd("HSETNX")
-            .arg(link.names.register())
-            .arg(&entry.gateway_id)
-            .arg(&entry.packed);
-    }
-    link.replies::<Value>(&pipeline).await?;
+    let register = link.names.register();
+    let put = entries.iter();
+    let put = put.map(|entry| Cmd::hset_nx(&register, &entry.gateway_id, &entry.packed));
+    link.replies::<Value>(put).await?;
     Ok(())
 }
 

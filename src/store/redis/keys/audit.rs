@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use redis::Pipeline;
+use redis::Cmd;
 
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{Entry, Wanted};
@@ -45,11 +45,8 @@ pub async fn trails(
     link: &RedisLink,
     keys: impl Iterator<Item = KeyId>,
 ) -> Result<Vec<BTreeMap<u64, Entry>>, StoreError> {
-    let mut pipeline = Pipeline::new();
-    for key in keys {
-        pipeline.cmd("HVALS").arg(link.names.audit_trail(key));
-    }
-    let packed: Vec<Vec<String>> = link.replies(&pipeline).await?;
+    let ask = keys.map(|key| Cmd::hvals(link.names.audit_trail(key)));
+    let packed: Vec<Vec<String>> = link.replies(ask).await?;
     let trails = packed.iter().map(|entries| {
         let entries = entries.iter().map(|packed| {
             let entry = unpacked(packed)?;
@@ -62,9 +59,8 @@ pub async fn trails(
 
 /// The entries of the register of gateways.
 pub async fn of_gateways(link: &RedisLink) -> Result<Vec<Entry>, StoreError> {
-    let packed: Vec<String> = link
-        .read(redis::cmd("HVALS").arg(link.names.gateway_audit_trail()))
-        .await?;
+    let ask = Cmd::hvals(link.names.gateway_audit_trail());
+    let packed: Vec<String> = link.read(&ask).await?;
     packed.iter().map(|packed| unpacked(packed)).collect()
 }
 

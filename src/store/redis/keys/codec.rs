@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use redis::{Cmd, FromRedisValue, Pipeline, Value};
+use redis::streams::StreamMaxlen;
+use redis::{Cmd, FromRedisValue, Value};
 
-use crate::policy::api_key::KeyId;
+use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
 use crate::store::key_table::digests;
@@ -13,21 +14,14 @@ use crate::store::redis::wire::script::{RECORD, ScriptArguments};
 use crate::store::{ChangeMark, KeyEntry, StoreError};
 
 /// How long a digest stays claimed for a record that is not written.
-pub const CLAIM_LASTS: Duration = Duration::from_secs(30);
+const CLAIM_LASTS: Duration = Duration::from_secs(30);
 /// About how many changes the feed keeps.
-const FEED_MAX: u64 = 1_000_000;
+const FEED_MAX: usize = 1_000_000;
 
 /// Adds a change to the feed.
-pub fn feed_entry(pipeline: &mut Pipeline, names: &Names, entry: &KeyEntry) {
-    pipeline
-        .cmd("XADD")
-        .arg(names.feed())
-        .arg("MAXLEN")
-        .arg("~")
-        .arg(FEED_MAX)
-        .arg("*")
-        .arg("rec")
-        .arg(entry.packed());
+pub fn feed_entry(names: &Names, entry: &KeyEntry) -> Cmd {
+    let most = StreamMaxlen::Approx(FEED_MAX);
+    Cmd::xadd_maxlen(names.feed(), most, "*", &[("rec", entry.packed())])
 }
 
 /// The position in the feed, from the reply to [`feed_entry`].
@@ -41,31 +35,19 @@ pub fn change_mark(reply: Option<&Value>) -> Result<ChangeMark, StoreError> {
     })
 }
 
-/// The names that `record.lua` works on.
-pub fn put_keys(names: &Names, id: KeyId) -> [String; 2] {
-    [names.record(id), names.audit_trail(id)]
-}
-
-/// The arguments of `record.lua`.
-pub fn put_arguments(
-    entry: &KeyEntry,
-    expected: i64,
-    old: Option<&KeyRecord>,
-) -> ScriptArguments<'static> {
+/// Writes a record, and the entry of its last change, if the stored version is `expected` (see `record.lua`). The entry of the `old`
+/// record's last change is written where Redis has lost it.
+pub fn put(names: &Names, entry: &KeyEntry, expected: i64, old: Option<&KeyRecord>) -> Cmd {
     let packed_entry =
         |record: &KeyRecord| serde_json::to_string(&Entry::of(record)).unwrap_or_default();
-    ScriptArguments::new()
+    let id = entry.record.id;
+    let arguments = ScriptArguments::new()
         .number(expected)
         .count(entry.record.version)
         .text(entry.packed())
         .text(packed_entry(&entry.record))
-        .text(old.map(packed_entry).unwrap_or_default())
-}
-
-/// Writes a record, and the entry of its last change, if the stored version is `expected` (see `record.lua`).
-pub fn put(names: &Names, entry: &KeyEntry, expected: i64) -> Cmd {
-    let keys = put_keys(names, entry.record.id);
-    RECORD.by_text(&keys, &put_arguments(entry, expected, None))
+        .text(old.map(packed_entry).unwrap_or_default());
+    RECORD.by_text(&[names.record(id), names.audit_trail(id)], &arguments)
 }
 
 /// A packed record.
@@ -86,21 +68,22 @@ pub fn stream_id(place: u128) -> String {
     format!("{}-{}", place >> 64, place & u128::from(u64::MAX))
 }
 
-/// Makes the digests of a record lead to it, and drops those that only the record which it replaces held.
-pub fn put_digests(
-    pipeline: &mut Pipeline,
-    names: &Names,
-    record: &KeyRecord,
-    old: Option<&KeyRecord>,
-) {
-    let (id, wanted) = (record.id.as_str(), Vec::from_iter(digests(record)));
-    for digest in &wanted {
-        pipeline.cmd("SET").arg(names.digest(digest)).arg(id);
-    }
+/// The commands that make the digests of a record lead to it, and drop those that only the record which it replaces held.
+pub fn put_digests(names: &Names, record: &KeyRecord, old: Option<&KeyRecord>) -> Vec<Cmd> {
+    let wanted = Vec::from_iter(digests(record));
     let held = old.into_iter().flat_map(digests);
-    for digest in held.filter(|digest| !wanted.contains(digest)) {
-        pipeline.cmd("DEL").arg(names.digest(&digest));
-    }
+    let held = held.filter(|digest| !wanted.contains(digest));
+    let drop = held.map(|digest| Cmd::del(names.digest(&digest)));
+    let put = |digest| Cmd::set(names.digest(digest), record.id.as_str());
+    wanted.iter().map(put).chain(drop).collect()
+}
+
+/// The command that claims a digest for a key, unless it is held or claimed; Redis returns the holder.
+pub fn claim(names: &Names, digest: &KeyDigest, id: KeyId) -> Cmd {
+    let mut claim = redis::cmd("SET");
+    let lasts = CLAIM_LASTS.as_millis() as u64;
+    claim.arg((names.digest(digest), id.as_str(), "NX", "GET", "PX", lasts));
+    claim
 }
 
 #[cfg(test)]

@@ -5,11 +5,11 @@
 //! whose digests still have an expiry, because the expiry is removed only after the feed has the record.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use redis::{Pipeline, Value};
+use redis::{Cmd, Value};
 
-use super::codec::{CLAIM_LASTS, change_mark, feed_entry, put, put_digests};
-use super::index;
+use super::{codec, index};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::key_table::digests;
@@ -51,20 +51,10 @@ pub async fn import(
 
 /// Claims the digests of each record. Returns, for each record, the other id that holds or has claimed one of them, if any.
 async fn claim(link: &RedisLink, records: &[KeyRecord]) -> Result<Vec<Option<KeyId>>, StoreError> {
-    let mut pipeline = Pipeline::new();
-    for record in records {
-        for digest in digests(record) {
-            pipeline
-                .cmd("SET")
-                .arg(link.names.digest(&digest))
-                .arg(record.id.as_str())
-                .arg("NX")
-                .arg("GET")
-                .arg("PX")
-                .arg(CLAIM_LASTS.as_millis() as u64);
-        }
-    }
-    let mut replies = link.replies::<Option<String>>(&pipeline).await?.into_iter();
+    let claims = records.iter().flat_map(|record| {
+        digests(record).map(|digest| codec::claim(&link.names, &digest, record.id))
+    });
+    let mut replies = link.replies::<Option<String>>(claims).await?.into_iter();
     let holders = records.iter().map(|record| {
         let held_by = replies.by_ref().take(digests(record).count());
         let others = held_by.filter_map(|holder| holder?.parse().ok());
@@ -82,14 +72,14 @@ async fn write(
     outcomes: &mut [Imported],
     unfinished: &mut Vec<KeyRecord>,
 ) -> Result<Vec<KeyRecord>, StoreError> {
-    let mut pipeline = Pipeline::new();
     let (mut written, mut refused) = (Vec::new(), Vec::new());
     let to_add = |(_, outcome): &(&KeyRecord, &mut Imported)| **outcome == Imported::Added;
     let chosen: Vec<_> = records.iter().zip(outcomes).filter(to_add).collect();
-    for (record, _) in &chosen {
-        pipeline.add_command(put(&link.names, &KeyEntry::new((*record).clone()), 0));
-    }
-    let replies = link.replies::<i64>(&pipeline).await?;
+    let put = chosen.iter().map(|(record, _)| {
+        let entry = KeyEntry::new((*record).clone());
+        codec::put(&link.names, &entry, 0, None)
+    });
+    let replies = link.replies::<i64>(put).await?;
     for ((record, outcome), reply) in chosen.into_iter().zip(replies) {
         if reply == 1 {
             written.push(record.clone());
@@ -118,31 +108,28 @@ async fn publish(
     added: &[KeyRecord],
     held: Vec<KeyRecord>,
 ) -> Result<Option<ChangeMark>, StoreError> {
-    let mut pipeline = Pipeline::new();
-    for record in &held {
-        pipeline.cmd("PTTL").arg(link.names.digest(&record.digest));
-    }
+    let ask = held
+        .iter()
+        .map(|record| Cmd::pttl(link.names.digest(&record.digest)));
     // -1: permanent; -2: the claim has expired.
-    let lasting = link.replies::<i64>(&pipeline).await?;
+    let lasting = link.replies::<i64>(ask).await?;
     let unpublished = held
         .into_iter()
         .zip(lasting)
         .filter(|(_, left)| *left != -1);
-    let published: Vec<KeyRecord> = added
+    let unpublished = unpublished.map(|(record, _)| record);
+    let published = added.iter().cloned().chain(unpublished);
+    let published: Vec<Arc<KeyEntry>> = published.map(KeyEntry::new).collect();
+    let feed = published
         .iter()
-        .cloned()
-        .chain(unpublished.map(|(record, _)| record))
-        .collect();
-    let (mut feed, mut hold) = (Pipeline::new(), Pipeline::new());
-    for record in &published {
-        put_digests(&mut hold, &link.names, record, None);
-        feed_entry(&mut feed, &link.names, &KeyEntry::new(record.clone()));
-    }
-    let places = link.replies::<Value>(&feed).await?;
-    link.replies::<Value>(&hold).await?;
+        .map(|entry| codec::feed_entry(&link.names, entry));
+    let places = link.replies::<Value>(feed).await?;
+    let hold = published.iter();
+    let hold = hold.flat_map(|entry| codec::put_digests(&link.names, &entry.record, None));
+    link.replies::<Value>(hold).await?;
     places
         .last()
-        .map(|place| change_mark(Some(place)))
+        .map(|place| codec::change_mark(Some(place)))
         .transpose()
 }
 
@@ -160,13 +147,12 @@ async fn release(
             Imported::Held(holder) => *holder != record.id,
             Imported::IdTaken | Imported::Claimed(_) => true,
         });
-    let mut drop = Pipeline::new();
-    for (id, digest, holder) in index::holders(link, lost.map(|(record, _)| record)).await? {
-        if holder.as_deref() == Some(id.as_str()) {
-            drop.cmd("DEL").arg(link.names.digest(&digest));
-        }
-    }
-    link.replies::<Value>(&drop).await?;
+    let holders = index::holders(link, lost.map(|(record, _)| record)).await?;
+    let own = holders
+        .iter()
+        .filter(|(id, _, holder)| holder.as_deref() == Some(id.as_str()));
+    let drop = own.map(|(_, digest, _)| Cmd::del(link.names.digest(digest)));
+    link.replies::<Value>(drop).await?;
     Ok(())
 }
 

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use redis::Pipeline;
+use redis::{Cmd, Value};
 
 use super::codec::unpacked;
 use crate::policy::api_key::{KeyDigest, KeyId};
@@ -18,7 +18,6 @@ use crate::store::StoreError;
 use crate::store::key_table::digests;
 use crate::store::redis::names::{ID_SETS, Names, drawn, escaped};
 use crate::store::redis::wire::link::{RedisLink, ScanPlace};
-use crate::store::redis::wire::request::LinkError;
 
 /// The members or names of one step of a walk.
 const STEP: u32 = 1_000;
@@ -37,12 +36,9 @@ pub struct IndexState {
 
 /// Reads the state.
 pub async fn state(link: &RedisLink) -> Result<IndexState, StoreError> {
-    let mut pipeline = Pipeline::new();
-    pipeline.cmd("GET").arg(link.names.incarnation());
-    for set in 0..ID_SETS {
-        pipeline.cmd("GET").arg(link.names.complete(set));
-    }
-    let incarnations: Vec<Option<String>> = link.read(&pipeline).await?;
+    let complete = (0..ID_SETS).map(|set| link.names.complete(set));
+    let names = std::iter::once(link.names.incarnation()).chain(complete);
+    let incarnations: Vec<Option<String>> = link.replies(names.map(Cmd::get)).await?;
     let mut incarnations = incarnations.into_iter();
     let incarnation = incarnations.next().flatten();
     Ok(IndexState {
@@ -54,21 +50,15 @@ pub async fn state(link: &RedisLink) -> Result<IndexState, StoreError> {
 /// Gives the store an incarnation unless it has one. Returns its incarnation.
 pub async fn begin_incarnation(link: &RedisLink) -> Result<Option<String>, StoreError> {
     let mut set = redis::cmd("SET");
-    set.arg(link.names.incarnation()).arg(drawn()).arg("NX");
+    set.arg((link.names.incarnation(), drawn(), "NX"));
     link.ask(&set).await?;
     Ok(state(link).await?.incarnation)
 }
 
 /// Records that the sets contain all ids of an incarnation.
 pub async fn completed(link: &RedisLink, incarnation: &str) -> Result<(), StoreError> {
-    let mut pipeline = Pipeline::new();
-    for set in 0..ID_SETS {
-        pipeline
-            .cmd("SET")
-            .arg(link.names.complete(set))
-            .arg(incarnation);
-    }
-    link.ask(&pipeline).await?;
+    let set = (0..ID_SETS).map(|set| Cmd::set(link.names.complete(set), incarnation));
+    link.replies::<Value>(set).await?;
     Ok(())
 }
 
@@ -76,30 +66,19 @@ pub async fn completed(link: &RedisLink, incarnation: &str) -> Result<(), StoreE
 pub async fn enter(
     link: &RedisLink,
     records: impl IntoIterator<Item = &KeyRecord>,
-) -> Result<(), LinkError> {
-    let mut sets: BTreeMap<u32, Vec<(KeyId, String)>> = BTreeMap::new();
+) -> Result<(), StoreError> {
+    let mut sets: BTreeMap<u32, (Vec<String>, Vec<String>)> = BTreeMap::new();
     for record in records {
-        let entries = sets.entry(Names::id_set(record.id)).or_default();
+        let (ids, texts) = sets.entry(Names::id_set(record.id)).or_default();
+        ids.push(record.id.to_string());
         // Search texts are in lower case, ids are not.
-        let text = format!("{}\n{}", record.id, record.search_text());
-        entries.push((record.id, text));
+        texts.push(format!("{}\n{}", record.id, record.search_text()));
     }
-    if sets.is_empty() {
-        return Ok(());
-    }
-    let mut pipeline = Pipeline::new();
-    for (set, entries) in sets {
-        let (ids, texts) = (link.names.ids(set), link.names.search_texts(set));
-        let ids = pipeline.cmd("SADD").arg(ids);
-        entries.iter().for_each(|(id, _)| {
-            ids.arg(id.as_str());
-        });
-        let texts = pipeline.cmd("SADD").arg(texts);
-        entries.iter().for_each(|(_, text)| {
-            texts.arg(text);
-        });
-    }
-    link.ask(&pipeline).await?;
+    let add = sets.into_iter().flat_map(|(set, (ids, texts))| {
+        let ids = Cmd::sadd(link.names.ids(set), ids);
+        [ids, Cmd::sadd(link.names.search_texts(set), texts)]
+    });
+    link.replies::<Value>(add).await?;
     Ok(())
 }
 
@@ -110,13 +89,13 @@ pub async fn with_text(link: &RedisLink, text: &str) -> Result<BTreeSet<KeyId>, 
     // A step of all sets at once: a round trip for each step of each would take longer than the comparisons.
     let mut places: Vec<(u32, u64)> = (0..ID_SETS).map(|set| (set, 0)).collect();
     while !places.is_empty() {
-        let mut pipeline = Pipeline::new();
-        for (set, cursor) in &places {
-            let scan = pipeline.cmd("SSCAN").arg(link.names.search_texts(*set));
-            let scan = scan.arg(cursor).arg("MATCH").arg(&pattern);
-            scan.arg("COUNT").arg(COMPARED_PER_SET);
-        }
-        let pages: Vec<(u64, Vec<String>)> = link.read(&pipeline).await?;
+        let scan = places.iter().map(|(set, cursor)| {
+            let texts = link.names.search_texts(*set);
+            let mut scan = redis::cmd("SSCAN");
+            scan.arg((texts, cursor, "MATCH", &pattern, "COUNT", COMPARED_PER_SET));
+            scan
+        });
+        let pages: Vec<(u64, Vec<String>)> = link.replies(scan).await?;
         let sets: Vec<u32> = places.drain(..).map(|(set, _)| set).collect();
         for (set, (cursor, texts)) in sets.into_iter().zip(pages) {
             let ids = texts.iter().filter_map(|text| text.lines().next());
@@ -131,11 +110,8 @@ pub async fn with_text(link: &RedisLink, text: &str) -> Result<BTreeSet<KeyId>, 
 
 /// The number of ids.
 pub async fn count(link: &RedisLink) -> Result<u64, StoreError> {
-    let mut pipeline = Pipeline::new();
-    for set in 0..ID_SETS {
-        pipeline.cmd("SCARD").arg(link.names.ids(set));
-    }
-    let counts: Vec<u64> = link.read(&pipeline).await?;
+    let ask = (0..ID_SETS).map(|set| Cmd::scard(link.names.ids(set)));
+    let counts: Vec<u64> = link.replies(ask).await?;
     Ok(counts.iter().sum())
 }
 
@@ -184,10 +160,7 @@ impl KeyPages {
             None => Ok(None),
             Some(WalkPosition::Index { set, cursor }) => {
                 let mut scan = redis::cmd("SSCAN");
-                scan.arg(link.names.ids(set))
-                    .arg(cursor)
-                    .arg("COUNT")
-                    .arg(STEP);
+                scan.arg((link.names.ids(set), cursor, "COUNT", STEP));
                 let (cursor, ids): (u64, Vec<String>) = link.read(&scan).await?;
                 self.next = match cursor {
                     0 if set + 1 == ID_SETS => None,
@@ -241,14 +214,12 @@ pub async fn holders<'r>(
     link: &RedisLink,
     records: impl Iterator<Item = &'r KeyRecord>,
 ) -> Result<Vec<(KeyId, KeyDigest, Option<String>)>, StoreError> {
-    let (mut wanted, mut read) = (Vec::new(), Pipeline::new());
-    for record in records {
-        for digest in digests(record) {
-            read.cmd("GET").arg(link.names.digest(&digest));
-            wanted.push((record.id, digest));
-        }
-    }
-    let holders = link.replies(&read).await?.into_iter();
+    let wanted = records.flat_map(|record| digests(record).map(|digest| (record.id, digest)));
+    let wanted: Vec<(KeyId, KeyDigest)> = wanted.collect();
+    let ask = wanted
+        .iter()
+        .map(|(_, digest)| Cmd::get(link.names.digest(digest)));
+    let holders = link.replies(ask).await?;
     let held = wanted.into_iter().zip(holders);
     Ok(held
         .map(|((id, digest), holder)| (id, digest, holder))
@@ -256,9 +227,8 @@ pub async fn holders<'r>(
 }
 
 async fn packed(link: &RedisLink, ids: &[KeyId]) -> Result<Vec<Option<String>>, StoreError> {
-    let mut pipeline = Pipeline::new();
-    for id in ids {
-        pipeline.cmd("HGET").arg(link.names.record(*id)).arg("rec");
-    }
-    link.replies(&pipeline).await
+    let ask = ids
+        .iter()
+        .map(|id| Cmd::hget(link.names.record(*id), "rec"));
+    link.replies(ask).await
 }

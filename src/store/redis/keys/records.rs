@@ -13,14 +13,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use jiff::Timestamp;
-use redis::{FromRedisValue, Pipeline, Value};
+use redis::{Cmd, FromRedisValue, Value};
 
-use super::audit;
-use super::codec::{
-    CLAIM_LASTS, change_mark, feed_entry, put, put_arguments, put_digests, put_keys,
-};
-use super::import;
 use super::index::{self, KeyPages};
+use super::{audit, codec, import};
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
@@ -28,8 +24,7 @@ use crate::store::key_table::digests;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::info::Info;
 use crate::store::redis::wire::link::{Master, RedisLink};
-use crate::store::redis::wire::request::{LinkError, unreadable};
-use crate::store::redis::wire::script::RECORD;
+use crate::store::redis::wire::request::unreadable;
 use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
 
@@ -85,7 +80,7 @@ impl RecordTable {
         master: &Master,
         patience: Duration,
     ) -> Result<Replicas, StoreError> {
-        let ask = redis::cmd("INFO").arg("replication").to_owned();
+        let ask = redis::cmd("INFO").arg("replication").take();
         let deadline = self.link.deadline();
         let value = self.link.ask_master(master, &ask, deadline).await?;
         let text = String::from_redis_value(value).map_err(unreadable)?;
@@ -94,7 +89,7 @@ impl RecordTable {
             return Ok(Replicas::default());
         }
         let mut wait = redis::cmd("WAIT");
-        wait.arg(1).arg(patience.as_millis() as u64);
+        wait.arg((1, patience.as_millis() as u64));
         let deadline = self.link.deadline() + patience;
         let value = self.link.ask_master(master, &wait, deadline).await?;
         Ok(Replicas {
@@ -219,11 +214,12 @@ impl RecordTable {
     ) -> Result<(KeyRecord, ChangeMark), ChangeError> {
         self.written_on.store(self.link.made(), Ordering::Release);
         let id = record.id;
-        let expected = old.map_or(0, |old| old.version);
+        let expected = old.map_or(0, |old| i64::try_from(old.version).unwrap_or(i64::MAX));
         let held: Vec<_> = old.into_iter().flat_map(digests).collect();
         let mut claimed = Vec::new();
         for digest in digests(&record).filter(|digest| !held.contains(digest)) {
-            if self.claim(id, &digest).await? {
+            let claim = codec::claim(&self.link.names, &digest, id);
+            if self.link.read::<Option<String>>(&claim).await?.is_none() {
                 claimed.push(digest);
             } else {
                 self.release(&claimed).await?;
@@ -231,11 +227,11 @@ impl RecordTable {
             }
         }
         if old.is_none_or(|old| old.search_text() != record.search_text()) {
-            let entered = index::enter(&self.link, [&record]).await;
-            entered.map_err(StoreError::from)?;
+            index::enter(&self.link, [&record]).await?;
         }
         let entry = KeyEntry::new(record);
-        let written = self.compare_and_set(&entry, old).await?;
+        let put = codec::put(&self.link.names, &entry, expected, old);
+        let written: i64 = self.link.read(&put).await?;
         if written != 1 {
             self.release(&claimed).await?;
             return Err(match (written, expected) {
@@ -244,45 +240,18 @@ impl RecordTable {
                 _ => ChangeError::UnknownKey(id),
             });
         }
-        let mut pipeline = Pipeline::new();
-        put_digests(&mut pipeline, &self.link.names, &entry.record, old);
-        feed_entry(&mut pipeline, &self.link.names, &entry);
-        let replies: Vec<Value> = self.link.read(&pipeline).await?;
-        let mark = change_mark(replies.last())?;
+        let mut publish = codec::put_digests(&self.link.names, &entry.record, old);
+        publish.push(codec::feed_entry(&self.link.names, &entry));
+        let replies: Vec<Value> = self.link.replies(publish).await?;
+        let mark = codec::change_mark(replies.last())?;
         Ok((entry.record.clone(), mark))
-    }
-
-    /// Claims a digest for a key that has none yet; `false` if another key, or this one, has it.
-    async fn claim(&self, id: KeyId, digest: &KeyDigest) -> Result<bool, StoreError> {
-        let mut claim = redis::cmd("SET");
-        claim
-            .arg(self.link.names.digest(digest))
-            .arg(id.as_str())
-            .arg("NX")
-            .arg("PX")
-            .arg(CLAIM_LASTS.as_millis() as u64);
-        Ok(self.link.ask(&claim).await? == Value::Okay)
     }
 
     /// Releases digests that this command claimed.
     async fn release(&self, digests: &[KeyDigest]) -> Result<(), StoreError> {
-        let mut pipeline = Pipeline::new();
-        for digest in digests {
-            pipeline.cmd("DEL").arg(self.link.names.digest(digest));
-        }
-        self.link.replies::<Value>(&pipeline).await?;
+        let names = digests.iter().map(|digest| self.link.names.digest(digest));
+        self.link.replies::<Value>(names.map(Cmd::del)).await?;
         Ok(())
-    }
-
-    async fn compare_and_set(
-        &self,
-        entry: &KeyEntry,
-        old: Option<&KeyRecord>,
-    ) -> Result<i64, StoreError> {
-        let keys = put_keys(&self.link.names, entry.record.id);
-        let expected = old.map_or(0, |old| i64::try_from(old.version).unwrap_or(i64::MAX));
-        let arguments = put_arguments(entry, expected, old);
-        self.link.run_read(&RECORD, &keys, &arguments).await
     }
 }
 
@@ -291,38 +260,36 @@ fn version_at(now: Timestamp) -> u64 {
 }
 
 /// Writes records that the store lacks or has in older versions, even revoked ones, with their digests and ids.
-pub async fn write_back(link: &RedisLink, entries: &[Arc<KeyEntry>]) -> Result<(), LinkError> {
+pub async fn write_back(link: &RedisLink, entries: &[Arc<KeyEntry>]) -> Result<(), StoreError> {
     for batch in entries.chunks(WRITE_BACK_BATCH) {
         index::enter(link, batch.iter().map(|entry| &entry.record)).await?;
-        let mut pipeline = Pipeline::new();
-        for entry in batch {
-            pipeline.add_command(put(&link.names, entry, -1));
-            hold_digests(&mut pipeline, &link.names, &entry.record);
-        }
-        link.ask(&pipeline).await?;
+        let write = batch.iter().flat_map(|entry| {
+            let put = codec::put(&link.names, entry, -1, None);
+            std::iter::once(put).chain(hold_digests(&link.names, &entry.record))
+        });
+        link.replies::<Value>(write).await?;
     }
     Ok(())
 }
 
 /// Completes the ways to find stored records: enters their ids in the index and their digests.
-pub async fn restore_lookups(link: &RedisLink, entries: &[Arc<KeyEntry>]) -> Result<(), LinkError> {
+pub async fn restore_lookups(
+    link: &RedisLink,
+    entries: &[Arc<KeyEntry>],
+) -> Result<(), StoreError> {
     for batch in entries.chunks(WRITE_BACK_BATCH) {
         index::enter(link, batch.iter().map(|entry| &entry.record)).await?;
-        let mut pipeline = Pipeline::new();
-        for entry in batch {
-            hold_digests(&mut pipeline, &link.names, &entry.record);
-        }
-        link.ask(&pipeline).await?;
+        let hold = batch.iter();
+        let hold = hold.flat_map(|entry| hold_digests(&link.names, &entry.record));
+        link.replies::<Value>(hold).await?;
     }
     Ok(())
 }
 
-fn hold_digests(pipeline: &mut Pipeline, names: &Names, record: &KeyRecord) {
-    for digest in digests(record) {
-        pipeline
-            .cmd("SET")
-            .arg(names.digest(&digest))
-            .arg(record.id.as_str())
-            .arg("NX");
-    }
+fn hold_digests(names: &Names, record: &KeyRecord) -> impl Iterator<Item = Cmd> {
+    digests(record).map(|digest| {
+        let mut hold = redis::cmd("SET");
+        hold.arg((names.digest(&digest), record.id.as_str(), "NX"));
+        hold
+    })
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{FromRedisValue, Value};
+use redis::{Cmd, FromRedisValue, Value};
 use tokio::time::timeout;
 
 use super::codec::{parse_place, stream_id};
@@ -45,8 +45,7 @@ impl ChangeStream {
 
     /// The server's name for its own process.
     pub async fn run_id(&mut self) -> Result<String, StoreError> {
-        let mut ask = redis::cmd("INFO");
-        ask.arg("server");
+        let ask = redis::cmd("INFO").arg("server").take();
         let value = patient(READ_LATE, ask.query_async(&mut self.connection)).await?;
         let text = String::from_redis_value(value).map_err(unreadable)?;
         Ok(Info::of(&text).text("run_id"))
@@ -54,8 +53,7 @@ impl ChangeStream {
 
     /// The present state.
     pub async fn state(&mut self) -> Result<StreamState, StoreError> {
-        let mut ask = redis::cmd("XINFO");
-        ask.arg("STREAM").arg(&self.name);
+        let ask = Cmd::xinfo_stream(&self.name);
         let reply = async {
             match ask.query_async(&mut self.connection).await {
                 Err(error) if is_absent(&error) => Ok(Value::Nil),
@@ -96,11 +94,7 @@ impl ChangeStream {
     }
 
     async fn holds(&mut self, place: u128) -> Result<bool, StoreError> {
-        let mut range = redis::cmd("XRANGE");
-        range
-            .arg(&self.name)
-            .arg(stream_id(place))
-            .arg(stream_id(place));
+        let range = Cmd::xrange(&self.name, stream_id(place), stream_id(place));
         let value = patient(READ_LATE, range.query_async(&mut self.connection)).await?;
         let entries = Vec::<Value>::from_redis_value(value).map_err(unreadable)?;
         Ok(!entries.is_empty())
@@ -109,13 +103,9 @@ impl ChangeStream {
     /// Waits up to a second for changes after `place`, and returns up to [`READ_MAX`].
     pub async fn read(&mut self, place: u128) -> Result<StreamEntries, StoreError> {
         let mut read = redis::cmd("XREAD");
-        read.arg("COUNT")
-            .arg(READ_MAX)
-            .arg("BLOCK")
-            .arg(READ_BLOCKS.as_millis() as u64)
-            .arg("STREAMS")
-            .arg(&self.name)
-            .arg(stream_id(place));
+        read.arg(("COUNT", READ_MAX));
+        read.arg(("BLOCK", READ_BLOCKS.as_millis() as u64));
+        read.arg(("STREAMS", &self.name, stream_id(place)));
         let reply = read.query_async(&mut self.connection);
         let value = patient(READ_BLOCKS + READ_LATE, reply).await?;
         let streams =

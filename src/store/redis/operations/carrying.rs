@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use jiff::Timestamp;
 use jiff::civil::Date;
-use redis::{Pipeline, Value};
+use redis::{Cmd, Value};
 use tokio::sync::mpsc;
 
 use crate::policy::api_key::KeyId;
@@ -132,7 +132,7 @@ async fn events(link: &RedisLink, now: Timestamp) -> Result<Vec<ExportedEvent>, 
     let mut events = Vec::new();
     for date in around(now, CLAIM_DATES) {
         let name = link.names.claims(date);
-        let until: i64 = link.read(redis::cmd("EXPIRETIME").arg(&name)).await?;
+        let until: i64 = link.read(&Cmd::expire_time(&name)).await?;
         for (id, node) in scanned(link, "HSCAN", &name).await? {
             events.push(ExportedEvent {
                 waiting: waiting.remove(&id),
@@ -158,7 +158,7 @@ async fn scanned(
     let (mut pairs, mut cursor) = (BTreeMap::new(), "0".to_owned());
     loop {
         let mut step = redis::cmd(command);
-        step.arg(name).arg(&cursor).arg("COUNT").arg(READ_BATCH);
+        step.arg((name, &cursor, "COUNT", READ_BATCH));
         let (next, page): (String, Vec<(String, String)>) = link.read(&step).await?;
         pairs.extend(page);
         if next == "0" {
@@ -203,23 +203,22 @@ async fn take_entries(
     }
     let held = audit::of_gateways(link).await?;
     let mut held: BTreeSet<u64> = held.iter().map(|entry| entry.version).collect();
-    let mut missing = Pipeline::new();
+    let mut missing = Vec::new();
     for entry in entries {
         if held.insert(entry.version) {
             taken.audit_entries_added += 1;
-            add_entry(&mut missing, link.names.gateway_audit_trail(), entry);
+            missing.push(entry_added(link.names.gateway_audit_trail(), entry));
         }
     }
     if taking == ImportMode::Write {
-        link.replies::<Value>(&missing).await?;
+        link.replies::<Value>(missing).await?;
     }
     Ok(taken)
 }
 
-fn add_entry(pipeline: &mut Pipeline, trail: String, entry: &Entry) {
+fn entry_added(trail: String, entry: &Entry) -> Cmd {
     let packed = serde_json::to_string(entry).unwrap_or_default();
-    let add = pipeline.cmd("HSETNX").arg(trail);
-    add.arg(entry.version).arg(packed);
+    Cmd::hset_nx(trail, entry.version, packed)
 }
 
 async fn take_keys(
@@ -244,12 +243,12 @@ async fn take_keys(
     }
     all_free(link, &newer).await?;
     let held = audit::trails(link, ids.into_iter()).await?;
-    let mut missing = Pipeline::new();
+    let mut missing = Vec::new();
     for (key, held) in keys.iter().zip(held) {
         for entry in &key.trail {
             if !held.contains_key(&entry.version) {
                 taken.audit_entries_added += 1;
-                add_entry(&mut missing, link.names.audit_trail(key.record.id), entry);
+                missing.push(entry_added(link.names.audit_trail(key.record.id), entry));
             }
         }
     }
@@ -257,7 +256,7 @@ async fn take_keys(
         return Ok(taken);
     }
     write(link, &newer).await?;
-    link.replies::<Value>(&missing).await?;
+    link.replies::<Value>(missing).await?;
     Ok(taken)
 }
 
@@ -280,15 +279,15 @@ async fn write(
     newer: &[(&KeyRecord, Option<&KeyRecord>)],
 ) -> Result<(), StoreError> {
     index::enter(link, newer.iter().map(|(record, _)| *record)).await?;
-    let (mut records, mut feed) = (Pipeline::new(), Pipeline::new());
+    let (mut records, mut feed) = (Vec::new(), Vec::new());
     for (record, stored) in newer {
         let entry = KeyEntry::new((*record).clone());
-        records.add_command(put(&link.names, &entry, -1));
-        put_digests(&mut records, &link.names, record, *stored);
-        feed_entry(&mut feed, &link.names, &entry);
+        records.push(put(&link.names, &entry, -1, None));
+        records.extend(put_digests(&link.names, record, *stored));
+        feed.push(feed_entry(&link.names, &entry));
     }
-    link.replies::<Value>(&records).await?;
-    link.replies::<Value>(&feed).await?;
+    link.replies::<Value>(records).await?;
+    link.replies::<Value>(feed).await?;
     Ok(())
 }
 
@@ -298,37 +297,29 @@ async fn take_events(
     taking: ImportMode,
 ) -> Result<ImportCounts, StoreError> {
     let mut taken = ImportCounts::default();
-    let mut ask = Pipeline::new();
-    for event in events {
-        match (&event.claim, date_of(&event.id)) {
-            (Some(_), Some(date)) => ask
-                .cmd("HEXISTS")
-                .arg(link.names.claims(date))
-                .arg(&event.id),
-            (Some(_), None) => {
-                return Err(StoreError::Failed(format!(
-                    "{:?} is not the id of an event",
-                    event.id
-                )));
-            }
-            (None, _) => ask
-                .cmd("ZSCORE")
-                .arg(link.names.events())
-                .arg(member(event)),
-        };
-    }
-    let held: Vec<Value> = link.replies(&ask).await?;
-    let mut keeping = Pipeline::new();
+    let ask = events
+        .iter()
+        .map(|event| match (&event.claim, date_of(&event.id)) {
+            (Some(_), Some(date)) => Ok(Cmd::hexists(link.names.claims(date), &event.id)),
+            (Some(_), None) => Err(StoreError::Failed(format!(
+                "{:?} is not the id of an event",
+                event.id
+            ))),
+            (None, _) => Ok(Cmd::zscore(link.names.events(), member(event))),
+        });
+    let ask = ask.collect::<Result<Vec<_>, _>>()?;
+    let held: Vec<Value> = link.replies(ask).await?;
+    let mut keeping = Vec::new();
     for (event, held) in events.iter().zip(held) {
         if matches!(held, Value::Nil | Value::Int(0)) {
             taken.events_added += 1;
-            keep(&mut keeping, &link.names, event);
+            keeping.extend(kept(&link.names, event));
         } else {
             taken.events_held += 1;
         }
     }
     if taking == ImportMode::Write {
-        link.replies::<Value>(&keeping).await?;
+        link.replies::<Value>(keeping).await?;
     }
     Ok(taken)
 }
@@ -338,25 +329,18 @@ fn member(event: &ExportedEvent) -> String {
     format!("{} {}", event.id, body.unwrap_or_default())
 }
 
-/// Stores an event, then its claim.
-fn keep(pipeline: &mut Pipeline, names: &Names, event: &ExportedEvent) {
+/// The commands that store an event, then its claim.
+fn kept(names: &Names, event: &ExportedEvent) -> Vec<Cmd> {
+    let mut commands = Vec::new();
     if let Some(waiting) = &event.waiting {
-        pipeline
-            .cmd("ZADD")
-            .arg(names.events())
-            .arg("NX")
-            .arg(waiting.since)
-            .arg(member(event));
+        let mut add = redis::cmd("ZADD");
+        add.arg((names.events(), "NX", waiting.since, member(event)));
+        commands.push(add);
     }
     if let Some((claim, date)) = event.claim.as_ref().zip(date_of(&event.id)) {
         let name = names.claims(date);
-        pipeline
-            .cmd("HSETNX")
-            .arg(&name)
-            .arg(&event.id)
-            .arg(&claim.node)
-            .cmd("EXPIREAT")
-            .arg(&name)
-            .arg(claim.until);
+        commands.push(Cmd::hset_nx(&name, &event.id, &claim.node));
+        commands.push(Cmd::expire_at(&name, claim.until));
     }
+    commands
 }

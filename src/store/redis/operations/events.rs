@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use redis::{FromRedisValue, Pipeline, Value};
+use redis::{Cmd, FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
 use crate::policy::threshold_event::{Event, ThresholdEvent};
@@ -92,15 +92,9 @@ async fn right(link: &RedisLink, courier: &NodeName, lease: u64) -> Result<Value
 /// The events that await delivery, at the store's time.
 pub async fn waiting(link: &RedisLink, now: Timestamp) -> Result<EventFacts, StoreError> {
     let mut ask = Pipeline::new();
-    ask.cmd("ZCARD")
-        .arg(link.names.events())
-        .cmd("ZRANGE")
-        .arg(link.names.events())
-        .arg(0)
-        .arg(0)
-        .arg("WITHSCORES")
-        .cmd("GET")
-        .arg(link.names.courier());
+    ask.zcard(link.names.events());
+    ask.zrange_withscores(link.names.events(), 0, 0);
+    ask.get(link.names.courier());
     type Row = (u64, Vec<(String, f64)>, Option<String>);
     let (waiting, oldest, courier): Row = link.read(&ask).await?;
     let oldest = oldest.first().map(|(_, since)| *since as i64);
@@ -112,16 +106,14 @@ pub async fn drop_old(link: &RedisLink, now: i64) -> Result<(), StoreError> {
     let until = now
         .saturating_sub(EVENTS_KEPT_SECONDS)
         .saturating_mul(1_000);
-    let mut drop = redis::cmd("ZREMRANGEBYSCORE");
-    drop.arg(link.names.events()).arg("-inf").arg(until);
+    let drop = Cmd::zrembyscore(link.names.events(), "-inf", until);
     link.ask(&drop).await?;
     Ok(())
 }
 
 /// Drops a delivered event.
 pub async fn delivered(link: &RedisLink, event: &Event) -> Result<(), StoreError> {
-    let mut drop = redis::cmd("ZREM");
-    drop.arg(link.names.events()).arg(packed(event));
+    let drop = Cmd::zrem(link.names.events(), packed(event));
     link.ask(&drop).await?;
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use jiff::civil::Date;
-use redis::{FromRedisValue, Pipeline};
+use redis::{Cmd, FromRedisValue, Value};
 use tokio::time::Instant;
 
 use super::events;
@@ -23,7 +23,7 @@ use crate::store::redis::counts::ledger::listed_days;
 use crate::store::redis::names::Names;
 use crate::store::redis::parts::Parts;
 use crate::store::redis::wire::link::ScanPlace;
-use crate::store::redis::wire::request::LinkError;
+use crate::store::redis::wire::request::{LinkError, pipeline};
 
 /// How often days are dropped: one becomes due each day.
 const DROP_EVERY: Duration = Duration::from_secs(3_600);
@@ -103,21 +103,17 @@ impl Parts {
         let link = &self.command_link;
         let late_mark = Names::late_mark(date);
         for keys in self.keys.entries().chunks(DROP_BATCH) {
-            let mut pipeline = Pipeline::new();
-            for entry in keys {
+            let drop = keys.iter().map(|entry| {
                 let id = entry.record.id;
-                pipeline
-                    .cmd("UNLINK")
-                    .arg(link.names.counts(id, date))
-                    .arg(link.names.ledger(id, date))
-                    .cmd("HDEL")
-                    .arg(link.names.record(id))
-                    .arg(&late_mark);
-            }
-            link.ask(&pipeline).await?;
+                let names = [link.names.counts(id, date), link.names.ledger(id, date)];
+                [
+                    Cmd::unlink(&names),
+                    Cmd::hdel(link.names.record(id), &late_mark),
+                ]
+            });
+            link.ask(&pipeline(drop.flatten())).await?;
         }
-        let mut forget = redis::cmd("SREM");
-        forget.arg(link.names.days()).arg(date.to_string());
+        let forget = Cmd::srem(link.names.days(), date.to_string());
         let forgotten = link.ask(&forget).await?;
         // Only one of several gateways that drop a day logs it.
         if i64::from_redis_value(forgotten).is_ok_and(|forgotten| forgotten > 0) {
@@ -142,29 +138,16 @@ impl Parts {
             while let Some(from) = place {
                 let (next, found) = link.scan(from, &pattern, STEP).await?;
                 place = next;
-                if found.is_empty() {
-                    continue;
-                }
-                let mut pipeline = Pipeline::new();
-                for name in &found {
-                    pipeline.cmd("PERSIST").arg(name);
-                }
-                link.ask(&pipeline).await?;
+                link.replies::<Value>(found.iter().map(Cmd::persist))
+                    .await?;
             }
         }
-        link.ask(redis::cmd("PERSIST").arg(link.names.events()))
-            .await?;
-        let mut note = redis::cmd("SET");
-        note.arg(link.names.unexpiring()).arg("1");
-        link.ask(&note).await?;
+        link.ask(&Cmd::persist(link.names.events())).await?;
+        link.ask(&Cmd::set(link.names.unexpiring(), "1")).await?;
         Ok(())
     }
 
     async fn exists(&self, name: &str) -> Result<bool, StoreError> {
-        let found: i64 = self
-            .command_link
-            .read(redis::cmd("EXISTS").arg(name))
-            .await?;
-        Ok(found > 0)
+        self.command_link.read(&Cmd::exists(name)).await
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redis::{FromRedisValue, Pipeline, Value};
+use redis::{Cmd, FromRedisValue, Value};
 use tokio::time::Instant;
 
 use crate::store::redis::gateways::register::{self, RegisterEntry};
@@ -77,9 +77,7 @@ pub async fn status(
     let (live, silent): (Vec<_>, Vec<_>) = register.iter().partition(|entry| entry.is_live());
     let gateways: Vec<_> = live.iter().map(|entry| gateway(entry, &feed)).collect();
     let silent: Vec<_> = silent.iter().map(|entry| silent_facts(entry)).collect();
-    let days = link
-        .read(redis::cmd("SCARD").arg(link.names.days()))
-        .await?;
+    let days = link.read(&Cmd::scard(link.names.days())).await?;
     warnings.extend(warnings_of_gateways(&gateways, clock_difference_seconds));
     let of_silent = silent
         .iter()
@@ -122,11 +120,8 @@ pub async fn content(link: &RedisLink) -> Result<StoreContent, StoreError> {
     if index.incarnation.is_some() {
         return Ok(StoreContent::Restoring);
     }
-    let mut read = Pipeline::new();
-    for name in zone_names(&link.names, link.is_cluster()) {
-        read.cmd("GET").arg(name);
-    }
-    let zones: Vec<Option<String>> = link.read(&read).await?;
+    let names = zone_names(&link.names, link.is_cluster()).into_iter();
+    let zones: Vec<Option<String>> = link.replies(names.map(Cmd::get)).await?;
     Ok(match zones.iter().any(Option::is_some) {
         true => StoreContent::Unattended,
         false => StoreContent::Missing,
@@ -203,11 +198,7 @@ async fn settings(link: &RedisLink, master: &Master) -> Result<Option<ServerSett
 }
 
 async fn feed(link: &RedisLink) -> Result<FeedFacts, StoreError> {
-    let ask = redis::cmd("XINFO")
-        .arg("STREAM")
-        .arg(link.names.feed())
-        .to_owned();
-    let value = match link.ask(&ask).await {
+    let value = match link.ask(&Cmd::xinfo_stream(link.names.feed())).await {
         Ok(value) => value,
         Err(LinkError::Refused(error)) if is_absent(&error) => return Ok(FeedFacts::default()),
         Err(error) => return Err(error.into()),

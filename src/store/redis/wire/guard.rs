@@ -15,8 +15,8 @@ use super::request::{LinkError, refuses_writes};
 use crate::store::StoreError;
 use crate::store::status::{BreakerFacts, BreakerState};
 
-/// The lifetime of the probe's entry in Redis.
-const PROBE_LIVES: Duration = Duration::from_secs(5);
+/// The lifetime of the probe's entry in Redis (milliseconds).
+const PROBE_LIVES_MS: i64 = 5_000;
 
 /// A change of the breaker that is to be reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,11 +192,8 @@ impl BreakerGuard {
         let name = self.link.names.probe();
         let mut write = redis::pipe();
         // The kind of write that a charge makes, which may be the only one that is refused.
-        write.cmd("HSET").arg(&name).arg("n").arg(1);
-        write
-            .cmd("PEXPIRE")
-            .arg(&name)
-            .arg(PROBE_LIVES.as_millis() as u64);
+        write.hset(&name, "n", 1);
+        write.pexpire(&name, PROBE_LIVES_MS);
         outcome(&self.link.ask(&write).await, |_| true)
     }
 }

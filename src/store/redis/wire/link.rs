@@ -19,7 +19,7 @@ use super::cluster::Cluster;
 use super::info::Info;
 use super::line::ServerLine;
 use super::preparation::Preparation;
-use super::request::{LinkError, RedisRequest, read_time, unreadable};
+use super::request::{LinkError, RedisRequest, pipeline, read_time, unreadable};
 use super::script::{Script, ScriptArguments};
 use super::slots::{ClusterView, slot};
 use super::topology::{Address, Topology};
@@ -182,15 +182,16 @@ impl RedisLink {
         T::from_redis_value(self.ask(request).await?).map_err(unreadable)
     }
 
-    /// The replies to the commands of a pipeline. An empty one is not sent.
+    /// The replies to commands that are sent in one write. None are not sent.
     pub async fn replies<T: FromRedisValue>(
         &self,
-        pipeline: &Pipeline,
+        commands: impl IntoIterator<Item = Cmd>,
     ) -> Result<Vec<T>, StoreError> {
-        if pipeline.is_empty() {
-            return Ok(Vec::new());
+        let pipeline = pipeline(commands);
+        match pipeline.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.read(&pipeline).await,
         }
-        self.read(pipeline).await
     }
 
     /// Sends commands and returns the result of each, in their order. The error of one, or of one master, does not affect the
@@ -319,11 +320,7 @@ impl RedisLink {
         count: u32,
     ) -> Result<(Option<ScanPlace>, Vec<String>), StoreError> {
         let mut step = redis::cmd("SCAN");
-        step.arg(place.at)
-            .arg("MATCH")
-            .arg(pattern)
-            .arg("COUNT")
-            .arg(count);
+        step.arg((place.at, "MATCH", pattern, "COUNT", count));
         let deadline = Instant::now() + self.response_timeout;
         match &self.way {
             Way::Server(_) => {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use redis::Value;
 use redis::aio::ConnectionLike;
+use redis::{Cmd, Value};
 
 use super::request::{breaks, read_time};
-use super::script::{CHARGE, RECORD, REGISTER, SIGN_IN};
+use super::script::{CHARGE, REGISTER, SIGN_IN};
 use super::zone::{EmptyStore, is_same, set_zones};
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::names::Names;
@@ -30,11 +30,10 @@ impl Preparation {
     pub async fn prepare(&self, connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
         begin(connection).await?;
         let name = self.names.zone();
-        let mut get = redis::pipe();
-        get.cmd("GET").arg(&name);
         // Read first: a server that refuses writes can still be read.
-        let found: Vec<Value> = get.query_async(connection).await.map_err(failed)?;
-        let is_found = is_same(found.last(), &self.zone)?;
+        let found = Cmd::get(&name).query_async(connection).await;
+        let found: Value = found.map_err(failed)?;
+        let is_found = is_same(Some(&found), &self.zone)?;
         match self.empty_store() {
             EmptyStore::Left => {}
             EmptyStore::Claimed if is_found => {
@@ -48,7 +47,7 @@ impl Preparation {
             EmptyStore::Claimed => {
                 // Of several gateways that find the store empty, the first one sets its zone.
                 let mut claim = set_zones([&name], &self.zone);
-                claim.cmd("GET").arg(&name);
+                claim.get(&name);
                 let replies: Vec<Value> = claim.query_async(connection).await.map_err(failed)?;
                 is_same(replies.last(), &self.zone)?;
             }
@@ -70,7 +69,7 @@ impl Preparation {
 
 /// Loads the scripts into the server of a connection, which answers then. One that cannot save refuses PING, but not these.
 pub async fn begin(connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
-    for script in [&CHARGE, &RECORD, &SIGN_IN, &REGISTER] {
+    for script in [&CHARGE, &SIGN_IN, &REGISTER] {
         script.load(connection).await.map_err(failed)?;
     }
     Ok(())
@@ -78,10 +77,8 @@ pub async fn begin(connection: &mut impl ConnectionLike) -> Result<(), StoreErro
 
 /// A write that changes nothing, which a server that accepts no writes refuses: a script that does not declare itself as free of
 /// writes.
-pub fn write_nothing() -> redis::Cmd {
-    let mut script = redis::cmd("EVAL");
-    script.arg("#!lua\nreturn 1").arg(0);
-    script
+pub fn write_nothing() -> Cmd {
+    redis::cmd("EVAL").arg(("#!lua\nreturn 1", 0)).take()
 }
 
 fn failed(error: redis::RedisError) -> StoreError {

@@ -132,6 +132,15 @@ impl RedisRequest for Pipeline {
     }
 }
 
+/// Commands that are sent in one write.
+pub fn pipeline(commands: impl IntoIterator<Item = Cmd>) -> Pipeline {
+    let mut pipeline = Pipeline::new();
+    for command in commands {
+        pipeline.add_command(command);
+    }
+    pipeline
+}
+
 /// Between half of `wait` and the whole, so that gateways do not come back all at once.
 pub fn jittered(wait: Duration) -> Duration {
     wait.mul_f64(0.5 + fastrand::f64() / 2.0)

@@ -4,9 +4,9 @@
 //! zone is copied to the slots of the sets of ids: it can then be checked while the master that has it is away. Invariant: a copy
 //! is written only where the zone or another copy was read.
 
-use redis::{FromRedisValue, Pipeline, Value};
+use redis::{Cmd, FromRedisValue, Pipeline, Value};
 
-use super::request::{LinkError, unreadable};
+use super::request::{LinkError, pipeline, unreadable};
 use crate::store::StoreError;
 use crate::store::redis::names::Names;
 
@@ -56,10 +56,7 @@ pub async fn check(
     empty: EmptyStore,
     store: &impl SendEach,
 ) -> Result<ZoneCheck, StoreError> {
-    let mut get = Pipeline::new();
-    for name in names {
-        get.cmd("GET").arg(name);
-    }
+    let get = pipeline(names.iter().map(Cmd::get));
     let found = Found::of(names, zone, store.send_each(&get).await)?;
     if !found.is_known {
         if let Some(error) = found.first_unread {
@@ -87,7 +84,7 @@ pub async fn check(
 pub fn set_zones<'n>(names: impl IntoIterator<Item = &'n String>, zone: &str) -> Pipeline {
     let mut set = Pipeline::new();
     for name in names {
-        set.cmd("SET").arg(name).arg(zone).arg("NX");
+        set.cmd("SET").arg((name, zone, "NX"));
     }
     set
 }

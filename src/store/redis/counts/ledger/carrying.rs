@@ -1,9 +1,9 @@
 //! Export and import of the counts and the ledger of key-days.
 
 use jiff::civil::Date;
-use redis::Pipeline;
 
 use super::cells;
+use super::days::listing;
 use super::reading::{Counts, HashFields, hashes_of};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
@@ -94,16 +94,15 @@ pub async fn take_in(
     if days.is_empty() {
         return Ok(taken);
     }
-    let mut pipeline = Pipeline::new();
-    for day in days {
+    let merge = days.iter().map(|day| {
         let keys = [
             link.names.counts(day.key, day.date),
             link.names.ledger(day.key, day.date),
             link.names.record(day.key),
         ];
-        pipeline.add_command(MERGE_DAY.by_text(&keys, &arguments(day, taking)));
-    }
-    let replies: Vec<i64> = link.replies(&pipeline).await?;
+        MERGE_DAY.by_text(&keys, &arguments(day, taking))
+    });
+    let replies: Vec<i64> = link.replies(merge).await?;
     for (day, reply) in days.iter().zip(replies) {
         match reply {
             0 => taken.key_days_held += 1,
@@ -118,12 +117,8 @@ pub async fn take_in(
         }
     }
     if taking == ImportMode::Write {
-        let mut list = redis::cmd("SADD");
-        list.arg(link.names.days());
-        for day in days {
-            list.arg(day.date.to_string());
-        }
-        link.ask(&list).await?;
+        let dates = days.iter().map(|day| &day.date);
+        link.ask(&listing(&link.names, dates)).await?;
     }
     Ok(taken)
 }

@@ -28,11 +28,8 @@ const DAY_SECONDS: i64 = 86_400;
 /// Those of Redis.
 pub async fn listed_days(link: &RedisLink) -> Result<(Vec<Date>, bool), StoreError> {
     let mut pipeline = Pipeline::new();
-    pipeline
-        .cmd("EXISTS")
-        .arg(link.names.days_complete())
-        .cmd("SMEMBERS")
-        .arg(link.names.days());
+    pipeline.exists(link.names.days_complete());
+    pipeline.smembers(link.names.days());
     let (is_complete, listed): (bool, Vec<String>) = link.read(&pipeline).await?;
     let dates = listed.iter().filter_map(|date| date.parse().ok());
     Ok((dates.collect(), is_complete))
@@ -40,12 +37,8 @@ pub async fn listed_days(link: &RedisLink) -> Result<(Vec<Date>, bool), StoreErr
 
 /// The command that adds dates to the set; Redis refuses it without any.
 pub(super) fn listing<'d>(names: &Names, dates: impl IntoIterator<Item = &'d Date>) -> Cmd {
-    let mut list = redis::cmd("SADD");
-    list.arg(names.days());
-    for date in dates {
-        list.arg(date.to_string());
-    }
-    list
+    let dates: Vec<String> = dates.into_iter().map(Date::to_string).collect();
+    Cmd::sadd(names.days(), dates)
 }
 
 /// Adds dates to the set and marks it as complete.
@@ -57,7 +50,7 @@ pub async fn complete_days(link: &RedisLink, dates: &[Date]) -> Result<(), Store
     if !dates.is_empty() {
         pipeline.add_command(listing(&link.names, dates));
     }
-    pipeline.cmd("SET").arg(link.names.days_complete()).arg(1);
+    pipeline.set(link.names.days_complete(), 1);
     link.ask(&pipeline).await?;
     Ok(())
 }
@@ -77,14 +70,11 @@ pub fn days_kept(names: &Names, to: Date) -> impl Iterator<Item = Date> {
 /// Those of Redis.
 pub async fn has_counts(link: &RedisLink, keys: &[KeyId], date: Date) -> Result<bool, StoreError> {
     for batch in keys.chunks(ASK_BATCH) {
-        let mut pipeline = Pipeline::new();
-        for key in batch {
-            pipeline
-                .cmd("EXISTS")
-                .arg(link.names.counts(*key, date))
-                .arg(link.names.ledger(*key, date));
-        }
-        let found: Vec<u64> = link.read(&pipeline).await?;
+        let ask = batch.iter().map(|key| {
+            let names = [link.names.counts(*key, date), link.names.ledger(*key, date)];
+            Cmd::exists(&names)
+        });
+        let found: Vec<u64> = link.replies(ask).await?;
         if found.iter().any(|count| *count > 0) {
             return Ok(true);
         }

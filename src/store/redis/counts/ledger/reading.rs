@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use jiff::Timestamp;
 use jiff::civil::Date;
-use redis::Pipeline;
+use redis::Cmd;
 
 use super::cells;
 use super::days::{days_kept, listed_days};
@@ -48,11 +48,8 @@ pub async fn late_days(
 ) -> Result<Vec<(Date, KeyId)>, StoreError> {
     let mut late = Vec::new();
     for batch in keys.chunks(READ_BATCH) {
-        let mut pipeline = Pipeline::new();
-        for key in batch {
-            pipeline.cmd("HKEYS").arg(link.names.record(*key));
-        }
-        let fields: Vec<Vec<String>> = link.read(&pipeline).await?;
+        let ask = batch.iter().map(|key| Cmd::hkeys(link.names.record(*key)));
+        let fields: Vec<Vec<String>> = link.replies(ask).await?;
         for (key, fields) in batch.iter().zip(&fields) {
             let days = fields
                 .iter()
@@ -70,15 +67,11 @@ pub(super) async fn hashes_of(
     link: &RedisLink,
     places: impl Iterator<Item = (KeyId, Date)>,
 ) -> Result<Vec<(HashFields, HashFields)>, StoreError> {
-    let mut pipeline = Pipeline::new();
-    for (key, date) in places {
-        pipeline
-            .cmd("HGETALL")
-            .arg(link.names.ledger(key, date))
-            .cmd("HGETALL")
-            .arg(link.names.counts(key, date));
-    }
-    let mut hashes = link.read::<Vec<HashFields>>(&pipeline).await?.into_iter();
+    let ask = places.flat_map(|(key, date)| {
+        let names = [link.names.ledger(key, date), link.names.counts(key, date)];
+        names.map(Cmd::hgetall)
+    });
+    let mut hashes = link.replies::<HashFields>(ask).await?.into_iter();
     let pairs = std::iter::from_fn(|| hashes.next().zip(hashes.next()));
     Ok(pairs.collect())
 }
