@@ -77,7 +77,6 @@ use operations::upkeep::tasks;
 use outage::OutageService;
 use parts::Parts;
 use producer::Producer;
-use recovery::CrashRecovery;
 use wire::guard::BreakerGuard;
 use wire::link::RedisLink;
 use wire::preparation::Preparation;
@@ -191,23 +190,9 @@ pub async fn open(
             (Some(Arc::new(feed)), Some(Arc::new(presence)))
         }
     };
-    let recovery = outage.clone().map(|outage| {
-        Arc::new(CrashRecovery {
-            link: command_link.clone(),
-            guard: guard.clone(),
-            keys: keys.clone(),
-            clock: clock.clone(),
-            zone: zone.to_owned(),
-            outage,
-            ledger: ledger.clone(),
-            done: Default::default(),
-            unread: Default::default(),
-        })
-    });
     let parts = Arc::new(Parts {
         ledger,
         outage,
-        recovery,
         guard,
         losses: AtomicU64::new(0),
         flushing: tokio::sync::Mutex::default(),
@@ -236,8 +221,8 @@ pub async fn open(
         .filter(|_| store.parts.link.is_up())
     {
         let _ = timeout(LOAD_PATIENCE, feed.followed()).await;
-        if let Some(recovery) = &store.parts.recovery {
-            let _ = timeout(RECOVERY_PATIENCE, recovery.done()).await;
+        if let Some(outage) = &store.parts.outage {
+            let _ = timeout(RECOVERY_PATIENCE, outage.read()).await;
         }
     }
     Ok(Arc::new(store))

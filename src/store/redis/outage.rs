@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::timeout;
 
 use super::clock::StoreClock;
@@ -87,8 +87,8 @@ pub struct OutageService {
     restore_due: AtomicBool,
     /// Notified when that becomes due.
     restore_demanded: Notify,
-    /// Whether the last counts of killed processes have been read from Redis.
-    is_read: AtomicBool,
+    /// Whether the last counts of the killed processes that were found at the start have been read from Redis.
+    is_read: watch::Sender<bool>,
     /// Held while rows are written, so that older ones never follow newer ones; when old rows are dropped again.
     noting: tokio::sync::Mutex<Periodic>,
     served: AtomicU64,
@@ -144,7 +144,7 @@ impl OutageService {
             unsettled_of_others: AtomicU64::new(unsettled_of_others),
             restore_due: AtomicBool::new(true),
             restore_demanded: Notify::new(),
-            is_read: AtomicBool::new(false),
+            is_read: watch::Sender::new(false),
             noting: tokio::sync::Mutex::new(Periodic::due_now(DROP_EVERY)),
             served: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -382,7 +382,7 @@ impl OutageService {
                 continue;
             }
             let answers_for = answering.get_or_insert_with(Instant::now).elapsed();
-            let reads_first = !self.is_read.load(Ordering::Acquire) && answers_for < READ_FIRST_MAX;
+            let reads_first = !self.is_read() && answers_for < READ_FIRST_MAX;
             if reads_first {
                 continue;
             }
@@ -405,7 +405,17 @@ impl OutageService {
 
     /// Records that the last counts of killed processes have been read.
     pub fn has_read(&self) {
-        self.is_read.store(true, Ordering::Release);
+        self.is_read.send_replace(true);
+    }
+
+    /// Whether the last counts of the killed processes that were found at the start have been read.
+    pub fn is_read(&self) -> bool {
+        *self.is_read.borrow()
+    }
+
+    /// Waits until they have been read.
+    pub async fn read(&self) {
+        let _ = self.is_read.subscribe().wait_for(|is_read| *is_read).await;
     }
 
     /// The journal.

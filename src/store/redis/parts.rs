@@ -13,7 +13,6 @@ use super::gateways::presence::Presence;
 use super::keys::feed::Feed;
 use super::keys::records::RecordTable;
 use super::outage::OutageService;
-use super::recovery::CrashRecovery;
 use super::wire::guard::BreakerGuard;
 use super::wire::link::RedisLink;
 use crate::clock::Clock;
@@ -38,8 +37,6 @@ pub struct Parts {
     /// Held while refunds and ledger are written, so that a close can wait for them; why the ledger was not written the last time.
     pub flushing: tokio::sync::Mutex<Option<String>>,
     pub records: RecordTable,
-    /// The counts of killed processes; `None` without a journal.
-    pub recovery: Option<Arc<CrashRecovery>>,
     /// A gateway's replica; commands have none.
     pub feed: Option<Arc<Feed>>,
     /// A gateway's entry in the register; commands have none.

@@ -19,24 +19,20 @@ use std::time::Duration;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
-use parking_lot::Mutex;
 use redis::{Cmd, FromRedisValue};
-use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::clock::StoreClock;
-use super::journal::{CountRow, JournalRows, Process, TotalsRow};
+use super::journal::{CountRow, Journal, JournalRows, Process, TotalsRow};
 use super::names::Names;
 use super::outage::OutageService;
+use super::parts::Parts;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
+use crate::store::StoreError;
 use crate::store::export::process_of;
-use crate::store::redis::counts::ledger::{self, HashFields, ProcessLedger};
+use crate::store::redis::counts::ledger::{self, HashFields};
 use crate::store::redis::keys::feed::Feed;
-use crate::store::redis::wire::guard::BreakerGuard;
-use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::{pipeline, unreadable};
-use crate::store::{KeyTable, StoreError};
 
 /// Key-days read in one round trip: a reply of some 100 kB, a millisecond of Redis.
 const READ_BATCH: usize = 128;
@@ -55,47 +51,37 @@ const WAIT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Reads the counts that other processes of this machine left in Redis.
 pub struct CrashRecovery {
-    /// The commands' link: long replies must not delay charges.
-    pub link: Arc<RedisLink>,
-    /// The breaker.
-    pub guard: Arc<BreakerGuard>,
-    /// The keys whose counts are read.
-    pub keys: Arc<KeyTable>,
-    /// The store's clock.
-    pub clock: Arc<StoreClock>,
-    /// The zone of the quota days.
-    pub zone: String,
-    /// The service without Redis, with its journal.
-    pub outage: Arc<OutageService>,
-    /// This process's ledger, which keeps the list of days with counts.
-    pub ledger: Arc<ProcessLedger>,
-    /// Whether the counts of all processes that were found at the start have been read.
-    pub done: watch::Sender<bool>,
+    parts: Arc<Parts>,
+    outage: Arc<OutageService>,
+    journal: Arc<Journal>,
     /// What could not be read of the processes that are read.
-    pub unread: Mutex<Option<Unread>>,
+    unread: Option<Unread>,
 }
 
 /// The days of keys that could not be read for these processes.
-#[derive(Debug)]
-pub struct Unread {
+struct Unread {
     processes: BTreeSet<String>,
     days: Vec<(Date, Vec<KeyId>)>,
 }
 
 impl CrashRecovery {
-    /// Waits until the counts of the processes that were found at the start have been read.
-    pub async fn done(&self) {
-        let _ = self.done.subscribe().wait_for(|done| *done).await;
+    /// Nothing has been read yet. `outage` is the service of these `parts`.
+    pub fn new(parts: Arc<Parts>, outage: Arc<OutageService>) -> CrashRecovery {
+        CrashRecovery {
+            journal: outage.journal(),
+            parts,
+            outage,
+            unread: None,
+        }
     }
 
     /// Reads the counts of the processes that are found at the start, then those of processes that fall silent. Never returns.
-    pub async fn keep(self: Arc<Self>, feed: Arc<Feed>) {
+    pub async fn keep(mut self, feed: Arc<Feed>) {
         let (mut logged, mut retry) = (String::new(), RETRY_AFTER);
         loop {
             let pause = match self.read_due(&feed).await {
                 Ok(()) => {
                     self.outage.has_read();
-                    self.done.send_replace(true);
                     logged.clear();
                     retry = RETRY_AFTER;
                     LOOK_EVERY
@@ -114,24 +100,23 @@ impl CrashRecovery {
         }
     }
 
-    async fn read_due(&self, feed: &Feed) -> Result<(), StoreError> {
-        let at_start = !*self.done.borrow();
-        let journal = self.outage.journal();
-        let mut due = journal.other_processes().await?;
+    async fn read_due(&mut self, feed: &Feed) -> Result<(), StoreError> {
+        let at_start = !self.outage.is_read();
+        let mut due = self.journal.other_processes().await?;
         due.retain(|process| at_start || self.is_silent(process));
         if due.is_empty() {
             return Ok(());
         }
         // The table must have the keys that the dead process knew.
         feed.followed().await;
-        while !self.guard.is_closed() {
+        while !self.parts.guard.is_closed() {
             tokio::time::sleep(WAIT_PAUSE).await;
         }
         let began = Instant::now();
         let rows = self.read(&due).await?;
         tracing::info!(
             processes = due.len(),
-            keys = self.keys.len(),
+            keys = self.parts.keys.len(),
             rows,
             took_ms = began.elapsed().as_secs_f64() * 1e3,
             "the last counts of this journal's other processes are read from Redis"
@@ -139,30 +124,30 @@ impl CrashRecovery {
         // A process that runs beside this one, during an upgrade, keeps its name until it shuts down, or falls silent and is
         // read again.
         due.retain(|process| self.is_silent(process));
-        journal.forget(due).await
+        self.journal.forget(due).await
     }
 
     fn is_silent(&self, process: &Process) -> bool {
         let intervals = self.outage.journal_interval() * SILENT_INTERVALS;
         let patience = SILENT_SECONDS.max(intervals.as_secs());
         let patience = i64::try_from(patience).unwrap_or(i64::MAX);
-        process.seen.saturating_add(patience) < self.clock.now().as_second()
+        process.seen.saturating_add(patience) < self.parts.clock.now().as_second()
     }
 
     /// Reads all keys of the days on which these processes may have counted last; again, only those that could not be read before.
     /// Returns the number of rows that were missing.
-    async fn read(&self, processes: &[Process]) -> Result<usize, StoreError> {
-        let now = self.clock.now().as_second();
+    async fn read(&mut self, processes: &[Process]) -> Result<usize, StoreError> {
+        let now = self.parts.clock.now().as_second();
         // A clock that was ahead may have written a future instant.
         let seen = processes.iter().map(|process| process.seen.min(now)).min();
         let first = seen.unwrap_or(now) - CROSSING_SECONDS;
         let names: HashSet<&str> = processes.iter().map(|one| one.name.as_str()).collect();
         let all: BTreeSet<String> = processes.iter().map(|one| one.name.clone()).collect();
-        let before = self.unread.lock().take();
+        let before = self.unread.take();
         let days = match before.filter(|unread| unread.processes == all) {
             Some(unread) => unread.days,
             None => {
-                let entries = self.keys.entries();
+                let entries = self.parts.keys.entries();
                 let keys: Vec<KeyId> = entries.iter().map(|entry| entry.record.id).collect();
                 let dates = self.dates(first, now).into_iter();
                 dates.map(|date| (date, keys.clone())).collect()
@@ -172,7 +157,7 @@ impl CrashRecovery {
         for (date, keys) in days {
             let mut left = Vec::new();
             for batch in keys.chunks(READ_BATCH) {
-                self.link.require()?;
+                self.parts.command_link.require()?;
                 let (recovered, read) = self.read_batch(batch, date, &names, &mut left).await;
                 rows += recovered;
                 complete = complete.and(read);
@@ -182,7 +167,7 @@ impl CrashRecovery {
             }
         }
         if complete.is_err() {
-            *self.unread.lock() = Some(Unread {
+            self.unread = Some(Unread {
                 processes: all,
                 days: unread,
             });
@@ -202,10 +187,11 @@ impl CrashRecovery {
         processes: &HashSet<&str>,
         left: &mut Vec<KeyId>,
     ) -> (usize, Result<(), StoreError>) {
-        let names = keys.iter().map(|key| self.link.names.counts(*key, date));
+        let link = &self.parts.command_link;
+        let names = keys.iter().map(|key| link.names.counts(*key, date));
         let ask = pipeline(names.map(Cmd::hgetall));
         let (mut held, mut complete) = (Vec::new(), Ok(()));
-        for (key, result) in keys.iter().zip(self.link.ask_each(&ask).await) {
+        for (key, result) in keys.iter().zip(link.ask_each(&ask).await) {
             let fields = result.map_err(StoreError::from);
             match fields.and_then(|value| HashFields::from_redis_value(value).map_err(unreadable)) {
                 Ok(fields) => held.extend(rows_of(*key, date, &fields, processes)),
@@ -236,12 +222,11 @@ impl CrashRecovery {
             return Ok(0);
         }
         let dates = held.iter().map(|row| row.day.date).collect();
-        self.ledger.list(&dates).await;
-        let journal = self.outage.journal();
-        let lacking = journal.lacking(held).await?;
+        self.parts.ledger.list(&dates).await;
+        let lacking = self.journal.lacking(held).await?;
         let (days, mut is_ahead) = (Vec::from_iter(lacking.days), lacking.is_ahead);
         let mut rows = JournalRows::default();
-        let held = ledger::held(&self.link, &days).await?;
+        let held = ledger::held(&self.parts.command_link, &days).await?;
         for ((key, day), (totals, counts)) in days.into_iter().zip(held) {
             rows.counts
                 .extend(rows_of(key, day.date, &counts, processes));
@@ -250,7 +235,7 @@ impl CrashRecovery {
         }
         let recovered = rows.counts.len();
         if recovered > 0 {
-            is_ahead |= journal.recover(rows).await?;
+            is_ahead |= self.journal.recover(rows).await?;
         }
         if is_ahead {
             self.outage.repeat_all();
@@ -260,7 +245,7 @@ impl CrashRecovery {
 
     /// The dates from that of `first` to that of `now` (Unix seconds).
     fn dates(&self, first: i64, now: i64) -> Vec<Date> {
-        let calendar = Calendar::of_zone(&self.zone).ok();
+        let calendar = Calendar::of_zone(&self.parts.zone).ok();
         let date_at = |second: i64| {
             let at = Timestamp::from_second(second).unwrap_or_default();
             let day = calendar.as_ref().and_then(|days| days.day_at(at).ok());

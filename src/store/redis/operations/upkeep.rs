@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::clock::{Periodic, next_tick};
 use crate::store::clock_watch;
 use crate::store::redis::parts::Parts;
+use crate::store::redis::recovery::CrashRecovery;
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
@@ -52,8 +53,9 @@ pub fn tasks(parts: &Arc<Parts>) -> JoinSet<()> {
             tasks.spawn(presence.clone().keep(feed.clone(), condition, see_live));
         }
         tasks.spawn(parts.clone().retain_for_ever());
-        if let Some(recovery) = &parts.recovery {
-            tasks.spawn(recovery.clone().keep(feed.clone()));
+        if let Some(outage) = &parts.outage {
+            let recovery = CrashRecovery::new(parts.clone(), outage.clone());
+            tasks.spawn(recovery.keep(feed.clone()));
         }
     }
     tasks
