@@ -19,14 +19,14 @@ use std::ops::ControlFlow;
 use ahash::RandomState;
 use jiff::Timestamp;
 use jiff::civil::Date;
-use rusqlite::{Connection, Statement};
+use rusqlite::Connection;
 
 use super::appended::{self, Mark, Packing};
 use super::closing::{self, GUARDED};
-use super::days::{ADD_DAY, DAY, stored_day};
+use super::days::{add_day, stored_day};
 use super::folding::first_and_last;
 use super::inbox::{Refund, Refusals, Ruling};
-use super::keys::{Follower, MARK};
+use super::keys::Follower;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::ledger::{ADJUSTMENT_STEP_SECONDS, Ceiling};
@@ -41,6 +41,8 @@ const APPEND: &str = "INSERT INTO appended (number, entries) VALUES (?1, ?2)";
 const ADJUST: &str = "INSERT INTO adjustments (date, key, came, units) VALUES (?1, ?2, ?3, ?4)
     ON CONFLICT (date, key, came) DO UPDATE SET units = units + excluded.units";
 
+/// Takes the write lock.
+const BEGIN: &str = "BEGIN IMMEDIATE";
 /// A number that changes when another connection has committed.
 const VERSION: &str = "PRAGMA data_version";
 
@@ -58,22 +60,11 @@ struct KnownCount {
     turn: u64,
 }
 
-/// The statements of a group, prepared once, and what groups have learnt.
-pub(super) struct Statements<'c> {
+/// What groups have learnt of the database behind a connection.
+pub(super) struct KnownCounts<'c> {
     connection: &'c Connection,
-    begin: Statement<'c>,
-    commit: Statement<'c>,
-    rollback: Statement<'c>,
-    mark: Statement<'c>,
-    day: Statement<'c>,
-    add_day: Statement<'c>,
-    count: Statement<'c>,
-    append: Statement<'c>,
-    adjust: Statement<'c>,
     /// The rows of the days table that a committed group has read or written.
     days: HashMap<Date, Day, RandomState>,
-    version: Statement<'c>,
-    guarded: Statement<'c>,
     /// The last date that a write may have to reopen; none where there is no closed day.
     guarded_through: Option<Date>,
     /// The version of the database that what is known is of.
@@ -89,29 +80,19 @@ pub(super) struct Statements<'c> {
     turn: u64,
 }
 
-impl<'c> Statements<'c> {
-    pub(super) fn prepare(connection: &'c Connection) -> rusqlite::Result<Statements<'c>> {
-        Ok(Statements {
+impl<'c> KnownCounts<'c> {
+    /// Nothing is known.
+    pub(super) fn new(connection: &'c Connection) -> KnownCounts<'c> {
+        KnownCounts {
             connection,
-            begin: connection.prepare("BEGIN IMMEDIATE")?,
-            commit: connection.prepare("COMMIT")?,
-            rollback: connection.prepare("ROLLBACK")?,
-            mark: connection.prepare(MARK)?,
-            day: connection.prepare(DAY)?,
-            add_day: connection.prepare(ADD_DAY)?,
-            count: connection.prepare(COUNT)?,
-            append: connection.prepare(APPEND)?,
-            adjust: connection.prepare(ADJUST)?,
             days: HashMap::default(),
-            version: connection.prepare(VERSION)?,
-            guarded: connection.prepare(GUARDED)?,
             guarded_through: None,
             known_of: None,
             known: HashMap::default(),
             known_max: COUNTS_MAX,
             seen: None,
             turn: 0,
-        })
+        }
     }
 
     /// Has the next group look for changes: something else was written on its connection.
@@ -170,9 +151,7 @@ impl<'c> Statements<'c> {
                     known.group = change.group;
                 }
                 Entry::Vacant(unknown) => {
-                    let in_ledger: i64 = self
-                        .count
-                        .query_row((place.1.to_string(), place.0.as_str()), |row| row.get(0))?;
+                    let in_ledger = count_in_ledger(self.connection, place)?;
                     unknown.insert(KnownCount {
                         used: unsigned(in_ledger + change.lacking),
                         group: change.group,
@@ -190,8 +169,7 @@ impl<'c> Statements<'c> {
         match self.known.entry((key, date)) {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(unknown) => {
-                let place = (date.to_string(), key.as_str());
-                let used: i64 = self.count.query_row(place, |row| row.get(0))?;
+                let used = count_in_ledger(self.connection, (key, date))?;
                 Ok(unknown.insert(KnownCount {
                     used: unsigned(used),
                     group: 0,
@@ -212,6 +190,13 @@ impl<'c> Statements<'c> {
     }
 }
 
+fn count_in_ledger(connection: &Connection, (key, date): (KeyId, Date)) -> rusqlite::Result<i64> {
+    let place = (date.to_string(), key.as_str());
+    connection
+        .prepare_cached(COUNT)?
+        .query_row(place, |row| row.get(0))
+}
+
 /// The changes of a count by other processes' groups.
 #[derive(Default)]
 struct CountChange {
@@ -223,7 +208,7 @@ struct CountChange {
 
 /// A transaction that is under way.
 pub(super) struct Group<'g, 'c> {
-    statements: &'g mut Statements<'c>,
+    counts: &'g mut KnownCounts<'c>,
     keys: &'g Follower,
     keeping: Keeping,
     now: Timestamp,
@@ -239,15 +224,15 @@ pub(super) struct Group<'g, 'c> {
 impl<'g, 'c> Group<'g, 'c> {
     /// Takes the write lock, and catches up with what others have written. `clock` is read once the lock is held.
     pub(super) fn begin(
-        statements: &'g mut Statements<'c>,
+        counts: &'g mut KnownCounts<'c>,
         keys: &'g Follower,
         keeping: Keeping,
         clock: impl FnOnce() -> Timestamp,
     ) -> rusqlite::Result<Group<'g, 'c>> {
-        statements.begin.execute([])?;
+        counts.connection.prepare_cached(BEGIN)?.execute([])?;
         let mut group = Group {
             now: clock(),
-            statements,
+            counts,
             keys,
             keeping,
             number: 0,
@@ -266,19 +251,23 @@ impl<'g, 'c> Group<'g, 'c> {
 
     /// Brings the counts up to date, and reads what is new of the key table.
     fn catch_up(&mut self) -> rusqlite::Result<()> {
-        let statements = &mut *self.statements;
-        let version = statements.version.query_row([], |row| row.get(0))?;
-        if statements.known_of != Some(version) {
-            self.keys
-                .catch_up(statements.connection, &mut statements.mark)?;
-            let guarded: String = statements.guarded.query_row([], |row| row.get(0))?;
-            statements.guarded_through = guarded.parse().ok();
-            statements.catch_up_with_groups()?;
-            statements.known_of = Some(version);
+        let connection = self.counts.connection;
+        let counts = &mut *self.counts;
+        let version = connection
+            .prepare_cached(VERSION)?
+            .query_row([], |row| row.get(0))?;
+        if counts.known_of != Some(version) {
+            self.keys.catch_up(connection)?;
+            let guarded: String = connection
+                .prepare_cached(GUARDED)?
+                .query_row([], |row| row.get(0))?;
+            counts.guarded_through = guarded.parse().ok();
+            counts.catch_up_with_groups()?;
+            counts.known_of = Some(version);
         }
-        statements.trim()?;
-        statements.turn += 1;
-        self.number = statements.seen.map_or(0, |(seen, _)| seen) + 1;
+        counts.trim()?;
+        counts.turn += 1;
+        self.number = counts.seen.map_or(0, |(seen, _)| seen) + 1;
         Ok(())
     }
 
@@ -375,21 +364,22 @@ impl<'g, 'c> Group<'g, 'c> {
     /// Appends the group and commits; answers the counts that it met.
     pub(super) fn commit(mut self) -> rusqlite::Result<Committed> {
         let written = self.write().and_then(|()| {
-            self.statements.commit.execute([])?;
+            let connection = self.counts.connection;
+            connection.prepare_cached("COMMIT")?.execute([])?;
             Ok(())
         });
         if let Err(error) = written {
             self.roll_back();
             return Err(error);
         }
-        let statements = self.statements;
-        if let Some((seen, _)) = &mut statements.seen
+        let counts = self.counts;
+        if let Some((seen, _)) = &mut counts.seen
             && self.entries.len() > 0
         {
             *seen = self.number;
         }
         let known = |(key, day): (KeyId, Day)| {
-            let known = statements.known.get(&(key, day.date))?;
+            let known = counts.known.get(&(key, day.date))?;
             Some((key, day, known.used))
         };
         Ok(Committed {
@@ -400,14 +390,15 @@ impl<'g, 'c> Group<'g, 'c> {
 
     /// Rolls the transaction back.
     pub(super) fn roll_back(self) {
-        self.statements.forget();
+        self.counts.forget();
         // Without effect where SQLite has rolled back by itself.
-        let _ = self.statements.rollback.execute([]);
+        let rollback = self.counts.connection.prepare_cached("ROLLBACK");
+        let _ = rollback.and_then(|mut rollback| rollback.execute([]));
     }
 
     /// Reopens the closed days that rows are written to: whose units came late, or which were closed by a clock that was ahead.
     fn reopen(&self) -> rusqlite::Result<()> {
-        let Some(through) = self.statements.guarded_through else {
+        let Some(through) = self.counts.guarded_through else {
             return Ok(());
         };
         let written = self.entries.dates();
@@ -415,7 +406,7 @@ impl<'g, 'c> Group<'g, 'c> {
         let dates: BTreeSet<Date> = written.filter(|date| *date <= through).collect();
         for date in dates {
             let (date, now) = (date.to_string(), self.now.as_second());
-            if closing::reopen(self.statements.connection, &date, now)? {
+            if closing::reopen(self.counts.connection, &date, now)? {
                 tracing::info!(%date, "a closed day of the ledger is reopened: units were settled late");
             }
         }
@@ -424,21 +415,22 @@ impl<'g, 'c> Group<'g, 'c> {
 
     fn write(&mut self) -> rusqlite::Result<()> {
         self.reopen()?;
-        let statements = &mut *self.statements;
+        let connection = self.counts.connection;
         if self.entries.len() > 0 {
             let bytes = self.entries.bytes();
-            statements.append.execute((self.number, bytes))?;
+            let mut append = connection.prepare_cached(APPEND)?;
+            append.execute((self.number, bytes))?;
         }
         let now = self.now.as_second();
         let came = now - now.rem_euclid(ADJUSTMENT_STEP_SECONDS);
         for ((key, date), units) in &self.late {
             let row = (date.to_string(), key.as_str(), came, -signed(*units));
-            statements.adjust.execute(row)?;
+            connection.prepare_cached(ADJUST)?.execute(row)?;
         }
         if !self.late.is_empty() {
-            appended::note_rewritten(statements.connection)?;
+            appended::note_rewritten(connection)?;
             // This process relies on what it remembers no more than the others do.
-            statements.known_of = None;
+            self.counts.known_of = None;
         }
         Ok(())
     }
@@ -448,8 +440,8 @@ impl<'g, 'c> Group<'g, 'c> {
     }
 
     fn count(&mut self, key: KeyId, day: Day) -> rusqlite::Result<&mut KnownCount> {
-        let turn = self.statements.turn;
-        let known = self.statements.count(key, day.date)?;
+        let turn = self.counts.turn;
+        let known = self.counts.count(key, day.date)?;
         if known.turn != turn {
             known.turn = turn;
             self.met.push((key, day));
@@ -459,25 +451,24 @@ impl<'g, 'c> Group<'g, 'c> {
 
     /// The day as the database has it under this date.
     fn day(&mut self, day: Day, missing: Missing) -> rusqlite::Result<Day> {
-        if let Some(stored) = self.statements.days.get(&day.date) {
+        let KnownCounts {
+            connection, days, ..
+        } = &mut *self.counts;
+        if let Some(stored) = days.get(&day.date) {
             return Ok(*stored);
         }
-        let date = day.date.to_string();
-        let stored = stored_day(&mut self.statements.day, &date, day.date)?;
-        let stored = match (stored, missing) {
+        let stored = match (stored_day(connection, day.date)?, missing) {
             (Some(stored), _) => stored,
             (None, Missing::Assumed) => return Ok(day),
             (None, Missing::Added) => {
-                self.statements
-                    .add_day
-                    .execute((&date, day.start, day.end))?;
+                add_day(connection, day)?;
                 day
             }
         };
-        if self.statements.days.len() >= DAYS_MAX {
-            self.statements.days.clear();
+        if days.len() >= DAYS_MAX {
+            days.clear();
         }
-        self.statements.days.insert(day.date, stored);
+        days.insert(day.date, stored);
         Ok(stored)
     }
 }

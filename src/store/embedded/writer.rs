@@ -16,7 +16,7 @@ use rusqlite::Connection;
 use super::closing::Closer;
 use super::days::other_calendar;
 use super::folding::Folder;
-use super::group::{Group, Statements};
+use super::group::{Group, KnownCounts};
 use super::inbox::{Inbox, QueueBatch, Refund, UnclaimedDecision, WaitingCall};
 use super::keys::Follower;
 use super::learnt::Learnt;
@@ -83,9 +83,7 @@ impl Desk {
 /// panic, no caller is left waiting.
 pub(super) fn run_to_the_end(connection: &Connection, desk: &Desk) {
     let _nobody_waits = Closing(desk);
-    if let Err(error) = run(connection, desk) {
-        tracing::error!(%error, "the store cannot write");
-    }
+    run(connection, desk);
 }
 
 struct Closing<'d>(&'d Desk);
@@ -100,16 +98,16 @@ impl Drop for Closing<'_> {
     }
 }
 
-fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
-    let mut statements = Statements::prepare(connection)?;
+fn run(connection: &Connection, desk: &Desk) {
+    let mut counts = KnownCounts::new(connection);
     // A failure is that of the first group too, which reports it.
-    let _ = statements.prepare_counts();
+    let _ = counts.prepare_counts();
     let mut folder = Folder::new();
     while let Some(mut taken) = desk.inbox.take(GROUP_MAX, folder.pause()) {
         let jobs = std::mem::take(&mut taken.jobs);
         let size = taken.waiting.len();
         if size > 0 || !taken.refunds.is_empty() || !taken.refusals.is_empty() {
-            match settle(&mut statements, desk, taken) {
+            match settle(&mut counts, desk, taken) {
                 Ok(entries) => {
                     folder.note(entries);
                     desk.note_outcome(None);
@@ -124,7 +122,7 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
         }
         for job in jobs {
             job(connection);
-            statements.look_again();
+            counts.look_again();
             desk.dirty.store(true, Ordering::Release);
         }
         let gathering = Instant::now();
@@ -136,7 +134,6 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
             std::thread::sleep(rest.min(GATHER_MAX).saturating_sub(gathering.elapsed()));
         }
     }
-    Ok(())
 }
 
 /// Moves some appended entries into the ledger while the writer would rest.
@@ -153,7 +150,7 @@ fn fold(connection: &Connection, desk: &Desk, folder: &mut Folder, size: usize) 
 
 /// Decides, writes and answers one group, and returns how many entries it has; an error has been sent to its waiting callers.
 fn settle(
-    statements: &mut Statements<'_>,
+    counts: &mut KnownCounts<'_>,
     desk: &Desk,
     taken: QueueBatch,
 ) -> Result<usize, StoreError> {
@@ -165,7 +162,7 @@ fn settle(
     } = taken;
     let mut work = || {
         let now = || desk.clock.now();
-        let mut group = Group::begin(statements, &desk.keys, desk.keeping, now)?;
+        let mut group = Group::begin(counts, &desk.keys, desk.keeping, now)?;
         let done = refunds
             .iter()
             .try_for_each(|refund| group.refund(refund))
