@@ -26,8 +26,6 @@
 //!
 //! `{<id>}` is a Redis Cluster hash tag: all names of one API key are in one slot.
 
-use std::fmt::Write;
-
 use jiff::civil::Date;
 
 use crate::policy::api_key::{KeyDigest, KeyId, os_entropy};
@@ -75,14 +73,8 @@ impl Names {
 
     /// The record of a key.
     pub fn record(&self, id: KeyId) -> String {
-        let mut name = String::new();
-        self.write_record(&mut name, id);
-        name
-    }
-
-    /// Appends the name of a key's record.
-    pub fn write_record(&self, text: &mut String, id: KeyId) {
-        text.extend([&self.prefix, ":k:{", id.as_str(), "}"]);
+        // Without a format, for a charge needs it.
+        [&self.prefix, ":k:{", id.as_str(), "}"].concat()
     }
 
     /// The audit trail of a key.
@@ -114,16 +106,7 @@ impl Names {
 
     /// The counts of a key's day.
     pub fn counts(&self, id: KeyId, date: Date) -> String {
-        let mut name = String::new();
-        self.write_counts(&mut name, id, date);
-        name
-    }
-
-    /// Appends the name of the counts of a key's day.
-    pub fn write_counts(&self, text: &mut String, id: KeyId, date: Date) {
-        text.extend([&self.prefix, ":q:{", id.as_str(), "}"]);
-        // A String accepts all.
-        let _ = write!(text, ":{date}");
+        [&self.prefix, ":q:{", id.as_str(), "}:", &date.to_string()].concat()
     }
 
     /// The first second of the day and of the next one, if this is the field of a key's counts that holds the units used (`charge.lua`).

@@ -81,7 +81,7 @@ pub async fn sign_in(
         .map_err(|error| LinkError::Unreadable(format!("a heartbeat: {error}")))?;
     let arguments = ScriptArguments::new()
         .text(gateway_id)
-        .text(&node.0)
+        .text(node.0.as_str())
         .text(text);
     let keys = [link.names.register()];
     let reply = link
@@ -176,8 +176,8 @@ async fn strike(
     let audited =
         audited.map_err(|error| StoreError::Failed(format!("an audit entry: {error}")))?;
     let arguments = ScriptArguments::new()
-        .text(&entry.gateway_id)
-        .text(&entry.packed)
+        .text(entry.gateway_id.as_str())
+        .text(entry.packed.as_str())
         .text(version)
         .text(audited.unwrap_or_default());
     let keys = [link.names.register(), link.names.gateway_audit_trail()];

@@ -369,7 +369,7 @@ impl RedisLink {
         &self,
         script: &Script,
         keys: &[impl AsRef<str> + Sync],
-        arguments: &ScriptArguments<'_>,
+        arguments: &ScriptArguments,
         deadline: Instant,
     ) -> Result<Value, LinkError> {
         if let Some(by_name) = script.by_name(keys, arguments) {
@@ -386,7 +386,7 @@ impl RedisLink {
         &self,
         script: &Script,
         keys: &[impl AsRef<str> + Sync],
-        arguments: &ScriptArguments<'_>,
+        arguments: &ScriptArguments,
     ) -> Result<T, StoreError> {
         let value = self.run(script, keys, arguments, self.deadline()).await?;
         T::from_redis_value(value).map_err(unreadable)

@@ -1,6 +1,5 @@
 //! The scripts as commands and their replies as values.
 
-use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use redis::{Cmd, Value};
@@ -50,62 +49,47 @@ impl Script {
         &self,
         connection: &mut impl redis::aio::ConnectionLike,
     ) -> Result<(), redis::RedisError> {
-        let sha: String = redis::cmd("SCRIPT")
-            .arg("LOAD")
-            .arg(self.source)
-            .query_async(connection)
-            .await?;
-        let _ = self.sha.set(sha);
+        let mut load = redis::cmd("SCRIPT");
+        load.arg(("LOAD", self.source));
+        let _ = self.sha.set(load.query_async(connection).await?);
         Ok(())
     }
 
     /// The command that runs it by its name, if it was loaded.
-    pub fn by_name(
-        &self,
-        keys: &[impl AsRef<str>],
-        arguments: &ScriptArguments<'_>,
-    ) -> Option<Cmd> {
+    pub fn by_name(&self, keys: &[impl AsRef<str>], arguments: &ScriptArguments) -> Option<Cmd> {
         let sha = self.sha.get()?;
         Some(arguments.command("EVALSHA", sha, keys))
     }
 
     /// The command that runs the script by its text.
-    pub fn by_text(&self, keys: &[impl AsRef<str>], arguments: &ScriptArguments<'_>) -> Cmd {
+    pub fn by_text(&self, keys: &[impl AsRef<str>], arguments: &ScriptArguments) -> Cmd {
         arguments.command("EVAL", self.source, keys)
     }
 }
 
 /// Arguments of a script, as they are sent.
 #[derive(Debug, Default)]
-pub struct ScriptArguments<'a>(Vec<Cow<'a, [u8]>>);
+pub struct ScriptArguments(Vec<Vec<u8>>);
 
-impl<'a> ScriptArguments<'a> {
+impl ScriptArguments {
     /// No arguments.
-    pub fn new() -> ScriptArguments<'a> {
+    pub fn new() -> ScriptArguments {
         ScriptArguments::default()
     }
 
-    /// Adds a text.
-    pub fn text(self, text: impl Into<Cow<'a, str>>) -> ScriptArguments<'a> {
-        match text.into() {
-            Cow::Borrowed(text) => self.packed(text.as_bytes()),
-            Cow::Owned(text) => self.packed(text.into_bytes()),
-        }
-    }
-
-    /// Adds packed values.
-    pub fn packed(mut self, packed: impl Into<Cow<'a, [u8]>>) -> ScriptArguments<'a> {
-        self.0.push(packed.into());
+    /// Adds a text, or packed values.
+    pub fn text(mut self, text: impl Into<Vec<u8>>) -> ScriptArguments {
+        self.0.push(text.into());
         self
     }
 
     /// Adds a number.
-    pub fn number(self, number: i64) -> ScriptArguments<'a> {
+    pub fn number(self, number: i64) -> ScriptArguments {
         self.text(number.to_string())
     }
 
     /// Adds a count; larger ones become 2^53, the end of the script's exact integers.
-    pub fn count(self, count: u64) -> ScriptArguments<'a> {
+    pub fn count(self, count: u64) -> ScriptArguments {
         let count = count.min(COUNT_MAX);
         self.number(i64::try_from(count).unwrap_or(i64::MAX))
     }
@@ -118,10 +102,7 @@ impl<'a> ScriptArguments<'a> {
         for key in keys {
             command.arg(key.as_ref());
         }
-        for argument in &self.0 {
-            command.arg(argument.as_ref());
-        }
-        command
+        command.arg(&self.0).take()
     }
 }
 
@@ -211,8 +192,8 @@ impl ChargeArgument {
     }
 
     /// The one argument of the script.
-    pub fn arguments(self) -> ScriptArguments<'static> {
-        ScriptArguments::new().packed(self.packed)
+    pub fn arguments(self) -> ScriptArguments {
+        ScriptArguments::new().text(self.packed)
     }
 }
 

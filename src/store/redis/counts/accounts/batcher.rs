@@ -15,15 +15,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use jiff::civil::Date;
 use tokio::time::Instant;
 
 use super::{AccountSlot, Accounts, ChargeResult, ChargeWaiter, Context, Pending, Source, Units};
-use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::{Call, Reply, WaiterResult};
 use crate::store::KeyEntry;
-use crate::store::redis::names::Names;
 use crate::store::redis::wire::request::LinkError;
 use crate::store::redis::wire::script::{AccountCall, CHARGE, ChargeArgument, charge_replies};
 
@@ -127,10 +124,11 @@ impl Accounts {
         &self,
         calls: &[(Arc<AccountSlot>, Call<Context>)],
     ) -> Result<Vec<Reply>, LinkError> {
-        let mut keys = RedisKeys::with_capacity(calls.len());
+        let mut keys = Vec::with_capacity(2 * calls.len());
         let mut argument = self.argument(calls.len());
         for (slot, call) in calls {
-            keys.add(&self.link.names, slot.key, slot.day.date);
+            keys.push(self.link.names.record(slot.key));
+            keys.push(self.link.names.counts(slot.key, slot.day.date));
             let entry = self.record_for(slot, call);
             let version = entry
                 .as_ref()
@@ -149,7 +147,7 @@ impl Accounts {
                 day: *call.terms.context.day,
             });
         }
-        let replies = self.run(&keys.names(), argument).await?;
+        let replies = self.run(&keys, argument).await?;
         for (reply, (slot, _)) in replies.iter().zip(calls) {
             if reply.record.is_empty() {
                 continue;
@@ -184,10 +182,10 @@ impl Accounts {
         }
     }
 
-    /// Runs the script for the accounts with these names, and takes the store's time from its reply.
+    /// Runs the script for the accounts with these names, a record's and a count's each, and takes the store's time from its reply.
     pub(super) async fn run(
         &self,
-        keys: &[&str],
+        keys: &[String],
         argument: ChargeArgument,
     ) -> Result<Vec<Reply>, LinkError> {
         let asked = self.clock.ask();
@@ -204,39 +202,6 @@ impl Accounts {
             self.clock.learn_second(asked, reply.now);
         }
         Ok(replies)
-    }
-}
-
-/// The names of records and counts in Redis, one after the other.
-struct RedisKeys {
-    text: String,
-    ends: Vec<usize>,
-}
-
-/// The usual length of the two names of an account.
-const NAMES_BYTES: usize = 80;
-
-impl RedisKeys {
-    fn with_capacity(accounts: usize) -> RedisKeys {
-        RedisKeys {
-            text: String::with_capacity(NAMES_BYTES * accounts),
-            ends: Vec::with_capacity(2 * accounts),
-        }
-    }
-
-    fn add(&mut self, names: &Names, key: KeyId, date: Date) {
-        names.write_record(&mut self.text, key);
-        self.ends.push(self.text.len());
-        names.write_counts(&mut self.text, key, date);
-        self.ends.push(self.text.len());
-    }
-
-    fn names(&self) -> Vec<&str> {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        let ranges = starts.zip(&self.ends);
-        ranges
-            .map(|(start, end)| self.text.get(start..*end).unwrap_or_default())
-            .collect()
     }
 }
 

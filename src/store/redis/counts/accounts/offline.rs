@@ -270,7 +270,7 @@ impl Accounts {
         });
         let record = self.link.names.record(row.key);
         let counts = self.link.names.counts(row.key, row.day.date);
-        self.run(&[&record, &counts], argument).await?;
+        self.run(&[record, counts], argument).await?;
         Ok(())
     }
 }

@@ -123,7 +123,7 @@ pub async fn take_in(
     Ok(taken)
 }
 
-fn arguments<'t>(day: &'t KeyDay, taking: ImportMode) -> ScriptArguments<'t> {
+fn arguments(day: &KeyDay, taking: ImportMode) -> ScriptArguments {
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let mut arguments = ScriptArguments::new()
         .number(day.start)
