@@ -97,18 +97,13 @@ enum Read {
 }
 
 #[derive(Deserialize)]
-struct FirstLine {
-    touchline_backup: FormatOnly,
+struct FirstLine<H> {
+    touchline_backup: H,
 }
 
 #[derive(Deserialize)]
 struct FormatOnly {
     format: u64,
-}
-
-#[derive(Deserialize)]
-struct WholeFirstLine {
-    touchline_backup: Header,
 }
 
 /// Writes a backup.
@@ -200,7 +195,7 @@ impl<R: BufRead> BackupReader<R> {
             );
         };
         // The format is checked first: a later format may have other rules.
-        let format = serde_json::from_slice::<FirstLine>(&line)
+        let format = serde_json::from_slice::<FirstLine<FormatOnly>>(&line)
             .map_err(|_| reader.fault("this is not a backup of touchline"))?
             .touchline_backup
             .format;
@@ -211,7 +206,7 @@ impl<R: BufRead> BackupReader<R> {
             )));
         }
         let content = reader.content(&line)?;
-        let first: WholeFirstLine = reader.parsed(&content)?;
+        let first: FirstLine<Header> = reader.parsed(&content)?;
         reader.header = first.touchline_backup;
         Ok(reader)
     }

@@ -50,22 +50,13 @@ pub struct Restoration {
 }
 
 /// The outcome of sending rows.
+#[derive(Default)]
 struct Sent {
     merged: JournalRows,
     /// The days that could not be merged.
     left: BTreeSet<DateAndKey>,
     /// Why the first of them could not.
-    complete: Result<(), StoreError>,
-}
-
-impl Default for Sent {
-    fn default() -> Sent {
-        Sent {
-            merged: JournalRows::default(),
-            left: BTreeSet::new(),
-            complete: Ok(()),
-        }
-    }
+    error: Option<StoreError>,
 }
 
 impl Sent {
@@ -73,9 +64,7 @@ impl Sent {
     fn note(&mut self, day: DateAndKey, result: Result<(), StoreError>) -> bool {
         let Err(error) = result else { return true };
         self.left.insert(day);
-        if self.complete.is_ok() {
-            self.complete = Err(error);
-        }
+        self.error.get_or_insert(error);
         false
     }
 }
@@ -129,7 +118,7 @@ impl Restoration {
     /// The first of all; what could not be sent remains due.
     async fn send(&mut self) -> Result<(), StoreError> {
         let mut left = BTreeSet::new();
-        let (mut settled, mut complete) = (0, Ok(()));
+        let (mut settled, mut first_error) = (0, None);
         let mut last = None;
         loop {
             let days = self.next_days(last).await?;
@@ -140,7 +129,7 @@ impl Restoration {
             settled += sent.merged.counts.len();
             self.journal.settled(sent.merged).await?;
             left.extend(sent.left);
-            complete = complete.and(sent.complete);
+            first_error = first_error.or(sent.error);
         }
         self.due = match left.is_empty() {
             true => Due::Nothing,
@@ -149,7 +138,7 @@ impl Restoration {
         if settled > 0 {
             tracing::info!(rows = settled, "journaled counts are settled");
         }
-        complete
+        first_error.map_or(Ok(()), Err)
     }
 
     /// The next days of keys after `last`, with their rows.
