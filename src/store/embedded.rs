@@ -457,7 +457,7 @@ impl Store for EmbeddedStore {
         let mut after = None;
         loop {
             let page = self
-                .on_reader(move |connection| keys::page_by_id(connection, after))
+                .on_reader(move |connection| keys::page(connection, after))
                 .await?;
             after = page.last().map(|record| record.id);
             if after.is_none() {

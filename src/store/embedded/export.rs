@@ -74,14 +74,14 @@ fn send(exported: &mpsc::Sender<Exported>, item: Exported) -> Result<(), EarlyEn
 }
 
 fn export_keys(connection: &Connection, exported: &mpsc::Sender<Exported>) -> Result<(), EarlyEnd> {
-    let mut reached = 0;
+    let mut reached = None;
     loop {
         let page = keys::page(connection, reached)?;
-        let Some((last, _)) = page.last() else {
+        reached = page.last().map(|record| record.id);
+        if reached.is_none() {
             return Ok(());
-        };
-        reached = *last;
-        for (_, record) in page {
+        }
+        for record in page {
             let trail = keys::trail_of(connection, record.id.as_str())?;
             let key = ExportedKey { record, trail };
             send(exported, Exported::Key(Box::new(key)))?;

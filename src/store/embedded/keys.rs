@@ -21,8 +21,7 @@ const MARK: &str = "SELECT coalesce(max(change), 0) FROM keys";
 const CHANGES: &str = "SELECT record, change FROM keys WHERE change > ?1 ORDER BY change";
 /// All records, in the order of storage, which costs no search for each.
 const ALL: &str = "SELECT record, change FROM keys NOT INDEXED";
-const PAGE: &str = "SELECT record, change FROM keys WHERE change > ?1 ORDER BY change LIMIT ?2";
-const PAGE_BY_ID: &str = "SELECT record FROM keys WHERE id > ?1 ORDER BY id LIMIT ?2";
+const PAGE: &str = "SELECT record FROM keys WHERE id > ?1 ORDER BY id LIMIT ?2";
 // Reads the index alone, a tenth of the table.
 const SEARCH_TEXTS: &str = "SELECT id, search_text FROM keys INDEXED BY keys_by_search_text";
 const TRAIL: &str = "SELECT place, entry FROM audit WHERE place > ?1 ORDER BY place LIMIT ?2";
@@ -280,22 +279,14 @@ pub(super) fn with_text(connection: &Connection, text: &str) -> rusqlite::Result
     Ok(ids)
 }
 
-/// A page of records after a change, each with the number of its last change.
-pub(super) fn page(connection: &Connection, after: i64) -> rusqlite::Result<Vec<(i64, KeyRecord)>> {
-    connection
-        .prepare(PAGE)?
-        .query_map((after, PAGE_RECORDS), |row| Ok((row.get(1)?, read(row)?)))?
-        .collect()
-}
-
 /// A page of records after an id. In the order of the table, so that a page is read in one piece.
-pub(super) fn page_by_id(
+pub(super) fn page(
     connection: &Connection,
     after: Option<KeyId>,
 ) -> rusqlite::Result<Vec<KeyRecord>> {
     let after = after.map_or_else(String::new, |id| id.as_str().to_owned());
     connection
-        .prepare_cached(PAGE_BY_ID)?
+        .prepare_cached(PAGE)?
         .query_map((after, PAGE_RECORDS), read)?
         .collect()
 }
