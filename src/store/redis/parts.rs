@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::clock::StoreClock;
 use super::counts::accounts::Accounts;
 use super::counts::ledger::ProcessLedger;
-use super::gateways::heartbeat::Condition;
+use super::gateways::heartbeat::Heartbeat;
 use super::gateways::presence::Presence;
 use super::keys::feed::Feed;
 use super::keys::records::RecordTable;
@@ -51,12 +51,13 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// The present condition of this gateway towards Redis.
-    pub fn condition(&self) -> Condition {
-        Condition {
+    /// The present heartbeat of this gateway.
+    pub fn heartbeat(&self, feed: &Feed) -> Heartbeat {
+        Heartbeat {
             breaker: Some(self.guard.facts()),
             service: self.outage.as_ref().map(|outage| outage.facts()),
             clock_difference_seconds: Some(self.clock.difference().as_secs_f64()),
+            ..feed.heartbeat()
         }
     }
 

@@ -11,8 +11,9 @@ pub const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// How long a gateway counts as live after a heartbeat.
 pub const BEAT_HOLDS: Duration = Duration::from_secs(5);
 
-/// A gateway's report of its state, as JSON. Fields may be added: readers ignore unknown ones.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// A gateway's report of its state, as JSON. Fields may be added: readers ignore unknown ones, and a field is `None` of a gateway that
+/// does not report it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Heartbeat {
     /// The stream id of the last change applied.
     pub applied: String,
@@ -25,14 +26,6 @@ pub struct Heartbeat {
     /// The version of the program.
     #[serde(default)]
     pub version: String,
-    /// Its condition towards Redis.
-    #[serde(default, flatten)]
-    pub condition: Condition,
-}
-
-/// A gateway's own report of its condition towards Redis; a field is `None` if the gateway does not report it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Condition {
     /// The state of its breaker.
     #[serde(default)]
     pub breaker: Option<BreakerFacts>,

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::gateway_id::GatewayId;
-use super::heartbeat::{BEAT_EVERY, BEAT_HOLDS, Condition, Heartbeat};
+use super::heartbeat::{BEAT_EVERY, BEAT_HOLDS, Heartbeat};
 use super::register::{self, RegisterEntry};
 use crate::clock::{Periodic, next_tick};
 use crate::store::redis::keys::feed::Feed;
@@ -65,19 +65,18 @@ impl Presence {
         self.silent.lock().len() as u64
     }
 
-    /// Sends heartbeats, each with the present `condition`, and reads the register. `see_live` gets the number of live gateways. It is
-    /// not counted while Redis takes no heartbeats, nor right after that, when the others' are not back yet. Never returns.
+    /// Sends heartbeats, each the present one, and reads the register. `see_live` gets the number of live gateways. It is not counted
+    /// while Redis takes no heartbeats, nor right after that, when the others' are not back yet. Never returns.
     pub async fn keep(
         self: Arc<Self>,
         feed: Arc<Feed>,
-        condition: impl Fn() -> Condition,
+        heartbeat: impl Fn() -> Heartbeat,
         see_live: impl Fn(u64),
     ) {
         let (mut signed_in, mut look) = (false, Periodic::due_now(LOOK_EVERY));
         let mut failed_at = None::<Instant>;
         loop {
-            let heartbeat = feed.heartbeat(condition());
-            if self.beat(&heartbeat, signed_in).await.is_err() {
+            if self.beat(&heartbeat(), signed_in).await.is_err() {
                 failed_at = Some(Instant::now());
                 tokio::time::sleep(SIGN_IN_AGAIN).await;
                 continue;

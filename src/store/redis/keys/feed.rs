@@ -27,7 +27,7 @@ use crate::clock::{Clock, next_tick};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::current::Current;
-use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
+use crate::store::redis::gateways::heartbeat::Heartbeat;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::{PERMISSIONS, is_of_user, jittered};
 use crate::store::redis::wire::zone::{self, EmptyStore, ZoneCheck, zone_names};
@@ -392,8 +392,9 @@ impl Feed {
         }
     }
 
-    /// The gateway's heartbeat. A change that is applied but not saved is not reported: a restart without Redis would undo it.
-    pub fn heartbeat(&self, condition: Condition) -> Heartbeat {
+    /// The gateway's heartbeat, as far as the feed knows it. A change that is applied but not saved is not reported: a restart without
+    /// Redis would undo it.
+    pub fn heartbeat(&self) -> Heartbeat {
         let age = self.age();
         let lasting = match self.replica {
             None => *self.applied.borrow(),
@@ -406,7 +407,7 @@ impl Feed {
                 .filter(|_| age < Duration::MAX),
             keys: self.setting.keys.len(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            condition,
+            ..Heartbeat::default()
         }
     }
 

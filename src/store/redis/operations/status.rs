@@ -242,20 +242,24 @@ fn silent_warning(silent: &SilentFacts, refuses_writes: bool) -> String {
 }
 
 fn gateway(node: &RegisterEntry, feed: &FeedFacts) -> GatewayFacts {
-    let heartbeat = node.heartbeat.as_ref();
-    GatewayFacts {
+    let facts = GatewayFacts {
         name: node.name.0.clone(),
-        version: heartbeat.map(|heartbeat| heartbeat.version.clone()),
         heartbeat_age_seconds: node.age.as_secs_f64(),
-        applied: heartbeat.map(|heartbeat| heartbeat.applied.clone()),
-        lag_seconds: heartbeat.map(|heartbeat| lag_seconds(&heartbeat.applied, &feed.last)),
-        keys: heartbeat.and_then(|heartbeat| u64::try_from(heartbeat.keys).ok()),
-        keys_age_seconds: heartbeat
-            .and_then(|heartbeat| Some(milliseconds(heartbeat.keys_age_ms?))),
-        breaker: heartbeat.and_then(|heartbeat| heartbeat.condition.breaker.clone()),
-        service: heartbeat.and_then(|heartbeat| heartbeat.condition.service.clone()),
-        clock_difference_seconds: heartbeat
-            .and_then(|heartbeat| heartbeat.condition.clock_difference_seconds),
+        ..GatewayFacts::default()
+    };
+    let Some(heartbeat) = node.heartbeat.clone() else {
+        return facts;
+    };
+    GatewayFacts {
+        version: Some(heartbeat.version),
+        lag_seconds: Some(lag_seconds(&heartbeat.applied, &feed.last)),
+        applied: Some(heartbeat.applied),
+        keys: u64::try_from(heartbeat.keys).ok(),
+        keys_age_seconds: heartbeat.keys_age_ms.map(milliseconds),
+        breaker: heartbeat.breaker,
+        service: heartbeat.service,
+        clock_difference_seconds: heartbeat.clock_difference_seconds,
+        ..facts
     }
 }
 

@@ -42,15 +42,15 @@ pub fn tasks(parts: &Arc<Parts>) -> JoinSet<()> {
         tasks.spawn(feed.clone().repair());
         tasks.spawn(feed.clone().save_for_ever());
         if let Some(presence) = &parts.presence {
-            let of_condition = parts.clone();
-            let condition = move || of_condition.condition();
+            let (of_gateway, of_feed) = (parts.clone(), feed.clone());
+            let heartbeat = move || of_gateway.heartbeat(&of_feed);
             let outage = parts.outage.clone();
             let see_live = move |live| {
                 if let Some(outage) = &outage {
                     outage.see_nodes(live);
                 }
             };
-            tasks.spawn(presence.clone().keep(feed.clone(), condition, see_live));
+            tasks.spawn(presence.clone().keep(feed.clone(), heartbeat, see_live));
         }
         tasks.spawn(parts.clone().retain_for_ever());
         if let Some(outage) = &parts.outage {
