@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
-use super::{processes, rows};
+use super::rows;
 use crate::store::StoreError;
 use crate::store::held_file::beside;
 use crate::store::redis::identity::StoreIdentity;
@@ -65,8 +65,6 @@ fn claim(
     identity: &StoreIdentity,
 ) -> rusqlite::Result<Option<(StoreIdentity, u64)>> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    rows::add_what_is_missing(&transaction)?;
-    transaction.execute_batch(processes::TABLE)?;
     if let Some(theirs) = identity.claim(&transaction)? {
         let unsettled = rows::unsettled_of_others(&transaction, "")?;
         return Ok(Some((theirs, unsettled)));

@@ -17,11 +17,6 @@ use crate::store::export::process_of;
 /// takes all keys of each day since.
 const KEPT_SECONDS: i64 = 35 * 86_400;
 
-/// The table; added to a file of an older version when it is opened.
-pub const TABLE: &str = "
-    -- process: what the names of its producers begin with; seen: when it last wrote (Unix seconds).
-    CREATE TABLE IF NOT EXISTS processes (process TEXT PRIMARY KEY, seen INTEGER NOT NULL) STRICT, WITHOUT ROWID;";
-
 /// A process that wrote to the journal and did not remove its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {

@@ -19,9 +19,11 @@ const SETTLED_KEPT_AFTER_DAY_SECONDS: i64 = 120;
 /// The room that a journal needs to be usable again after it could not be written.
 const ROOM_BYTES: usize = 64 << 10;
 
-/// The tables of a new file.
+/// The tables of a file. A later version adds columns with a default, so that a process that does not know them can still write.
 pub const TABLES: &str = "
     CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    -- process: what the names of its producers begin with; seen: when it last wrote (Unix seconds).
+    CREATE TABLE processes (process TEXT PRIMARY KEY, seen INTEGER NOT NULL) STRICT, WITHOUT ROWID;
     -- ack, rack: units consumed and refunded by the producer; untold: units served without Redis that it may not know;
     -- settled: whether Redis holds the row as it is; first, next: Unix seconds of the day and of the next one.
     CREATE TABLE counts (
@@ -30,25 +32,16 @@ pub const TABLES: &str = "
         ack INTEGER NOT NULL, rack INTEGER NOT NULL, untold INTEGER NOT NULL, settled INTEGER NOT NULL,
         PRIMARY KEY (date, key, producer)
     ) STRICT, WITHOUT ROWID;
+    -- day_limit, granted: the ceiling of the charges; tier: '' if it is unknown.
     CREATE TABLE sheets (
         date TEXT NOT NULL, key TEXT NOT NULL, producer TEXT NOT NULL, endpoint TEXT NOT NULL,
-        first INTEGER NOT NULL, next INTEGER NOT NULL,
+        first INTEGER NOT NULL, next INTEGER NOT NULL, tier TEXT NOT NULL,
         requests INTEGER NOT NULL, charged INTEGER NOT NULL, refunded INTEGER NOT NULL,
-        refused_tier INTEGER NOT NULL, refused_quota INTEGER NOT NULL, settled INTEGER NOT NULL,
+        refused_tier INTEGER NOT NULL, refused_quota INTEGER NOT NULL, refused_burst INTEGER NOT NULL,
+        refused_concurrent INTEGER NOT NULL, refused_not_found INTEGER NOT NULL, refused_method INTEGER NOT NULL,
+        day_limit INTEGER NOT NULL, granted INTEGER NOT NULL, settled INTEGER NOT NULL,
         PRIMARY KEY (date, key, producer, endpoint)
     ) STRICT, WITHOUT ROWID;";
-
-/// The columns that later versions added to the table `sheets`: the other totals, the ceiling of the charges, and the tier (''
-/// if it is unknown). Each has a default, so that a process without knowledge of a column can still write.
-const ADDED_TO_TOTALS: [(&str, &str); 7] = [
-    ("refused_burst", "INTEGER NOT NULL DEFAULT 0"),
-    ("refused_concurrent", "INTEGER NOT NULL DEFAULT 0"),
-    ("refused_not_found", "INTEGER NOT NULL DEFAULT 0"),
-    ("refused_method", "INTEGER NOT NULL DEFAULT 0"),
-    ("day_limit", "INTEGER NOT NULL DEFAULT 0"),
-    ("granted", "INTEGER NOT NULL DEFAULT 0"),
-    ("tier", "TEXT NOT NULL DEFAULT ''"),
-];
 
 macro_rules! totals_columns {
     () => {
@@ -446,19 +439,6 @@ pub fn write_totals(connection: &Connection, row: &TotalsRow) -> rusqlite::Resul
     write.raw_bind_parameter(8, tier)?;
     bind_numbers(&mut write, 9, row)?;
     write.raw_execute()?;
-    Ok(())
-}
-
-/// Adds the columns that a file of an older version lacks.
-pub fn add_what_is_missing(connection: &Connection) -> rusqlite::Result<()> {
-    let question = "SELECT count(*) FROM pragma_table_info('sheets') WHERE name = ?1";
-    for (column, definition) in ADDED_TO_TOTALS {
-        let there: i64 = connection.query_row(question, [column], |row| row.get(0))?;
-        if there == 0 {
-            let add = format!("ALTER TABLE sheets ADD COLUMN {column} {definition}");
-            connection.execute_batch(&add)?;
-        }
-    }
     Ok(())
 }
 

@@ -55,7 +55,6 @@ fn a_keys_day_is_dropped_whole_when_all_of_it_is_settled_or_its_retention_is_ove
     ] {
         let journal = Connection::open_in_memory().unwrap();
         journal.execute_batch(TABLES).unwrap();
-        add_what_is_missing(&journal).unwrap();
         let mut written = rows(counts_settled, totals_settled);
         written.counts[0].unsettled_units = if counts_settled { 0 } else { 2 };
         write(&journal, &written, &mut CooperativeYield::of(1)).unwrap();
@@ -87,7 +86,6 @@ fn left_out(counts: &str, totals: &str) -> LeftOut {
 fn what_others_wrote_is_read_by_days_each_whole_and_own_rows_are_left_out() {
     let journal = Connection::open_in_memory().unwrap();
     journal.execute_batch(TABLES).unwrap();
-    add_what_is_missing(&journal).unwrap();
     let mut all = JournalRows::default();
     for (number, key) in ["0123456789Ab", "0123456789Ac", "0123456789Ad"]
         .iter()
