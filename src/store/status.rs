@@ -206,7 +206,7 @@ pub struct GatewayFacts {
     pub version: Option<String>,
     /// The age of its last heartbeat.
     pub heartbeat_age_seconds: f64,
-    /// The last change it applied.
+    /// The last change it applied, and saved if it has a replica.
     pub applied: Option<String>,
     /// By how much that is older than the last change.
     pub lag_seconds: Option<f64>,
@@ -214,6 +214,8 @@ pub struct GatewayFacts {
     pub keys: Option<u64>,
     /// The time since its table was known to be current, by its last heartbeat.
     pub keys_age_seconds: Option<f64>,
+    /// Why it cannot save its replica of the key table.
+    pub replica_error: Option<String>,
     /// Whether it calls Redis; `None` if it is not reported.
     pub breaker: Option<BreakerFacts>,
     /// Its service without Redis; `None` if it is not reported.

@@ -363,6 +363,9 @@ async fn a_change_that_a_gateway_cannot_save_is_not_confirmed_by_it() {
     let two_beats = Duration::from_secs(2);
     let unconfirmed = command.await_applied(&mark, two_beats).await.unwrap();
     assert_eq!(unconfirmed.len(), 1, "{unconfirmed:?}");
+    let warnings = command.status().await.unwrap().warnings;
+    let of_saving = |warning: &String| warning.contains("keeper cannot save changes of keys");
+    assert!(warnings.iter().any(of_saving), "{warnings:?}");
     file.execute_batch("ROLLBACK").unwrap();
     let unconfirmed = command.await_applied(&mark, PATIENCE).await.unwrap();
     assert_eq!(unconfirmed, []);

@@ -15,7 +15,7 @@ pub const BEAT_HOLDS: Duration = Duration::from_secs(5);
 /// does not report it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Heartbeat {
-    /// The stream id of the last change applied.
+    /// The stream id of the last change applied, and saved if the gateway has a replica.
     pub applied: String,
     /// The time since its key table was known to be current (milliseconds), or `None` if it never was.
     #[serde(default)]
@@ -26,6 +26,9 @@ pub struct Heartbeat {
     /// The version of the program.
     #[serde(default)]
     pub version: String,
+    /// Why it cannot save its replica.
+    #[serde(default)]
+    pub replica_error: Option<String>,
     /// The state of its breaker.
     #[serde(default)]
     pub breaker: Option<BreakerFacts>,

@@ -402,6 +402,7 @@ impl Feed {
         };
         Heartbeat {
             applied: stream_id(lasting.unwrap_or(0)),
+            replica_error: self.save_trouble().map(Arc::unwrap_or_clone),
             keys_age_ms: u64::try_from(age.as_millis())
                 .ok()
                 .filter(|_| age < Duration::MAX),

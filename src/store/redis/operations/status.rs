@@ -256,6 +256,7 @@ fn gateway(node: &RegisterEntry, feed: &FeedFacts) -> GatewayFacts {
         applied: Some(heartbeat.applied),
         keys: u64::try_from(heartbeat.keys).ok(),
         keys_age_seconds: heartbeat.keys_age_ms.map(milliseconds),
+        replica_error: heartbeat.replica_error,
         breaker: heartbeat.breaker,
         service: heartbeat.service,
         clock_difference_seconds: heartbeat.clock_difference_seconds,
@@ -372,6 +373,11 @@ fn condition_warnings(gateway: &GatewayFacts) -> Vec<String> {
         warnings.push(format!(
             "the gateway {name} has been deciding without Redis for {:.1} s: {why}",
             breaker.since_seconds
+        ));
+    }
+    if let Some(error) = &gateway.replica_error {
+        warnings.push(format!(
+            "the gateway {name} cannot save changes of keys, so it confirms none: {error}"
         ));
     }
     if let Some(ServiceFacts {
