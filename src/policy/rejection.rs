@@ -180,74 +180,6 @@ pub struct ProblemAnswer {
 /// The media type of every error body.
 pub const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 
-struct ProblemBody<'a> {
-    r#type: &'static str,
-    title: &'a str,
-    status: u16,
-    detail: &'a str,
-    code: &'static str,
-    request_id: &'a str,
-    tiers: Option<(&'a TierName, &'a [TierName])>,
-    quota: Option<ExceededQuota>,
-}
-
-struct ExceededQuota {
-    limit: u64,
-    used: Option<u64>,
-    reset: Timestamp,
-    violated_policy: &'static str,
-}
-
-impl ProblemBody<'_> {
-    /// Makes it the body of a 429 (draft-ietf-httpapi-ratelimit-headers-11, section "Problem Types").
-    fn exceed(&mut self, quota_status: &QuotaStatus, policy: &'static str, now: Timestamp) {
-        self.r#type = QUOTA_EXCEEDED_TYPE;
-        self.title = match policy {
-            DAILY_POLICY => "Request cannot be satisfied as assigned quota has been exceeded",
-            // The daily quota may be untouched.
-            _ => "Too many requests at once",
-        };
-        self.quota = Some(ExceededQuota {
-            limit: quota_status.limit,
-            used: quota_status.used,
-            reset: Timestamp::from_second(quota_status.day.end).unwrap_or(now),
-            violated_policy: policy,
-        });
-    }
-
-    /// The body's text.
-    fn write(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(BODY_BYTES);
-        json::push_text(&mut out, "{\"type\":", self.r#type);
-        json::push_text(&mut out, ",\"title\":", self.title);
-        json::push_number(&mut out, ",\"status\":", self.status);
-        json::push_text(&mut out, ",\"detail\":", self.detail);
-        json::push_text(&mut out, ",\"code\":", self.code);
-        json::push_text(&mut out, ",\"request_id\":", self.request_id);
-        if let Some((tier, required)) = self.tiers {
-            json::push_text(&mut out, ",\"tier\":", tier.as_str());
-            out.extend_from_slice(b",\"required_tiers\":[");
-            for (at, tier) in required.iter().enumerate() {
-                let comma = if at == 0 { "" } else { "," };
-                json::push_text(&mut out, comma, tier.as_str());
-            }
-            out.push(b']');
-        }
-        if let Some(quota) = &self.quota {
-            json::push_number(&mut out, ",\"limit\":", quota.limit);
-            if let Some(used) = quota.used {
-                json::push_number(&mut out, ",\"used\":", used);
-            }
-            json::push_text(&mut out, ",\"reset\":", &quota.reset.to_string());
-            let policy = quota.violated_policy;
-            json::push_text(&mut out, ",\"violated-policies\":[", policy);
-            out.push(b']');
-        }
-        out.push(b'}');
-        out
-    }
-}
-
 impl Rejection {
     /// The status, the code, and the gateway's limit that is exceeded.
     fn kind(&self) -> (StatusCode, &'static str, Option<LimitHit>) {
@@ -366,55 +298,80 @@ impl Rejection {
         challenge: &HeaderValue,
         now: Timestamp,
     ) -> ProblemAnswer {
-        let status = self.status();
-        let detail = self.detail();
-        let mut body = ProblemBody {
-            r#type: "about:blank",
-            title: status.canonical_reason().unwrap_or_default(),
-            status: status.as_u16(),
-            detail: &detail,
-            code: self.code(),
-            request_id,
-            tiers: None,
-            quota: None,
-        };
-        let header = match self {
+        ProblemAnswer {
+            status: self.status(),
+            header: self.header(challenge, now),
+            body: self.body(request_id, now),
+        }
+    }
+
+    fn header(&self, challenge: &HeaderValue, now: Timestamp) -> Option<(HeaderName, HeaderValue)> {
+        let retry_after: HeaderValue = match self {
             Rejection::MissingApiKey | Rejection::InvalidApiKey => {
-                Some((WWW_AUTHENTICATE, challenge.clone()))
+                return Some((WWW_AUTHENTICATE, challenge.clone()));
             }
             Rejection::MethodNotAllowed { allow } => {
-                let allow = HeaderValue::from_str(allow).ok();
-                allow.map(|allow| (ALLOW, allow))
+                return Some((ALLOW, HeaderValue::from_str(allow).ok()?));
             }
-            Rejection::TierInsufficient { tier, required } => {
-                body.tiers = Some((tier, required));
-                None
-            }
-            Rejection::RateLimitExceeded(limit, quota_status) => {
-                body.exceed(quota_status, limit.policy(), now);
-                Some(match limit {
-                    ExceededLimit::Daily => retry_after(quota_status.day.seconds_left(now)),
-                    ExceededLimit::Usage { wait } | ExceededLimit::Burst { wait, .. } => {
-                        retry_after(whole_seconds(*wait))
-                    }
-                    ExceededLimit::Concurrent { .. } => retry_after(CONCURRENT_RETRY_AFTER_SECONDS),
-                })
-            }
-            Rejection::Maintenance(maintenance) => {
-                Some(retry_after(maintenance.retry_after_seconds(now)))
-            }
-            Rejection::Internal => Some(retry_after(INTERNAL_RETRY_AFTER_SECONDS)),
+            Rejection::RateLimitExceeded(limit, quota_status) => match limit {
+                ExceededLimit::Daily => quota_status.day.seconds_left(now).into(),
+                ExceededLimit::Usage { wait } | ExceededLimit::Burst { wait, .. } => {
+                    whole_seconds(*wait).into()
+                }
+                ExceededLimit::Concurrent { .. } => CONCURRENT_RETRY_AFTER_SECONDS.into(),
+            },
+            Rejection::Maintenance(maintenance) => maintenance.retry_after_seconds(now).into(),
+            Rejection::Internal => INTERNAL_RETRY_AFTER_SECONDS.into(),
             Rejection::BadRequest(_)
             | Rejection::PayloadTooLarge
             | Rejection::UriTooLong
             | Rejection::HeadersTooLarge
-            | Rejection::NotFound => None,
+            | Rejection::NotFound
+            | Rejection::TierInsufficient { .. } => return None,
         };
-        ProblemAnswer {
-            status,
-            header,
-            body: body.write(),
+        Some((RETRY_AFTER, retry_after))
+    }
+
+    /// The text of the body; that of a 429 follows draft-ietf-httpapi-ratelimit-headers-11, section "Problem Types".
+    fn body(&self, request_id: &str, now: Timestamp) -> Vec<u8> {
+        let status = self.status();
+        let (problem_type, title) = match self.policy() {
+            None => ("about:blank", status.canonical_reason().unwrap_or_default()),
+            Some(DAILY_POLICY) => (
+                QUOTA_EXCEEDED_TYPE,
+                "Request cannot be satisfied as assigned quota has been exceeded",
+            ),
+            // The daily quota may be untouched.
+            Some(_) => (QUOTA_EXCEEDED_TYPE, "Too many requests at once"),
+        };
+        let mut out = Vec::with_capacity(BODY_BYTES);
+        json::push_text(&mut out, "{\"type\":", problem_type);
+        json::push_text(&mut out, ",\"title\":", title);
+        json::push_number(&mut out, ",\"status\":", status.as_u16());
+        json::push_text(&mut out, ",\"detail\":", &self.detail());
+        json::push_text(&mut out, ",\"code\":", self.code());
+        json::push_text(&mut out, ",\"request_id\":", request_id);
+        if let Rejection::TierInsufficient { tier, required } = self {
+            json::push_text(&mut out, ",\"tier\":", tier.as_str());
+            out.extend_from_slice(b",\"required_tiers\":[");
+            for (at, tier) in required.iter().enumerate() {
+                let comma = if at == 0 { "" } else { "," };
+                json::push_text(&mut out, comma, tier.as_str());
+            }
+            out.push(b']');
         }
+        if let Rejection::RateLimitExceeded(limit, quota_status) = self {
+            json::push_number(&mut out, ",\"limit\":", quota_status.limit);
+            if let Some(used) = quota_status.used {
+                json::push_number(&mut out, ",\"used\":", used);
+            }
+            let reset = Timestamp::from_second(quota_status.day.end).unwrap_or(now);
+            json::push_text(&mut out, ",\"reset\":", &reset.to_string());
+            json::push_text(&mut out, ",\"violated-policies\":[", limit.policy());
+            out.push(b']');
+        }
+        out.push(b'}');
+        out
     }
 }
 
@@ -422,10 +379,6 @@ impl Rejection {
 pub fn challenge(realm: &str) -> HeaderValue {
     HeaderValue::try_from(format!("ApiKey realm=\"{realm}\""))
         .unwrap_or(HeaderValue::from_static("ApiKey"))
-}
-
-fn retry_after(seconds: impl Into<HeaderValue>) -> (HeaderName, HeaderValue) {
-    (RETRY_AFTER, seconds.into())
 }
 
 /// A wait in whole seconds, rounded up, at least one.
