@@ -441,9 +441,8 @@ impl<'a> Check<'a> {
 
 /// The first octets of a text's SHA-256, in hexadecimal.
 pub(super) fn short_digest(text: &str, octets: usize) -> String {
-    let digest = Sha256::digest(text);
-    let first = digest.iter().take(octets);
-    first.map(|octet| format!("{octet:02x}")).collect()
+    let digits = 2 * octets;
+    format!("{:.digits$x}", Sha256::digest(text))
 }
 
 /// A key as written in the file.

@@ -155,16 +155,7 @@ impl FromStr for KeyDigest {
 
     fn from_str(text: &str) -> Result<KeyDigest, KeyError> {
         let mut bytes = [0; 32];
-        if text.len() != 64 || !text.is_ascii() {
-            return Err(KeyError::Digest);
-        }
-        for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            let pair = std::str::from_utf8(pair).map_err(|_| KeyError::Digest)?;
-            if pair.starts_with('+') {
-                return Err(KeyError::Digest);
-            }
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| KeyError::Digest)?;
-        }
+        hex::decode_to_slice(text, &mut bytes).map_err(|_| KeyError::Digest)?;
         Ok(KeyDigest(bytes))
     }
 }

@@ -25,8 +25,8 @@ mod schemas;
 
 /// The version of the contract, not of the program.
 const API_VERSION: &str = "1.0.0";
-/// Bytes of the SHA-256 used for an `ETag`: a collision is practically impossible.
-const ETAG_BYTES: usize = 16;
+/// Hexadecimal digits of the SHA-256 used for an `ETag`: a collision is practically impossible.
+const ETAG_DIGITS: usize = 32;
 
 /// The possible values of one segment of a path (see [`super::target`]): no separator, no control character, not only dots.
 const SEGMENT: &str = r"^(?!\.{1,2}$)[^/\\\u0000-\u001f\u007f]+$";
@@ -60,12 +60,7 @@ impl Document {
     pub fn of(api: &Api<'_>) -> Document {
         let body = Bytes::from(serde_json::to_vec(&describe(api)).unwrap_or_default());
         let digest = Sha256::digest(&body);
-        let digits: String = digest
-            .iter()
-            .take(ETAG_BYTES)
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        let etag = HeaderValue::try_from(format!("\"{digits}\""))
+        let etag = HeaderValue::try_from(format!("\"{digest:.ETAG_DIGITS$x}\""))
             .unwrap_or(HeaderValue::from_static("\"\""));
         Document { body, etag }
     }
