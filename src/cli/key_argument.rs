@@ -50,10 +50,7 @@ impl KeyArgument {
             KeyArgument::Id(id) => return Ok(id),
             KeyArgument::Key(digest, form) => (digest, form),
         };
-        let holds = |record: &KeyRecord| {
-            let previous = record.previous.as_ref().map(|previous| previous.digest);
-            record.digest == digest || previous == Some(digest)
-        };
+        let holds = |record: &KeyRecord| record.digests().any(|held| held == digest);
         if let KeyForm::Issued(id) = form
             && session.store.key(id).await?.as_ref().is_some_and(holds)
         {

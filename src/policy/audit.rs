@@ -57,20 +57,8 @@ impl Entry {
             before,
         } = &*record.last_change;
         let mut after = facts(record);
-        match action {
-            Action::Issue | Action::Import | Action::Unrecorded => {}
-            Action::Rotate
-            | Action::UndoRotate
-            | Action::Suspend
-            | Action::Resume
-            | Action::Revoke
-            | Action::SetTier
-            | Action::SetExpiry
-            | Action::SetLabel
-            | Action::SetCustomer
-            | Action::Grant
-            | Action::ForgetGateway => after.retain(|name, _| before.contains_key(name)),
-        }
+        let is_whole = matches!(action, Action::Issue | Action::Import | Action::Unrecorded);
+        after.retain(|name, _| is_whole || before.contains_key(name));
         for name in before.keys() {
             after.entry(name.clone()).or_insert(None);
         }

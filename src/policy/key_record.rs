@@ -286,6 +286,12 @@ impl KeyRecord {
         outcome
     }
 
+    /// The digest of the current secret, and that of the one before the last rotation, valid or not.
+    pub fn digests(&self) -> impl Iterator<Item = KeyDigest> + use<> {
+        let previous = self.previous.as_ref().map(|previous| previous.digest);
+        std::iter::once(self.digest).chain(previous)
+    }
+
     /// The units this key may use on `date`, given its tier's daily quota.
     pub fn limit_on(&self, date: Date, tier_daily: u64) -> u64 {
         tier_daily.saturating_add(self.grants.get(&date).copied().unwrap_or(0))

@@ -195,12 +195,8 @@ pub fn losses(
     } else if calls(before) && !calls(after) {
         losses.push(Loss::Calls);
     }
-    let kept = |digest: &KeyDigest| is_valid(after, digest, now);
-    let previous = before.previous.iter().map(|previous| previous.digest);
-    if std::iter::once(before.digest)
-        .chain(previous)
-        .any(|digest| is_valid(before, &digest, now) && !kept(&digest))
-    {
+    let ends = |digest| is_valid(before, &digest, now) && !is_valid(after, &digest, now);
+    if before.digests().any(ends) {
         losses.push(Loss::Secret);
     }
     if before.tier != after.tier

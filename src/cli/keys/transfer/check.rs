@@ -76,11 +76,8 @@ pub(super) struct Checker<'a> {
 impl<'a> Checker<'a> {
     /// A check against a store with the keys `stored`.
     pub(super) fn new(setting: Setting<'a>, stored: &[KeyRecord]) -> Checker<'a> {
-        let holders = stored.iter().flat_map(|record| {
-            let previous = record.previous.as_ref().map(|previous| previous.digest);
-            let digests = std::iter::once(record.digest).chain(previous);
-            digests.map(|digest| (digest, record.id))
-        });
+        let holders = stored.iter();
+        let holders = holders.flat_map(|record| record.digests().map(|digest| (digest, record.id)));
         Checker {
             setting,
             stored_ids: stored.iter().map(|record| record.id).collect(),
@@ -262,7 +259,7 @@ impl<'a> Checker<'a> {
         mut id: GivenId,
     ) -> Result<ImportableKey, Vec<String>> {
         let previous = record.previous.as_ref().map(|previous| previous.digest);
-        let digests: Vec<KeyDigest> = std::iter::once(record.digest).chain(previous).collect();
+        let digests: Vec<KeyDigest> = record.digests().collect();
         let mut problems = self.repeats(line, &digests, None);
         match self.holders.get(&record.digest) {
             Some(holder) if id == GivenId::Given && *holder != record.id => problems.push(format!(
