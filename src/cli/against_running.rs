@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
 
-use super::output::{RecordFormat, cells, prose, write_json, write_table};
+use super::output::{RecordFormat, cells, prose, write_table};
 use super::session::{Session, UsageError, judged};
 use crate::config::{About, Config, Difference, Effective, Secret};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
@@ -80,10 +80,7 @@ pub(super) fn run(
         differences,
         keys,
     };
-    let shown = match output {
-        RecordFormat::Json => write_json(out, &report),
-        RecordFormat::Table => write_people(out, &report),
-    };
+    let shown = output.write(out, &report, |out| write_people(out, &report));
     let reason = match (needs_restart, held, unknown) {
         (true, _, _) => "a change needs a restart",
         (false, true, _) => "it removes a tier that keys have",

@@ -11,9 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::key_argument::KeyArgument;
-use super::output::{
-    RecordFormat, escape, prose, to_the_second, write_json, write_record, write_table,
-};
+use super::output::{RecordFormat, escape, prose, to_the_second, write_record, write_table};
 use super::session::{Session, require_content};
 use crate::config::{Config, SourcePosition, Tier};
 use crate::policy::admission::{AdmissionStep, Verdict};
@@ -137,10 +135,8 @@ async fn explain(
         steps: steps.map(|step| StepView::of(step, config)).collect(),
         answer: ExplainedAnswer::of(&explanation.outcome, config, now)?,
     };
-    match arguments.output {
-        RecordFormat::Json => write_json(out, &explained),
-        RecordFormat::Table => explained.write(out),
-    }
+    let table = |out: &mut dyn Write| explained.write(out);
+    arguments.output.write(out, &explained, table)
 }
 
 impl StepView {

@@ -95,18 +95,9 @@ pub(super) fn run(
     {
         configured_tier(&config, tier)?;
     }
-    let creates = match command {
-        KeysCommand::Issue(_) => true,
-        KeysCommand::Import(order) => order.writes(),
-        KeysCommand::List(_)
-        | KeysCommand::Show { .. }
-        | KeysCommand::Rotate(_)
-        | KeysCommand::Change(_)
-        | KeysCommand::Grant(_)
-        | KeysCommand::Export(_) => false,
-    };
     // These may be the first commands on a store.
     let begins = matches!(command, KeysCommand::Issue(_) | KeysCommand::Import(_));
+    let only_checks = matches!(command, KeysCommand::Import(order) if !order.writes());
     let work = async |session: &Session| {
         if !begins {
             require_content(&*session.store).await?;
@@ -124,7 +115,7 @@ pub(super) fn run(
             KeysCommand::Export(order) => transfer::export(session, order, out).await,
         }
     };
-    match creates {
+    match begins && !only_checks {
         true => Session::run_creating(config, work),
         false => Session::run(config, work),
     }

@@ -35,6 +35,21 @@ pub(super) enum RecordFormat {
     Json,
 }
 
+impl RecordFormat {
+    /// Writes a record for programs, or with `table` for people.
+    pub(super) fn write(
+        self,
+        out: &mut dyn Write,
+        record: &impl Serialize,
+        table: impl FnOnce(&mut dyn Write) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        match self {
+            RecordFormat::Json => write_json(out, record),
+            RecordFormat::Table => table(out),
+        }
+    }
+}
+
 /// The formats of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum RowsFormat {

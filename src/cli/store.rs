@@ -9,9 +9,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::keys::ChangeOptions;
-use super::output::{
-    RecordFormat, escape, parse_name, to_the_second, write_json, write_record, write_table,
-};
+use super::output::{RecordFormat, escape, parse_name, to_the_second, write_record, write_table};
 use super::session::{Session, judged};
 use crate::config::{Config, Purpose, StoreConfig};
 use crate::store::redis::journal_facts;
@@ -121,23 +119,20 @@ fn forget(config: Config, order: &ForgetArguments, out: &mut dyn Write) -> anyho
         let node = NodeName(order.node.clone());
         let author = order.options.author();
         match session.store.forget_gateway(&node, &author).await? {
-            Forgotten::Struck { heard } => match order.options.output {
-                RecordFormat::Json => write_json(
-                    out,
-                    &ForgottenView {
-                        gateway: &order.node,
-                        heard,
-                    },
-                ),
-                RecordFormat::Table => {
+            Forgotten::Struck { heard } => {
+                let forgotten = ForgottenView {
+                    gateway: &order.node,
+                    heard,
+                };
+                order.options.output.write(out, &forgotten, |out| {
                     let since = to_the_second(heard);
                     writeln!(
                         out,
                         "{name} is removed from the register; it last reported at {since}"
                     )?;
                     Ok(out.flush()?)
-                }
-            },
+                })
+            }
             Forgotten::Lives => bail!("the gateway {name} is running: nothing was changed"),
             Forgotten::Unknown => bail!(
                 "there is no gateway {name} in the register: `touchline store status` shows the silent ones"
@@ -155,10 +150,7 @@ fn show_status(config: Config, output: RecordFormat, out: &mut dyn Write) -> any
     });
     match (status, outcome, journal) {
         (Some(status), outcome, _) => {
-            match output {
-                RecordFormat::Json => write_json(out, &status)?,
-                RecordFormat::Table => write_tables(&status, out)?,
-            }
+            output.write(out, &status, |out| write_tables(&status, out))?;
             outcome
         }
         (None, Err(error), Some(journal)) => {
@@ -166,11 +158,8 @@ fn show_status(config: Config, output: RecordFormat, out: &mut dyn Write) -> any
                 error: error.to_string(),
                 journal,
             };
-            let shown = match output {
-                RecordFormat::Json => write_json(out, &without),
-                RecordFormat::Table => write_record(out, &journal_fields(&without.journal)),
-            };
-            judged(shown, Err(error))
+            let table = |out: &mut dyn Write| write_record(out, &journal_fields(&without.journal));
+            judged(output.write(out, &without, table), Err(error))
         }
         (None, outcome, _) => outcome,
     }

@@ -89,37 +89,22 @@ pub(super) async fn make(
         }
         let after = audit::signed(&before, after, change.action(), author);
         match session.store.update_key(after).await {
-            Ok(made) => {
-                return Ok(ChangeOutcome {
-                    now,
-                    before,
-                    made: Some(made),
-                });
-            }
             Err(ChangeError::Conflict(_)) => {}
             Err(ChangeError::Store(error @ StoreError::Unavailable(_))) => {
-                let unseen = match change {
-                    KeyChange::Rotate { .. } => " (its new key was not shown)",
-                    KeyChange::Suspend
-                    | KeyChange::Resume
-                    | KeyChange::Revoke
-                    | KeyChange::SetTier(_)
-                    | KeyChange::SetExpiry(_)
-                    | KeyChange::SetLabel(_)
-                    | KeyChange::SetCustomer(_)
-                    | KeyChange::Grant { .. } => "",
+                let unseen = match matches!(change, KeyChange::Rotate { .. }) {
+                    true => " (its new key was not shown)",
+                    false => "",
                 };
                 bail!(
                     "it is unknown whether {id} was changed{unseen}, {error}: check with `touchline keys show {id}` before you try again"
                 );
             }
-            Err(
-                error @ (ChangeError::UnknownKey(_)
-                | ChangeError::Exists(_)
-                | ChangeError::Unwritten(_)
-                | ChangeError::Store(_)),
-            ) => {
-                return Err(error.into());
+            made => {
+                return Ok(ChangeOutcome {
+                    now,
+                    before,
+                    made: Some(made?),
+                });
             }
         }
     }

@@ -8,9 +8,7 @@ use jiff::Timestamp;
 use super::view::{DetailView, GrantedView, KeyView, LIST_HEADER, ShownView, TodayView};
 use super::{Session, configured_tier, existing};
 use crate::cli::output::long_table::write_long_table;
-use crate::cli::output::{
-    RecordFormat, RowsFormat, write_csv, write_json, write_json_rows, write_record,
-};
+use crate::cli::output::{RecordFormat, RowsFormat, write_csv, write_json_rows, write_record};
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::Wanted;
 use crate::policy::key_record::{Action, KeyRecord, TierName};
@@ -147,18 +145,15 @@ pub(super) async fn show(
             remaining: limit.map(|limit| limit.saturating_sub(used)),
         },
     };
-    match output {
-        RecordFormat::Json => write_json(out, &view),
-        RecordFormat::Table => {
-            let mut fields = view.detail.fields(&session.config.calendar, &view.granted);
-            let limit = limit.map_or_else(
-                || "an unknown limit: the tier is not configured".to_owned(),
-                |limit| limit.to_string(),
-            );
-            fields.push(("used today", format!("{used} of {limit}")));
-            write_record(out, &fields)
-        }
-    }
+    output.write(out, &view, |out| {
+        let mut fields = view.detail.fields(&session.config.calendar, &view.granted);
+        let limit = limit.map_or_else(
+            || "an unknown limit: the tier is not configured".to_owned(),
+            |limit| limit.to_string(),
+        );
+        fields.push(("used today", format!("{used} of {limit}")));
+        write_record(out, &fields)
+    })
 }
 
 #[cfg(test)]

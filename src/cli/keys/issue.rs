@@ -6,15 +6,14 @@ use anyhow::{anyhow, bail};
 use clap::Args;
 use jiff::Timestamp;
 use jiff::civil::Date;
+use serde::Serialize;
 
 use super::arguments::{ChangeOptions, RotateArguments};
 use super::change::{Consent, make};
 use super::view::{ChangedView, DetailView, IssuedView, KeyView};
 use super::{Session, configured_tier, note};
-use crate::cli::output::{
-    RecordFormat, parse_date, parse_name, to_the_second, write_json, write_record,
-};
-use crate::policy::api_key::{ApiKey, KeyId, os_entropy};
+use crate::cli::output::{RecordFormat, parse_date, parse_name, to_the_second, write_record};
+use crate::policy::api_key::{ApiKey, os_entropy};
 use crate::policy::audit::{self, Author};
 use crate::policy::calendar::Calendar;
 use crate::policy::key_record::{Action, KeyRecord, LastChange};
@@ -75,49 +74,42 @@ pub(super) async fn issue(
         ..KeyRecord::new(&key, arguments.customer.as_str(), tier, now, issued)
     };
     let id = record.id;
-    let created = session.store.create_key(record).await;
-    let (record, mark) = created.map_err(|error| unconfirmed(id, error))?;
-    let view = KeyView::of(&record, now);
-    let shown = match arguments.options.output {
-        RecordFormat::Json => write_json(
-            out,
-            &IssuedView {
-                key: key.reveal(),
-                record: view,
-            },
+    let (record, mark) = match session.store.create_key(record).await {
+        Err(ChangeError::Store(error @ StoreError::Unavailable(_))) => bail!(
+            "it is unknown whether the key {id} was issued (it was not shown), {error}: check with `touchline keys show {id}`, \
+            revoke it if it exists, and issue another"
         ),
-        RecordFormat::Table => {
-            let mut fields = view.fields(&session.config.calendar);
-            fields.insert(1, ("key", key.reveal().to_owned()));
-            write_record(out, &fields)
-        }
+        created => created?,
     };
-    if let Err(error) = shown {
+    let view = KeyView::of(&record, now);
+    let fields = view.fields(&session.config.calendar);
+    let issued = IssuedView {
+        key: key.reveal(),
+        record: view,
+    };
+    if let Err(error) = show(&key, &issued, fields, arguments.options.output, out) {
         // Not the error itself, because a closed pipe counts as success elsewhere.
         bail!(
-            "the key {} was issued but could not be shown ({error}): revoke it and issue another",
-            record.id
+            "the key {id} was issued but could not be shown ({error}): revoke it and issue another"
         );
-    }
-    if arguments.options.output == RecordFormat::Table {
-        note("Keep the key safe: it is not stored and cannot be shown again.");
     }
     session.applied(Some(&mark)).await
 }
 
-/// The error for the operator if a key may not have been issued.
-fn unconfirmed(id: KeyId, error: ChangeError) -> anyhow::Error {
-    match error {
-        ChangeError::Store(error @ StoreError::Unavailable(_)) => anyhow!(
-            "it is unknown whether the key {id} was issued (it was not shown), {error}: check with `touchline keys show {id}`, \
-            revoke it if it exists, and issue another"
-        ),
-        ChangeError::UnknownKey(_)
-        | ChangeError::Conflict(_)
-        | ChangeError::Exists(_)
-        | ChangeError::Unwritten(_)
-        | ChangeError::Store(_) => error.into(),
+/// Shows a new key, which cannot be shown again, with its record.
+fn show(
+    key: &ApiKey,
+    record: &impl Serialize,
+    mut fields: Vec<(&str, String)>,
+    output: RecordFormat,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    fields.insert(1, ("key", key.reveal().to_owned()));
+    output.write(out, record, |out| write_record(out, &fields))?;
+    if output == RecordFormat::Table {
+        note("Keep the key safe: it is not stored and cannot be shown again.");
     }
+    Ok(())
 }
 
 pub(super) async fn rotate(
@@ -125,7 +117,7 @@ pub(super) async fn rotate(
     order: &RotateArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let id = order.id.id(session).await?;
+    let (id, output) = (order.id.id(session).await?, order.options.output);
     let key = ApiKey::for_id(&session.config.keys.prefix, id, &mut os_entropy);
     let author = order.options.author();
     let change = KeyChange::Rotate {
@@ -138,28 +130,18 @@ pub(super) async fn rotate(
     };
     let detail = DetailView::of(record, outcome.now);
     let previous_until = detail.previous_until;
-    let shown = match order.options.output {
-        RecordFormat::Json => write_json(
-            out,
-            &ChangedView {
-                changed: true,
-                key: Some(key.reveal()),
-                grant: None,
-                detail,
-            },
-        ),
-        RecordFormat::Table => {
-            let mut fields = detail.fields(&session.config.calendar, &[]);
-            fields.insert(1, ("key", key.reveal().to_owned()));
-            write_record(out, &fields)
-        }
+    let fields = detail.fields(&session.config.calendar, &[]);
+    let rotated = ChangedView {
+        changed: true,
+        key: Some(key.reveal()),
+        grant: None,
+        detail,
     };
-    if let Err(error) = shown {
+    if let Err(error) = show(&key, &rotated, fields, output, out) {
         // Not the error itself, because a closed pipe counts as success elsewhere.
         return Err(unshown(session, &outcome.before, record, &author, &error).await);
     }
-    if order.options.output == RecordFormat::Table {
-        note("Keep the key safe: it is not stored and cannot be shown again.");
+    if output == RecordFormat::Table {
         note(&previous_until.map_or_else(
             || "The old key is refused from now on.".to_owned(),
             |until| format!("The old key is valid until {}.", to_the_second(until)),

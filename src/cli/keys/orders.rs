@@ -15,7 +15,7 @@ use super::change::{ChangeOutcome, Consent, make};
 use super::view::{ChangedView, DetailView, GrantView, end};
 use super::{Session, configured_tier, note};
 use crate::cli::key_argument::KeyArgument;
-use crate::cli::output::{RecordFormat, escape, write_json};
+use crate::cli::output::{RecordFormat, escape};
 use crate::config::Config;
 use crate::policy::calendar::Calendar;
 use crate::policy::lifecycle::KeyChange;
@@ -218,20 +218,16 @@ async fn announce(
     sentence: &str,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let shown = match output {
-        RecordFormat::Json => write_json(
-            out,
-            &ChangedView {
-                changed: outcome.made.is_some(),
-                key: None,
-                grant,
-                detail: DetailView::of(outcome.after(), outcome.now),
-            },
-        ),
-        RecordFormat::Table => writeln!(out, "{sentence}")
-            .and_then(|()| out.flush())
-            .map_err(anyhow::Error::from),
+    let changed = ChangedView {
+        changed: outcome.made.is_some(),
+        key: None,
+        grant,
+        detail: DetailView::of(outcome.after(), outcome.now),
     };
+    let shown = output.write(out, &changed, |out| {
+        writeln!(out, "{sentence}")?;
+        Ok(out.flush()?)
+    });
     // Also after a command that changed nothing: it may repeat one whose change was not confirmed.
     let mark = outcome.made.as_ref().map(|(_, mark)| mark);
     session.applied_after(shown, mark).await

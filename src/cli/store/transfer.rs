@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{journal_of, place};
-use crate::cli::output::{RecordFormat, private_file, to_the_second, write_json, write_record};
+use crate::cli::output::{RecordFormat, private_file, to_the_second, write_record};
 use crate::cli::session::{CLOSE_DEADLINE, missing_file, note, on_runtime, piped, require_content};
 use crate::clock::Clock;
 use crate::config::{Config, Purpose};
@@ -342,10 +342,8 @@ impl TransferTarget {
             read: self.read.clone(),
             imported: self.imported,
         };
-        match how.output {
-            RecordFormat::Json => write_json(out, &outcome),
-            RecordFormat::Table => write_record(out, &fields(&outcome)),
-        }
+        let table = |out: &mut dyn Write| write_record(out, &fields(&outcome));
+        how.output.write(out, &outcome, table)
     }
 }
 

@@ -11,7 +11,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{LedgerQuery, Session, chain};
-use crate::cli::output::{RecordFormat, cells, write_json, write_record, write_table};
+use crate::cli::output::{RecordFormat, cells, write_record, write_table};
 use crate::cli::session::judged;
 use crate::policy::api_key::KeyId;
 use crate::store::chain::CheckedChain;
@@ -98,10 +98,7 @@ pub(super) async fn run(
     if let Some(checked) = chain::check(session, days, digest).await? {
         verdict.take(checked);
     }
-    let shown = match output {
-        RecordFormat::Json => write_json(out, &verdict),
-        RecordFormat::Table => table(out, &verdict),
-    };
+    let shown = output.write(out, &verdict, |out| table(out, &verdict));
     judged(shown, verdict.outcome())
 }
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::check::{Checker, GivenId, ImportProblem, ImportableKey, Setting};
 use super::{FileFormat, Session, UsageError, is_standard, rows};
 use crate::cli::keys::arguments::ChangeOptions;
-use crate::cli::output::{RecordFormat, write_json};
+use crate::cli::output::RecordFormat;
 use crate::policy::api_key::{KeyId, os_entropy};
 use crate::policy::key_record::{Action, LastChange};
 use crate::store::{ChangeMark, Imported};
@@ -156,22 +156,19 @@ fn write_outcome(
     output: RecordFormat,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    match output {
-        RecordFormat::Json => write_json(out, outcome),
-        RecordFormat::Table => {
-            let ImportOutcome {
-                imported, present, ..
-            } = outcome;
-            match outcome.dry_run {
-                true => writeln!(
-                    out,
-                    "the file has no mistakes: {imported} keys to import, {present} already stored"
-                )?,
-                false => writeln!(out, "{imported} keys imported, {present} already stored")?,
-            }
-            Ok(out.flush()?)
+    let ImportOutcome {
+        imported, present, ..
+    } = outcome;
+    output.write(out, outcome, |out| {
+        match outcome.dry_run {
+            true => writeln!(
+                out,
+                "the file has no mistakes: {imported} keys to import, {present} already stored"
+            )?,
+            false => writeln!(out, "{imported} keys imported, {present} already stored")?,
         }
-    }
+        Ok(out.flush()?)
+    })
 }
 
 /// A running import.
