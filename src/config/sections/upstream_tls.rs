@@ -4,10 +4,11 @@
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
-use rustls::crypto::ring::sign::any_supported_type;
+use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::CertifiedKey;
+use rustls::{Error, InconsistentKeys};
 
 use super::pairs::certificate_and_key;
 use crate::config::check::{Check, Wrong};
@@ -83,26 +84,28 @@ fn server_name(text: &str) -> Result<String, Wrong> {
 
 pub(super) fn certificates(file: &str) -> Result<(PathBuf, Chain), Wrong> {
     let hint = "a PEM file with one certificate or more, readable by the gateway's user";
-    match read_certificates(file.as_ref()) {
-        Ok(chain) => Ok((file.into(), chain)),
-        Err(reason) => Err(Wrong::new(format!("{file}: {reason}"), hint)),
+    let wrong = |reason| Wrong::new(format!("{file}: {reason}"), hint);
+    let chain = certificates_in(file.as_ref()).map_err(wrong)?;
+    for certificate in &chain {
+        x509_parser::parse_x509_certificate(certificate).map_err(|_| {
+            wrong("the file has a PEM section that is not a valid certificate".to_owned())
+        })?;
     }
+    let chain = chain.iter().map(|certificate| certificate.to_vec());
+    Ok((file.into(), chain.collect()))
 }
 
-fn read_certificates(file: &FilePath) -> Result<Vec<Vec<u8>>, String> {
+/// The certificates of a PEM file, at least one.
+///
+/// # Errors
+/// With the mistake in the file.
+pub fn certificates_in(file: &FilePath) -> Result<Vec<CertificateDer<'static>>, String> {
     let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
     let chain = read.map_err(|error| error.to_string())?;
     if chain.is_empty() {
         return Err("the file has no certificate in PEM format".to_owned());
     }
-    for certificate in &chain {
-        x509_parser::parse_x509_certificate(certificate)
-            .map_err(|_| "the file has a PEM section that is not a valid certificate".to_owned())?;
-    }
-    Ok(chain
-        .iter()
-        .map(|certificate| certificate.to_vec())
-        .collect())
+    Ok(chain)
 }
 
 pub(super) fn private_key(file: &str) -> Result<(PathBuf, PrivateKeyDer<'static>), Wrong> {
@@ -115,16 +118,15 @@ pub(super) fn private_key(file: &str) -> Result<(PathBuf, PrivateKeyDer<'static>
 
 /// Whether a key can sign for the first of these certificates.
 pub(super) fn pair(chain: &[Vec<u8>], key: &PrivateKeyDer<'static>) -> Result<(), Wrong> {
-    let wrong =
-        |reason: String| Wrong::new(reason, "use the key that the certificate was made for");
-    let signer = any_supported_type(key).map_err(|error| wrong(error.to_string()))?;
     let chain = chain.iter().map(|der| CertificateDer::from(der.clone()));
-    let certified = CertifiedKey::new(chain.collect(), signer);
-    match certified.keys_match() {
-        Ok(()) => Ok(()),
-        Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch)) => Err(wrong(
-            "the private key does not belong to the certificate".to_owned(),
-        )),
-        Err(error) => Err(wrong(error.to_string())),
-    }
+    let pair = CertifiedKey::from_der(chain.collect(), key.clone_key(), &default_provider());
+    pair.map(drop).map_err(|error| {
+        let reason = match error {
+            Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
+                "the private key does not belong to the certificate".to_owned()
+            }
+            error => error.to_string(),
+        };
+        Wrong::new(reason, "use the key that the certificate was made for")
+    })
 }

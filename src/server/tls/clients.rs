@@ -9,8 +9,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 
 use super::CertificateError;
-use super::pair::chain_of;
-use crate::config::{ClientCertificates, ClientMode};
+use crate::config::{ClientCertificates, ClientMode, certificates_in};
 
 /// The authorities that sign certificates of clients, read from their file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +33,7 @@ impl Clients {
         };
         let clients = Clients {
             configured: configured.clone(),
-            authorities: chain_of(file).map_err(unusable)?,
+            authorities: certificates_in(file).map_err(unusable)?,
         };
         clients.roots().map_err(unusable)?;
         Ok(clients)

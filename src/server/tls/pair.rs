@@ -3,13 +3,15 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use rustls::crypto::ring::sign::any_supported_type;
+use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::CertifiedKey;
+use rustls::{Error, InconsistentKeys};
 use x509_parser::extensions::GeneralName;
 
 use super::CertificateError;
+use crate::config::certificates_in;
 
 /// Reads a pair.
 ///
@@ -24,37 +26,18 @@ pub fn from_files(
         reason,
         setting,
     };
-    let chain =
-        chain_of(certificate).map_err(|reason| unusable(certificate, "certificate", reason))?;
+    let chain = certificates_in(certificate)
+        .map_err(|reason| unusable(certificate, "certificate", reason))?;
     let key = PrivateKeyDer::from_pem_file(private_key)
         .map_err(|error| unusable(private_key, "private_key", error.to_string()))?;
-    let signer = any_supported_type(&key)
-        .map_err(|error| unusable(private_key, "private_key", error.to_string()))?;
-    let certified = CertifiedKey::new(chain, signer);
-    match certified.keys_match() {
-        Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch)) => {
-            Err(CertificateError::Mismatch {
-                certificate: certificate.into(),
-                key: private_key.into(),
-            })
-        }
-        Err(error) => Err(unusable(certificate, "certificate", error.to_string())),
-        Ok(()) => Ok(certified),
-    }
-}
-
-/// The certificates of a PEM file, at least one.
-///
-/// # Errors
-/// With the mistake in the file.
-pub fn chain_of(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(file)
-        .and_then(Iterator::collect)
-        .map_err(|error| error.to_string())?;
-    if chain.is_empty() {
-        return Err("the file has no certificate in PEM format".into());
-    }
-    Ok(chain)
+    CertifiedKey::from_der(chain, key, &default_provider()).map_err(|error| match error {
+        Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => CertificateError::Mismatch {
+            certificate: certificate.into(),
+            key: private_key.into(),
+        },
+        Error::InvalidCertificate(_) => unusable(certificate, "certificate", error.to_string()),
+        _ => unusable(private_key, "private_key", error.to_string()),
+    })
 }
 
 /// The earliest end of these certificates, in Unix seconds. TLS has already read them; one that cannot be read here is ignored.
@@ -100,8 +83,8 @@ pub fn self_signed(listen: IpAddr) -> Result<CertifiedKey, CertificateError> {
     ];
     let made = rcgen::generate_simple_self_signed(names).map_err(|error| failed(&error))?;
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
-    let signer = any_supported_type(&key).map_err(|error| failed(&error))?;
-    Ok(CertifiedKey::new(vec![made.cert.der().clone()], signer))
+    let chain = vec![made.cert.der().clone()];
+    CertifiedKey::from_der(chain, key, &default_provider()).map_err(|error| failed(&error))
 }
 
 #[cfg(test)]
