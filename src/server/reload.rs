@@ -30,7 +30,6 @@ use crate::proxy::{Gate, Snapshot};
 use crate::store::Store;
 use crate::telemetry::access_log::Sink;
 use crate::telemetry::diagnostics;
-use crate::telemetry::metrics::Metrics;
 
 /// The pause between two looks at the files, and while a change was seen once: it is applied when two looks in a row saw the same,
 /// within two seconds (docs/configuration.md).
@@ -199,14 +198,10 @@ impl Reloader {
         let (file, gate, acceptor) = (self.file.clone(), self.gate.clone(), self.acceptor.clone());
         let runtime = tokio::runtime::Handle::current();
         let preparing = tokio::task::spawn_blocking(move || {
-            let holders = Holders::new(&gate.store, runtime);
-            let acceptor = acceptor.as_deref();
-            prepare(&file, &gate.snapshot(), acceptor, &holders, &gate.metrics)
+            prepare(&file, &gate, acceptor.as_deref(), &runtime)
         });
-        match preparing.await {
-            Ok(prepared) => prepared,
-            Err(error) => Err(format!("the attempt was not completed: {error}")),
-        }
+        let prepared = preparing.await;
+        prepared.unwrap_or_else(|error| Err(format!("the attempt was not completed: {error}")))
     }
 
     /// Changes everything; nothing here can fail.
@@ -305,76 +300,49 @@ fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
     std::iter::once(file.to_owned()).chain(others).collect()
 }
 
+/// Blocks: must not be called on a thread of `runtime` that runs tasks.
 fn prepare(
     file: &Path,
-    running: &Snapshot,
+    gate: &Gate,
     acceptor: Option<&Acceptor>,
-    holders: &Holders<'_>,
-    metrics: &Metrics,
+    runtime: &tokio::runtime::Handle,
 ) -> Result<Prepared, String> {
-    let config = Config::load_over(
-        file,
-        &Running {
-            config: &running.config,
-            keys_of: &|tier| holders.of(tier),
-        },
-    )
-    .map_err(|errors| errors.to_string())?;
-    let successor = match (acceptor, &config.listen.https) {
-        (Some(acceptor), Some(https)) => {
-            let successor = acceptor.successor(https);
-            Some(successor.map_err(|error| error.to_string())?)
-        }
-        (None, _) | (_, None) => None,
+    let running = gate.snapshot();
+    let counted = OnceCell::new();
+    let keys_of = |tier: &TierName| {
+        let counted = counted.get_or_init(|| runtime.block_on(keys_by_tier(&*gate.store)));
+        let counted = counted.as_ref().map_err(String::clone)?;
+        Ok(counted.get(tier).copied().unwrap_or(0))
     };
+    let replaced = Running {
+        config: &running.config,
+        keys_of: &keys_of,
+    };
+    let config = Config::load_over(file, &replaced).map_err(|errors| errors.to_string())?;
+    let tls = acceptor.zip(config.listen.https.as_ref());
+    let successor = tls.map(|(acceptor, https)| acceptor.successor(https));
+    let successor = successor.transpose().map_err(|error| error.to_string())?;
     let place = &config.logging.access_log;
-    let sink = if *place == running.config.logging.access_log {
-        None
-    } else {
-        Some(open_access_log(place, metrics).map_err(|error| error.to_string())?)
-    };
+    let changed = (*place != running.config.logging.access_log).then_some(place);
+    let sink = changed.map(|place| open_access_log(place, &gate.metrics));
+    let sink = sink.transpose().map_err(|error| error.to_string())?;
     Ok(Prepared {
-        snapshot: Snapshot::after(config, running),
+        snapshot: Snapshot::after(config, &running),
         successor,
         sink,
     })
 }
 
-/// The number of keys of each tier, read from the store if needed.
-struct Holders<'a> {
-    store: &'a Arc<dyn Store>,
-    runtime: tokio::runtime::Handle,
-    counted: OnceCell<Result<BTreeMap<TierName, u64>, String>>,
-}
-
-impl<'a> Holders<'a> {
-    /// Blocks: must not be called on a thread of `runtime` that runs tasks.
-    fn new(store: &'a Arc<dyn Store>, runtime: tokio::runtime::Handle) -> Holders<'a> {
-        Holders {
-            store,
-            runtime,
-            counted: OnceCell::new(),
+/// The number of keys of each tier that are or may become usable.
+async fn keys_by_tier(store: &dyn Store) -> Result<BTreeMap<TierName, u64>, String> {
+    let mut counted = BTreeMap::new();
+    let mut count = |page: Vec<KeyRecord>| {
+        let held = page.into_iter();
+        for key in held.filter(|key| key.state != KeyState::Revoked) {
+            *counted.entry(key.tier).or_default() += 1;
         }
-    }
-
-    /// The keys of a tier that are or may become usable.
-    fn of(&self, tier: &TierName) -> Result<u64, String> {
-        let counted = self.counted.get_or_init(|| {
-            let mut counted = BTreeMap::new();
-            let mut count = |page: Vec<KeyRecord>| {
-                let held = page.into_iter();
-                for key in held.filter(|key| key.state != KeyState::Revoked) {
-                    *counted.entry(key.tier).or_default() += 1;
-                }
-            };
-            let walk = self.store.walk_keys(&mut count);
-            let walked = self.runtime.block_on(walk);
-            walked.map_err(|error| error.to_string())?;
-            Ok(counted)
-        });
-        match counted {
-            Ok(counted) => Ok(counted.get(tier).copied().unwrap_or(0)),
-            Err(why) => Err(why.clone()),
-        }
-    }
+    };
+    let walked = store.walk_keys(&mut count).await;
+    walked.map_err(|error| error.to_string())?;
+    Ok(counted)
 }
