@@ -22,18 +22,9 @@ use crate::store::{Forgotten, NodeName};
 mod place;
 mod transfer;
 
-const GATEWAY_HEADER: [&str; 7] = [
-    "gateway",
-    "version",
-    "heartbeat",
-    "applied",
-    "lag",
-    "keys",
-    "keys_age",
-];
-/// The columns that only gateways on Redis report.
-const CONDITION_HEADER: [&str; 4] = ["clock", "breaker", "pending", "journal"];
-const SILENT_HEADER: [&str; 4] = ["silent gateway", "silent since", "version", "applied"];
+/// Names and values, of a record or of a row.
+type NamedValues = Vec<(&'static str, String)>;
+
 const GATEWAY_NUMBERS: [&str; 6] = ["heartbeat", "lag", "keys", "keys_age", "clock", "pending"];
 
 #[derive(Debug, Subcommand)]
@@ -189,32 +180,29 @@ fn write_tables(status: &StoreStatus, out: &mut dyn Write) -> anyhow::Result<()>
         fields.push(("warning", warning.clone()));
     }
     write_record(out, &fields)?;
-    write_gateways(status, out)?;
-    if status.silent.is_empty() {
-        return Ok(());
-    }
-    writeln!(out)?;
-    let rows: Vec<Vec<String>> = status.silent.iter().map(silent_row).collect();
-    write_table(out, &SILENT_HEADER, &[], &rows)
+    let (gateways, silent) = (status.gateways.iter(), status.silent.iter());
+    let gateways = gateways.map(|gateway| {
+        let mut row = gateway_row(gateway);
+        match &status.store {
+            StoreFacts::Embedded(_) => {}
+            StoreFacts::Redis(_) => row.extend(condition_fields(gateway)),
+        }
+        row
+    });
+    write_rows(out, &GATEWAY_NUMBERS, &gateways.collect::<Vec<_>>())?;
+    write_rows(out, &[], &silent.map(silent_row).collect::<Vec<_>>())
 }
 
-fn write_gateways(status: &StoreStatus, out: &mut dyn Write) -> anyhow::Result<()> {
-    if status.gateways.is_empty() {
+/// Writes a table below others, if it has rows.
+fn write_rows(out: &mut dyn Write, numbers: &[&str], rows: &[NamedValues]) -> anyhow::Result<()> {
+    let Some(first) = rows.first() else {
         return Ok(());
-    }
+    };
+    let header: Vec<&str> = first.iter().map(|(name, _)| *name).collect();
+    let rows = rows.iter().cloned();
+    let rows = rows.map(|row| row.into_iter().map(|(_, value)| value).collect());
     writeln!(out)?;
-    let mut header = GATEWAY_HEADER.to_vec();
-    let mut rows: Vec<Vec<String>> = status.gateways.iter().map(gateway_row).collect();
-    match &status.store {
-        StoreFacts::Embedded(_) => {}
-        StoreFacts::Redis(_) => {
-            header.extend(CONDITION_HEADER);
-            for (row, gateway) in rows.iter_mut().zip(&status.gateways) {
-                row.extend(condition_row(gateway));
-            }
-        }
-    }
-    write_table(out, &header, &GATEWAY_NUMBERS, &rows)
+    write_table(out, &header, numbers, &rows.collect::<Vec<_>>())
 }
 
 fn events_text(events: &EventFacts) -> String {
@@ -228,7 +216,7 @@ fn events_text(events: &EventFacts) -> String {
     format!("{waiting} pending for the webhook{age}; delivered by {courier}")
 }
 
-fn embedded_fields(facts: &EmbeddedFacts) -> Vec<(&'static str, String)> {
+fn embedded_fields(facts: &EmbeddedFacts) -> NamedValues {
     vec![
         ("store", "embedded".to_owned()),
         ("path", facts.path.display().to_string()),
@@ -238,7 +226,7 @@ fn embedded_fields(facts: &EmbeddedFacts) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn redis_fields(facts: &RedisFacts) -> Vec<(&'static str, String)> {
+fn redis_fields(facts: &RedisFacts) -> NamedValues {
     let tls = if facts.tls { ", TLS" } else { "" };
     let mut fields = vec![
         ("store", format!("redis, {}{tls}", facts.topology)),
@@ -262,7 +250,7 @@ fn redis_fields(facts: &RedisFacts) -> Vec<(&'static str, String)> {
     fields
 }
 
-fn journal_fields(journal: &JournalFacts) -> Vec<(&'static str, String)> {
+fn journal_fields(journal: &JournalFacts) -> NamedValues {
     let JournalFacts {
         path,
         bytes,
@@ -286,7 +274,7 @@ fn journal_fields(journal: &JournalFacts) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn server_fields(server: &ServerFacts) -> Vec<(&'static str, String)> {
+fn server_fields(server: &ServerFacts) -> NamedValues {
     let ServerFacts {
         address,
         version,
@@ -330,44 +318,50 @@ fn reported(fact: Option<impl ToString>) -> String {
     fact.map_or_else(|| "not reported".to_owned(), |fact| fact.to_string())
 }
 
-fn gateway_row(gateway: &GatewayFacts) -> Vec<String> {
+fn gateway_row(gateway: &GatewayFacts) -> NamedValues {
     let seconds = |age: Option<f64>| reported(age.map(|age| format!("{age:.1} s")));
     vec![
-        gateway.name.clone(),
-        reported(gateway.version.as_ref()),
-        seconds(Some(gateway.heartbeat_age_seconds)),
-        reported(gateway.applied.as_ref()),
-        seconds(gateway.lag_seconds),
-        reported(gateway.keys),
-        seconds(gateway.keys_age_seconds),
+        ("gateway", gateway.name.clone()),
+        ("version", reported(gateway.version.as_ref())),
+        ("heartbeat", seconds(Some(gateway.heartbeat_age_seconds))),
+        ("applied", reported(gateway.applied.as_ref())),
+        ("lag", seconds(gateway.lag_seconds)),
+        ("keys", reported(gateway.keys)),
+        ("keys_age", seconds(gateway.keys_age_seconds)),
     ]
 }
 
-fn silent_row(silent: &SilentFacts) -> Vec<String> {
+fn silent_row(silent: &SilentFacts) -> NamedValues {
     vec![
-        silent.name.clone(),
-        to_the_second(silent.since),
-        reported(silent.version.as_ref()),
-        reported(silent.applied.as_ref()),
+        ("silent gateway", silent.name.clone()),
+        ("silent since", to_the_second(silent.since)),
+        ("version", reported(silent.version.as_ref())),
+        ("applied", reported(silent.applied.as_ref())),
     ]
 }
 
-fn condition_row(gateway: &GatewayFacts) -> [String; 4] {
+/// The facts that only gateways on Redis report.
+fn condition_fields(gateway: &GatewayFacts) -> NamedValues {
     let clock = gateway.clock_difference_seconds;
+    let clock = clock.map(|seconds| format!("{seconds:+.1} s"));
     let breaker = gateway.breaker.as_ref();
+    let breaker =
+        breaker.map(|breaker| format!("{} for {:.0} s", breaker.state, breaker.since_seconds));
     let service = gateway.service.as_ref();
-    [
-        reported(clock.map(|seconds| format!("{seconds:+.1} s"))),
-        reported(
-            breaker.map(|breaker| format!("{} for {:.0} s", breaker.state, breaker.since_seconds)),
+    let journal = service.map(|service| {
+        let state = match service.journal_error {
+            None => "",
+            Some(_) => ", failed",
+        };
+        format!("{}{state}", service.journal.display())
+    });
+    vec![
+        ("clock", reported(clock)),
+        ("breaker", reported(breaker)),
+        (
+            "pending",
+            reported(service.map(|service| service.pending_units)),
         ),
-        reported(service.map(|service| service.pending_units)),
-        reported(service.map(|service| {
-            let state = match service.journal_error {
-                None => "",
-                Some(_) => ", failed",
-            };
-            format!("{}{state}", service.journal.display())
-        })),
+        ("journal", reported(journal)),
     ]
 }
