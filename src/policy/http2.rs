@@ -167,40 +167,44 @@ pub struct ControlRates {
     pub control_frames: u32,
 }
 
+/// The floods of frames other than resets, which share one rate.
+const CONTROL_FLOODS: [LimitHit; 6] = [
+    LimitHit::H2Settings,
+    LimitHit::H2Ping,
+    LimitHit::H2Priority,
+    LimitHit::H2WindowUpdate,
+    LimitHit::H2EmptyFrames,
+    LimitHit::H2OtherFrames,
+];
+
 /// A connection's budgets.
 #[derive(Debug, Clone)]
 pub struct Budgets {
     rates: ControlRates,
     filled: Instant,
-    settings: f64,
-    pings: f64,
-    priorities: f64,
-    window_updates: f64,
+    /// In the order of [`CONTROL_FLOODS`].
+    control: [f64; CONTROL_FLOODS.len()],
     resets: f64,
-    empties: f64,
-    others: f64,
     streams: u64,
 }
-
-/// One of a connection's budgets.
-type Budget = fn(&mut Budgets) -> &mut f64;
 
 impl Budgets {
     /// Full budgets: five seconds of each rate.
     pub fn new(rates: ControlRates, now: Instant) -> Budgets {
-        let control = f64::from(rates.control_frames * BURST_SECONDS);
         Budgets {
             rates,
             filled: now,
-            settings: control,
-            pings: control,
-            priorities: control,
-            window_updates: control,
+            control: CONTROL_FLOODS.map(|_| f64::from(rates.control_frames * BURST_SECONDS)),
             resets: f64::from(rates.resets * BURST_SECONDS),
-            empties: control,
-            others: control,
             streams: 0,
         }
+    }
+
+    /// The budget whose end is this flood.
+    fn budget(&mut self, flood: LimitHit) -> &mut f64 {
+        let mut control = CONTROL_FLOODS.iter().zip(&mut self.control);
+        let found = control.find(|(other, _)| **other == flood);
+        found.map_or(&mut self.resets, |(_, budget)| budget)
     }
 
     /// The number of streams that the client has opened.
@@ -214,27 +218,23 @@ impl Budgets {
     /// With the kind of which there were too many; the connection should be closed.
     pub fn receive(&mut self, frame: Frame, now: Instant) -> Result<(), LimitHit> {
         let ends_stream = frame.flags & END_STREAM != 0;
-        let (flood, budget): (LimitHit, Budget) = match frame.kind {
-            0 | 9 if frame.payload_bytes == 0 && !ends_stream => {
-                (LimitHit::H2EmptyFrames, |budgets| &mut budgets.empties)
-            }
+        let flood = match frame.kind {
+            0 | 9 if frame.payload_bytes == 0 && !ends_stream => LimitHit::H2EmptyFrames,
             0 | 9 => return Ok(()),
             1 => {
                 self.streams += 1;
-                self.window_updates += UPDATES_PER_STREAM;
-                self.priorities += PRIORITIES_PER_STREAM;
+                *self.budget(LimitHit::H2WindowUpdate) += UPDATES_PER_STREAM;
+                *self.budget(LimitHit::H2Priority) += PRIORITIES_PER_STREAM;
                 return Ok(());
             }
-            2 | 16 => (LimitHit::H2Priority, |budgets| &mut budgets.priorities),
-            RST_STREAM => (LimitHit::H2Resets, |budgets| &mut budgets.resets),
-            4 => (LimitHit::H2Settings, |budgets| &mut budgets.settings),
-            6 => (LimitHit::H2Ping, |budgets| &mut budgets.pings),
-            8 => (LimitHit::H2WindowUpdate, |budgets| {
-                &mut budgets.window_updates
-            }),
-            _ => (LimitHit::H2OtherFrames, |budgets| &mut budgets.others),
+            2 | 16 => LimitHit::H2Priority,
+            RST_STREAM => LimitHit::H2Resets,
+            4 => LimitHit::H2Settings,
+            6 => LimitHit::H2Ping,
+            8 => LimitHit::H2WindowUpdate,
+            _ => LimitHit::H2OtherFrames,
         };
-        self.take(1.0, budget, flood, now)
+        self.take(1.0, flood, now)
     }
 
     /// Counts a frame of ours.
@@ -244,31 +244,24 @@ impl Budgets {
     pub fn send(&mut self, frame: Frame, now: Instant) -> Result<(), LimitHit> {
         match frame.kind {
             0 => {
-                self.window_updates += UPDATES_PER_DATA;
-                self.pings += PINGS_PER_DATA;
+                *self.budget(LimitHit::H2WindowUpdate) += UPDATES_PER_DATA;
+                *self.budget(LimitHit::H2Ping) += PINGS_PER_DATA;
                 Ok(())
             }
             RST_STREAM if CLIENTS_ERRORS.contains(&frame.reason) => {
-                let resets: Budget = |budgets| &mut budgets.resets;
-                self.take(RESETS_PER_ERROR, resets, LimitHit::H2Resets, now)
+                self.take(RESETS_PER_ERROR, LimitHit::H2Resets, now)
             }
             _ => Ok(()),
         }
     }
 
     /// Takes from a budget; fails with the `flood` if it was not sufficient.
-    fn take(
-        &mut self,
-        frames: f64,
-        budget: Budget,
-        flood: LimitHit,
-        now: Instant,
-    ) -> Result<(), LimitHit> {
-        *budget(self) -= frames;
-        if *budget(self) < 0.0 {
+    fn take(&mut self, frames: f64, flood: LimitHit, now: Instant) -> Result<(), LimitHit> {
+        *self.budget(flood) -= frames;
+        if *self.budget(flood) < 0.0 {
             self.refill(now);
         }
-        match *budget(self) < 0.0 {
+        match *self.budget(flood) < 0.0 {
             true => Err(flood),
             false => Ok(()),
         }
@@ -281,16 +274,9 @@ impl Budgets {
             .min(Duration::from_secs(BURST_SECONDS.into()));
         self.filled = now;
         let control = passed.as_secs_f64() * f64::from(self.rates.control_frames);
-        for budget in [
-            &mut self.settings,
-            &mut self.pings,
-            &mut self.priorities,
-            &mut self.window_updates,
-            &mut self.empties,
-            &mut self.others,
-        ] {
-            *budget += control;
-        }
+        self.control
+            .iter_mut()
+            .for_each(|budget| *budget += control);
         self.resets += passed.as_secs_f64() * f64::from(self.rates.resets);
     }
 }
