@@ -89,6 +89,14 @@ impl KeyChange {
         before: &KeyRecord,
         now: Timestamp,
     ) -> Result<Option<KeyRecord>, ChangeRefused> {
+        let is_revoked = before.state == KeyState::Revoked;
+        let may_follow = matches!(
+            self,
+            KeyChange::Revoke | KeyChange::SetLabel(_) | KeyChange::SetCustomer(_)
+        );
+        if is_revoked && !may_follow {
+            return Err(ChangeRefused::Revoked);
+        }
         let mut after = before.clone();
         match self {
             KeyChange::Revoke => after.state = KeyState::Revoked,
@@ -96,16 +104,6 @@ impl KeyChange {
                 after.label = label.as_deref().map(Into::into);
             }
             KeyChange::SetCustomer(customer) => after.customer = customer.as_str().into(),
-            KeyChange::Rotate { .. }
-            | KeyChange::Suspend
-            | KeyChange::Resume
-            | KeyChange::SetTier(_)
-            | KeyChange::SetExpiry(_)
-            | KeyChange::Grant { .. }
-                if before.state == KeyState::Revoked =>
-            {
-                return Err(ChangeRefused::Revoked);
-            }
             KeyChange::Rotate { digest, overlap } => {
                 let until = now
                     .checked_add(*overlap)
