@@ -12,11 +12,12 @@ use sha2::{Digest, Sha256};
 
 use super::outline::{Outline, Path};
 use super::outside::{Purpose, Surroundings, expand, has_variable, read_secret, unreadable};
+use super::problem::Problem;
 pub(super) use super::problem::Wrong;
-use super::problem::{Problem, quotable, without_user};
 use super::scalar::Scalar;
 use super::secret::Secret;
 use crate::policy::address;
+use crate::policy::store_settings::without_password;
 
 /// Names that differ by more than this share of their length are not taken for a misspelling of each other.
 const LIKENESS_MIN: f64 = 0.6;
@@ -139,7 +140,10 @@ impl<'a> Check<'a> {
         if self.is_silent {
             return;
         }
-        let open = without_user(&shown);
+        let open = match shown.contains("://") {
+            true => without_password(&shown),
+            false => shown.clone(),
+        };
         let is_hidden = self.in_foundation && open != shown;
         let reading = LeafValue {
             hidden: is_hidden.then(|| short_digest(&shown, DIGEST_OCTETS)),
@@ -337,7 +341,7 @@ impl<'a> Check<'a> {
                     Some(_) if T::NUMBER => "write it without the leading zero",
                     Some(_) | None => T::HINT,
                 };
-                (format!("{:?}", quotable(text)), hint)
+                (format!("{:?}", without_password(text)), hint)
             }
             Value::Number(number) if T::NUMBER => return Ok(number.to_string()),
             Value::Bool(value) if T::BOOLEAN => return Ok(value.to_string()),

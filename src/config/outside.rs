@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde_yaml::Value;
 
-use super::problem::{Wrong, quotable};
+use super::problem::Wrong;
+use crate::policy::store_settings::without_password;
 
 /// The limit on a file with a secret: no password or URL is longer.
 const SECRET_BYTES_MAX: u64 = 64 * 1024;
@@ -118,7 +119,7 @@ pub(super) fn missing_directory(file: &Path) -> Option<String> {
     // That of a bare name is the working directory.
     let directory = file.parent().filter(|directory| *directory != "")?;
     let shown = directory.display().to_string();
-    (!directory.is_dir()).then(|| format!("there is no directory {}", quotable(&shown)))
+    (!directory.is_dir()).then(|| format!("there is no directory {}", without_password(&shown)))
 }
 
 pub(super) fn unreadable(file: &Path, error: &io::Error) -> Wrong {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use super::scalar::Scalar;
+use crate::policy::store_settings::without_password;
 
 /// One mistake and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,7 +74,7 @@ impl Wrong {
         match (&self.about, value) {
             (MessageStart::Sentence, _) => self.message.clone(),
             (MessageStart::Quoted, Some(value)) => {
-                format!("{:?} {}", quotable(value), self.message)
+                format!("{:?} {}", without_password(value), self.message)
             }
             (MessageStart::Shown, Some(value)) => format!("{value} {}", self.message),
             // The value of a variable or a file may be a secret.
@@ -81,24 +82,6 @@ impl Wrong {
                 format!("the value {}", self.message)
             }
         }
-    }
-}
-
-/// The text without the user and password of a URL in it.
-pub(super) fn without_user(text: &str) -> String {
-    let parts = text.split_once("://").and_then(|(scheme, rest)| {
-        let (_, place) = rest.rsplit_once('@')?;
-        Some(format!("{scheme}://…@{place}"))
-    });
-    parts.unwrap_or_else(|| text.to_owned())
-}
-
-/// A wrong value without user and password: it may be a URL in the wrong place, also one without its scheme.
-pub(super) fn quotable(text: &str) -> String {
-    match text.rsplit_once('@') {
-        Some(_) if text.contains("://") => without_user(text),
-        Some((_, place)) => format!("…@{place}"),
-        None => text.to_owned(),
     }
 }
 

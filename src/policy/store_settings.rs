@@ -229,12 +229,14 @@ impl fmt::Debug for Servers {
     }
 }
 
-/// The URL with everything between the scheme and the last `@` replaced by `…`.
+/// The URL with everything between the scheme, if there is one, and the last `@` replaced by `…`.
 pub fn without_password(url: &str) -> String {
-    match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, place))) => format!("{scheme}://…@{place}"),
-        (None, Some((_, place))) => format!("…@{place}"),
-        (_, None) => url.to_owned(),
+    let Some((login, place)) = url.rsplit_once('@') else {
+        return url.to_owned();
+    };
+    match login.split_once("://") {
+        Some((scheme, _)) => format!("{scheme}://…@{place}"),
+        None => format!("…@{place}"),
     }
 }
 
