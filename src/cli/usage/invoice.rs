@@ -98,20 +98,14 @@ impl Month {
     }
 }
 
-/// The names of customers, each stored once for all of its keys.
-#[derive(Debug, Default)]
-struct Customers(HashSet<Arc<str>>);
-
-impl Customers {
-    /// The one copy of a name.
-    fn shared(&mut self, name: &str) -> Arc<str> {
-        if let Some(kept) = self.0.get(name) {
-            return kept.clone();
-        }
-        let kept: Arc<str> = name.into();
-        self.0.insert(kept.clone());
-        kept
+/// The one copy of a customer's name in `names`, for all of its keys.
+fn shared(names: &mut HashSet<Arc<str>>, name: &str) -> Arc<str> {
+    if let Some(kept) = names.get(name) {
+        return kept.clone();
     }
+    let kept: Arc<str> = name.into();
+    names.insert(kept.clone());
+    kept
 }
 
 /// The facts by which the keys of a month are billed.
@@ -254,7 +248,7 @@ async fn read(
     let (from, to) = terms.month.days();
     let keys = keys_of(session, (from, to), None, customer).await?;
     let mut late = late_usage(session, terms, &keys).await?;
-    let (mut lines, mut customers) = (Vec::with_capacity(keys.len()), Customers::default());
+    let (mut lines, mut customers) = (Vec::with_capacity(keys.len()), HashSet::new());
     for batch in keys.chunks(keys_at_once(from, to)) {
         let mut usage: BTreeMap<KeyId, Vec<DayUsage>> = BTreeMap::new();
         for day in session.store.usage_of(from, to, batch).await? {
@@ -262,7 +256,7 @@ async fn read(
         }
         for record in session.store.records_of(batch).await? {
             let key = BilledKey {
-                customer: customers.shared(&record.customer),
+                customer: shared(&mut customers, &record.customer),
                 record: &record,
                 life: life(session, terms, &record).await?,
             };

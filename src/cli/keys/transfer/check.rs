@@ -94,7 +94,10 @@ impl<'a> Checker<'a> {
         let line = row.line;
         let read = row
             .fields
-            .map_err(RejectedRow::of)
+            .map_err(|problems| RejectedRow {
+                problems,
+                ..RejectedRow::default()
+            })
             .and_then(|fields| self.read(&fields, make_id));
         let record = match read {
             Ok((record, id)) => self.place(line, record, id),
@@ -132,7 +135,10 @@ impl<'a> Checker<'a> {
         fields: &Fields,
         make_id: impl FnOnce() -> KeyId,
     ) -> Result<(KeyRecord, GivenId), RejectedRow> {
-        let mut reading = RowReading::of(fields);
+        let mut reading = RowReading {
+            fields,
+            problems: Vec::new(),
+        };
         let secret = reading.keep(self.secret(fields));
         let customer = reading.required("customer", parse_name);
         let label = reading.optional("label", parse_name);
@@ -298,21 +304,11 @@ impl<'a> Checker<'a> {
 }
 
 /// A row that cannot be imported, with its values that other rows may repeat.
+#[derive(Default)]
 struct RejectedRow {
     problems: Vec<String>,
     digests: Vec<KeyDigest>,
     id: Option<KeyId>,
-}
-
-impl RejectedRow {
-    /// A row whose fields cannot be read.
-    fn of(problems: Vec<String>) -> RejectedRow {
-        RejectedRow {
-            problems,
-            digests: Vec::new(),
-            id: None,
-        }
-    }
 }
 
 /// A row's data about a key's secret.
@@ -350,14 +346,7 @@ struct RowReading<'f> {
     problems: Vec<String>,
 }
 
-impl<'f> RowReading<'f> {
-    fn of(fields: &'f Fields) -> RowReading<'f> {
-        RowReading {
-            fields,
-            problems: Vec::new(),
-        }
-    }
-
+impl RowReading<'_> {
     fn keep<T>(&mut self, read: Result<T, String>) -> Option<T> {
         read.map_err(|problem| self.problems.push(problem)).ok()
     }
