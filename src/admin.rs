@@ -22,7 +22,8 @@ use pingora::protocols::http::ServerSession;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::config::{Effective, Secret};
+use crate::config::Effective;
+use crate::policy::secret::Secret;
 use crate::store::{NodeName, Store, WithoutStore};
 use crate::telemetry::history::{History, SAMPLE_INTERVAL};
 use crate::telemetry::metrics::Metrics;

@@ -23,7 +23,6 @@ mod reload_compatibility;
 mod rows;
 mod scalar;
 mod schema;
-mod secret;
 mod sections;
 
 use outline::{Outline, Position};
@@ -35,7 +34,6 @@ pub use outside::Purpose;
 pub use places::{SourcePosition, SourcePositions};
 pub use problem::{ConfigErrors, Problem};
 pub use reload_compatibility::Running;
-pub use secret::Secret;
 pub use sections::events::{Events, Webhook};
 pub use sections::https::{Certificate, ClientCertificates, Https};
 pub use sections::limits::Limits;

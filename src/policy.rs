@@ -47,6 +47,7 @@
 //! | [`limit_hit`] | the limits whose hits are counted |
 //! | [`request_id`] | which request ids of clients are kept |
 //! | [`trace_context`] | which trace a request belongs to, and whether it is recorded |
+//! | [`secret`] | texts that are never shown |
 //! | [`words`] | enums whose values are words |
 
 pub mod address;
@@ -84,6 +85,7 @@ pub mod redirect;
 pub mod rejection;
 pub mod request_id;
 pub mod retirement;
+pub mod secret;
 pub mod server_health;
 pub mod server_name;
 pub mod store_settings;

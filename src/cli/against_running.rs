@@ -15,8 +15,9 @@ use serde::Serialize;
 
 use super::output::{RecordFormat, cells, prose, write_table};
 use super::session::{Session, UsageError, judged};
-use crate::config::{About, Config, Difference, Effective, Secret};
+use crate::config::{About, Config, Difference, Effective};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
+use crate::policy::secret::Secret;
 
 /// The timeout for the gateway's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -179,14 +180,8 @@ fn concerned(config: Config, differences: &[Difference]) -> anyhow::Result<Vec<C
 }
 
 fn write_people(out: &mut dyn Write, report: &ChangeReport) -> anyhow::Result<()> {
-    let ChangeReport {
-        running,
-        file,
-        differences,
-        keys,
-        ..
-    } = report;
-    if differences.is_empty() {
+    if report.differences.is_empty() {
+        let (running, file) = (&report.running, &report.file);
         writeln!(
             out,
             "nothing changes in effect: {running} runs, the file is {file}"
@@ -194,7 +189,7 @@ fn write_people(out: &mut dyn Write, report: &ChangeReport) -> anyhow::Result<()
         return Ok(out.flush()?);
     }
     let cell = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
-    let rows = differences.iter().map(|one| {
+    let rows = report.differences.iter().map(|one| {
         let mut row = cells(one, &["about", "name", "fact"])?;
         row.extend([cell(&one.from), cell(&one.to)]);
         Ok(row)
@@ -207,7 +202,7 @@ fn write_people(out: &mut dyn Write, report: &ChangeReport) -> anyhow::Result<()
         &rows?,
     )?;
     let mut notes = String::new();
-    for one in keys {
+    for one in &report.keys {
         let tier = &one.tier;
         let _ = match one.daily {
             Some(daily) => writeln!(

@@ -15,8 +15,8 @@ use super::outside::{Purpose, Surroundings, expand, has_variable, read_secret, u
 use super::problem::Problem;
 pub(super) use super::problem::Wrong;
 use super::scalar::Scalar;
-use super::secret::Secret;
 use crate::policy::address;
+use crate::policy::secret::Secret;
 use crate::policy::store_settings::without_password;
 
 /// Names that differ by more than this share of their length are not taken for a misspelling of each other.

@@ -16,7 +16,7 @@ use serde_yaml::{Mapping, Value};
 use super::check::{Check, Wrong, key_text, kind_of};
 use super::outline::Path;
 use super::scalar::{ByteSize, Percent, Scalar, Text};
-use super::secret::Secret;
+use crate::policy::secret::Secret;
 
 /// Reads the value at a path as a `T`; `None` if nothing is written there.
 type ValueReader<T> = dyn Fn(&mut Check<'_>, &Path, Option<Value>) -> T;

@@ -9,10 +9,10 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 
 use super::choices::{Cleartext, ClientMode, Level, Protocol, ProxyProtocol};
-use super::secret::Secret;
 use crate::policy::billing::{Months, UnusedKeys};
 use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
+use crate::policy::secret::Secret;
 use crate::policy::store_settings::{Durability, OutagePolicy};
 use crate::telemetry::access_log::Destination;
 use crate::telemetry::diagnostics::Format;

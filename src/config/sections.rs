@@ -17,7 +17,6 @@ use super::rows::{
     Form, always, leaf, list, named, number, optional, percent, plain, required, restart, rows,
     section, serving, text, texts, within,
 };
-use super::secret::Secret;
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::billing::{Months, Rules, UnusedKeys};
 use crate::policy::calendar::Calendar;
@@ -25,6 +24,7 @@ use crate::policy::endpoint::EndpointTable;
 use crate::policy::enforcement::Enforcement;
 use crate::policy::header_pattern::HeaderPattern;
 use crate::policy::key_record::TierName;
+use crate::policy::secret::Secret;
 use crate::policy::store_settings::Keeping;
 use crate::telemetry::access_log::Destination;
 use crate::telemetry::diagnostics::Format;

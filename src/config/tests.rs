@@ -454,7 +454,7 @@ fn variables_and_files_give_values_that_are_never_shown() {
     };
     let url = Servers::Url("redis://:hunter2@h:1".into());
     assert!(redis.servers == url, "{:?}", redis.servers);
-    assert_eq!(redis.password.as_deref(), Some("pass word"));
+    assert_eq!(redis.password, Some("pass word".into()));
     assert_eq!(config.runtime.threads, 5);
     assert_eq!(config.calendar.name(), "Europe/London");
     let shown = format!("{config:?}");

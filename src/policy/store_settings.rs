@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::clock_trust;
+use super::secret::Secret;
 use super::words::words;
 
 /// When a commit is forced to disk. A crash of the process alone never loses one.
@@ -68,7 +69,7 @@ fn whole_seconds(duration: Duration) -> i64 {
 }
 
 /// The configuration of the Redis store.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisSettings {
     /// The servers.
     pub servers: Servers,
@@ -77,9 +78,9 @@ pub struct RedisSettings {
     /// The ACL user; overrides the one in the URL.
     pub username: Option<String>,
     /// The password; overrides the one in the URL.
-    pub password: Option<String>,
+    pub password: Option<Secret>,
     /// The password of the sentinels.
-    pub sentinel_password: Option<String>,
+    pub sentinel_password: Option<Secret>,
     /// TLS to every server, sentinels included; a `rediss://` URL implies it.
     pub tls: Option<RedisTls>,
     /// The prefix of all key names in Redis, default `touchline`; the gateways of one service share it.
@@ -191,22 +192,6 @@ impl RedisSettings {
             keeping: Keeping::default(),
             accounts_max: 200_000,
         }
-    }
-}
-
-impl fmt::Debug for RedisSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisSettings")
-            .field("servers", &self.servers)
-            .field("database", &self.database)
-            .field("username", &self.username)
-            .field("tls", &self.tls)
-            .field("key_prefix", &self.key_prefix)
-            .field("timeout", &self.timeout)
-            .field("replica", &self.replica)
-            .field("max_staleness", &self.max_staleness)
-            .field("outage", &self.outage)
-            .finish_non_exhaustive()
     }
 }
 

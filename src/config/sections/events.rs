@@ -7,7 +7,7 @@ use super::values::{HOUR, MINUTE, MS, http_url, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::rows::{leaf, rows, secret_file, section, texts, within};
-use crate::config::secret::Secret;
+use crate::policy::secret::Secret;
 use crate::policy::threshold_event::{SHARES_MAX, Share, Shares, SigningSecret};
 
 rows! {

@@ -12,9 +12,9 @@ use crate::config::outline::Path;
 use crate::config::rows::{
     always, leaf, number, optional, required, restart, rows, secret_file, section, texts,
 };
-use crate::config::secret::Secret;
 use crate::policy::address::Network;
 use crate::policy::http1::is_host;
+use crate::policy::secret::Secret;
 
 rows! {
     /// The listeners: at least one of `http` and `https`, all on different addresses.

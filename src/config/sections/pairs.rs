@@ -2,7 +2,7 @@
 
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
-use crate::config::secret::Secret;
+use crate::policy::secret::Secret;
 
 /// A secret from its key or its `…_file` key, whichever is given, as read by `parse`. Problems do not show the secret.
 pub(super) fn one_of<T>(

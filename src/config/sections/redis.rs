@@ -13,7 +13,7 @@ use crate::config::rows::{
     Number, between, file, leaf, number, percent, rows, secret_file, section, text, texts, url,
     within,
 };
-use crate::config::secret::Secret;
+use crate::policy::secret::Secret;
 use crate::policy::store_settings::{
     OutagePolicy, OutageSettings, RedisSettings, RedisTls, Servers,
 };
@@ -106,12 +106,11 @@ pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option
         check.wrong_key(&at.key("tls"), "the URL does not ask for TLS", hint);
     }
     look_up(check, at, &servers);
-    let revealed = |secret: Option<Secret>| secret.map(|secret| secret.reveal().to_owned());
     Some(RedisSettings {
         database: rows.database,
         username: rows.username,
-        password: revealed(rows.password_file),
-        sentinel_password: revealed(rows.sentinel_password_file),
+        password: rows.password_file,
+        sentinel_password: rows.sentinel_password_file,
         tls: rows.tls,
         key_prefix: rows.key_prefix,
         timeout: rows.timeout,

@@ -6,7 +6,7 @@ use super::upstreams::{SecretHeader, header};
 use super::values::{MINUTE, MS, http_url, seconds};
 use crate::config::check::Wrong;
 use crate::config::rows::{needed, optional, percent, rows, secret, section, within};
-use crate::config::secret::Secret;
+use crate::policy::secret::Secret;
 
 rows! {
     /// The export of traces.

@@ -18,10 +18,10 @@ use crate::config::rows::{
     Form, Kind, always, leaf, list, needed, number, optional, plain, required, rows, secret_file,
     section, size, text, texts, within,
 };
-use crate::config::secret::Secret;
 use crate::policy::choice::Choice;
 use crate::policy::compression::{Coding, Compression};
 use crate::policy::own_header;
+use crate::policy::secret::Secret;
 use crate::policy::server_health::{Ejection, Thresholds};
 
 /// The hint for an empty section `upstreams`.

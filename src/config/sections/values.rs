@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::config::check::Wrong;
-use crate::config::secret::Secret;
 use crate::policy::address::Network;
+use crate::policy::secret::Secret;
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const SECOND: Duration = seconds(1);

@@ -139,11 +139,11 @@ impl Topology {
             login = login.set_username(username);
         }
         if let Some(password) = &settings.password {
-            login = login.set_password(password);
+            login = login.set_password(password.reveal());
         }
         let mut sentinel_login = RedisConnectionInfo::default();
         if let Some(password) = &settings.sentinel_password {
-            sentinel_login = sentinel_login.set_password(password);
+            sentinel_login = sentinel_login.set_password(password.reveal());
         }
         let topology = Topology {
             servers,

@@ -7,14 +7,20 @@ use std::fmt;
 pub struct Secret(String);
 
 impl Secret {
-    /// Hides a text. If a row read it as another type than a secret, it has already been shown.
-    pub(super) fn hide(text: String) -> Secret {
+    /// Hides a text. If a row of the configuration read it as another type than a secret, it has already been shown.
+    pub fn hide(text: String) -> Secret {
         Secret(text)
     }
 
     /// The text itself, for the connection that needs it.
     pub fn reveal(&self) -> &str {
         &self.0
+    }
+}
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Secret {
+        Secret::hide(text.to_owned())
     }
 }
 
