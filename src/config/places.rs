@@ -61,13 +61,7 @@ impl fmt::Debug for SourcePositions {
 impl fmt::Display for SourcePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let note = if self.written { "" } else { " (default)" };
-        let SourcePosition {
-            file,
-            line,
-            column,
-            path,
-            ..
-        } = self;
-        write!(f, "{file}:{line}:{column} {path}{note}")
+        let (line, column) = (self.line, self.column);
+        write!(f, "{}:{line}:{column} {}{note}", self.file, self.path)
     }
 }

@@ -50,27 +50,25 @@ pub struct Entry {
 impl Entry {
     /// The entry of the change that made a record.
     pub fn of(record: &KeyRecord) -> Entry {
-        let LastChange {
-            action,
-            who,
-            reason,
-            before,
-        } = &*record.last_change;
+        let change = &*record.last_change;
         let mut after = facts(record);
-        let is_whole = matches!(action, Action::Issue | Action::Import | Action::Unrecorded);
-        after.retain(|name, _| is_whole || before.contains_key(name));
-        for name in before.keys() {
+        let is_whole = matches!(
+            change.action,
+            Action::Issue | Action::Import | Action::Unrecorded
+        );
+        after.retain(|name, _| is_whole || change.before.contains_key(name));
+        for name in change.before.keys() {
             after.entry(name.clone()).or_insert(None);
         }
         Entry {
             at: record.updated,
             key: Some(record.id),
             version: record.version,
-            who: who.clone(),
-            what: *action,
-            before: before.clone(),
+            who: change.who.clone(),
+            what: change.action,
+            before: change.before.clone(),
             after,
-            reason: reason.clone(),
+            reason: change.reason.clone(),
         }
     }
 

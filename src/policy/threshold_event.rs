@@ -141,13 +141,8 @@ pub struct Event {
 impl ThresholdEvent {
     /// The event's id.
     pub fn id(&self) -> String {
-        let ThresholdEvent {
-            key,
-            quota_status,
-            share,
-            ..
-        } = self;
-        format!("quota_{}_{key}_{share}", quota_status.day.date)
+        let (date, key, share) = (self.quota_status.day.date, self.key, self.share);
+        format!("quota_{date}_{key}_{share}")
     }
 
     /// The event to be delivered.

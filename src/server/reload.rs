@@ -206,21 +206,18 @@ impl Reloader {
 
     /// Changes everything; nothing here can fail.
     fn apply(&mut self, prepared: Prepared, cause: Cause) {
-        let Prepared {
-            snapshot,
-            successor,
-            sink,
-        } = prepared;
         let previous = self.gate.snapshot().config.hash.clone();
-        let hash = snapshot.config.hash.clone();
-        let logging = &snapshot.config.logging;
+        let config = &prepared.snapshot.config;
+        let (hash, logging) = (config.hash.clone(), &config.logging);
         diagnostics::change(logging.level.as_str(), logging.format);
-        if let Some(sink) = sink {
+        if let Some(sink) = prepared.sink {
             self.retired.extend(self.gate.access_log.redirect(sink));
         }
-        known_series::create(&self.gate.metrics, &snapshot.config);
-        self.gate.replace(snapshot);
-        let tls_server = successor.and_then(|successor| successor.tls_server);
+        known_series::create(&self.gate.metrics, config);
+        self.gate.replace(prepared.snapshot);
+        let tls_server = prepared
+            .successor
+            .and_then(|successor| successor.tls_server);
         if let (Some(acceptor), Some(tls_server)) = (&self.acceptor, tls_server) {
             acceptor.exchange(tls_server);
         }

@@ -131,12 +131,8 @@ struct KeyLines<'k> {
 
 impl KeyLines<'_> {
     fn of(&mut self, tier: &str) -> &mut InvoiceLine {
-        let KeyLines {
-            config,
-            key,
-            by_tier,
-        } = self;
-        by_tier
+        let (config, key) = (self.config, self.key);
+        self.by_tier
             .entry(tier.to_owned())
             .or_insert_with(|| InvoiceLine {
                 customer: key.customer.clone(),
