@@ -262,6 +262,7 @@ impl Config {
     }
 
     /// The upstream with this name.
+    #[cfg(test)]
     pub fn upstream(&self, name: &str) -> Option<&UpstreamConfig> {
         self.upstreams
             .iter()

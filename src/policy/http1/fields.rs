@@ -184,7 +184,8 @@ pub struct EndToEnd<'a>(Field<'a>);
 
 impl<'a> EndToEnd<'a> {
     /// The field of a name and a value, or `None` if it must not be forwarded.
-    pub fn of(name: &'a HeaderName, value: &'a HeaderValue) -> Option<EndToEnd<'a>> {
+    #[cfg(test)]
+    pub(super) fn of(name: &'a HeaderName, value: &'a HeaderValue) -> Option<EndToEnd<'a>> {
         let field = Field::of(name, value.as_bytes());
         (!field.is_hop_by_hop()).then_some(EndToEnd(field))
     }

@@ -49,11 +49,6 @@ impl AnswerFraming {
             (framing, _) => framing,
         }
     }
-
-    /// Whether the head excludes any byte of a body.
-    pub fn is_empty(self) -> bool {
-        matches!(self, AnswerFraming::Bodiless(_) | AnswerFraming::Length(0))
-    }
 }
 
 /// The fields whose names mean something to the reader or the writer of a message.

@@ -241,12 +241,14 @@ impl RequestPlaces {
     }
 
     /// The end of the head, including its empty line.
-    pub fn end(&self) -> usize {
+    #[cfg(test)]
+    pub(super) fn end(&self) -> usize {
         self.end
     }
 
     /// The framing of the body that follows.
-    pub fn framing(&self) -> Framing {
+    #[cfg(test)]
+    pub(super) fn framing(&self) -> Framing {
         self.framing
     }
 
