@@ -74,7 +74,7 @@ fn marks(row: &Row) -> String {
 /// The permitted values.
 fn values(form: &Form) -> String {
     let kind = match &form.what {
-        What::Scalar { shape, .. } => scalar(shape),
+        What::Scalar { .. } => form.values.clone(),
         What::Section(_) | What::Named(_) => "section".to_owned(),
         What::List(item) => format!("list of {}", values(item)),
         What::Either(forms) => forms.each_ref().map(values).join(" or "),
@@ -83,41 +83,6 @@ fn values(form: &Form) -> String {
         Some((least, most)) => format!("{kind}, {least} to {most}"),
         None => kind,
     }
-}
-
-/// The permitted values of a scalar, from its JSON Schema.
-fn scalar(shape: &Json) -> String {
-    let first = shape.get("type").and_then(|kind| kind.get(0));
-    if let Some(kind) = first.and_then(Json::as_str) {
-        let kind = match kind {
-            "integer" => "whole number",
-            "boolean" => "`true` or `false`",
-            _ => "number",
-        };
-        return kind.to_owned();
-    }
-    let Some(forms) = shape.get("anyOf").and_then(Json::as_array) else {
-        return written(shape).unwrap_or("text").to_owned();
-    };
-    let words = forms.iter().filter_map(|form| form.get("enum")?.as_array());
-    let words = words.flatten().filter_map(Json::as_str);
-    let words = words.map(|word| format!("`{word}`"));
-    let others = forms.iter().filter_map(written).map(str::to_owned);
-    words.chain(others).collect::<Vec<_>>().join(", ")
-}
-
-/// The name of a text with a pattern; `None` if the pattern only permits a `${VARIABLE}` instead of another value.
-fn written(shape: &Json) -> Option<&'static str> {
-    let pattern = shape.get("pattern")?.as_str()?;
-    let known = [
-        ("KiB", "size"),
-        ("(ms|", "duration"),
-        ("%", "percentage"),
-        (":[0-9]+", "address:port"),
-        ("/|", "file with a slash in its name"),
-    ];
-    let known = known.iter().find(|(part, _)| pattern.contains(part));
-    known.map(|(_, name)| *name)
 }
 
 fn default(form: &Form) -> String {

@@ -30,6 +30,8 @@ pub(super) struct Kind<T> {
 /// The values permitted at one place of the file.
 pub(super) struct Form {
     pub(super) what: What,
+    /// The values of a scalar, in Markdown.
+    pub(super) values: String,
     /// The default.
     pub(super) default: Option<Json>,
     /// The least and the most.
@@ -186,6 +188,7 @@ impl Form {
     fn of(what: What) -> Form {
         Form {
             what,
+            values: String::new(),
             default: None,
             bounds: None,
             is_required: false,
@@ -204,10 +207,15 @@ fn made<T: Scalar + 'static, U: 'static>(
     make: impl Fn(T) -> Result<U, Wrong> + 'static,
 ) -> Kind<Option<U>> {
     let form = || {
-        Form::of(What::Scalar {
+        let what = What::Scalar {
             shape: T::schema(),
             is_secret: T::SECRET,
-        })
+        };
+        let values = T::values();
+        Form {
+            values,
+            ..Form::of(what)
+        }
     };
     Kind::new(
         move |check, at, written| check.leaf(at, &written?, &make),

@@ -34,6 +34,8 @@ pub(super) trait Scalar: Clone {
     const BOOLEAN: bool = false;
     /// Whether the value is a secret, of which no fact and no problem shows anything.
     const SECRET: bool = false;
+    /// The permitted values in a word or two, besides [`Self::CHOICES`]; empty if there are no others.
+    const OTHERS: &'static str = "text";
     /// The permitted words, if they can be listed.
     const CHOICES: &'static [&'static str] = &[];
     /// The other permitted forms, as a regular expression; if empty: none if there are words, otherwise any.
@@ -65,6 +67,14 @@ pub(super) trait Scalar: Clone {
         Self: PartialOrd,
     {
         bounds.contains(self)
+    }
+
+    /// The permitted values, in Markdown.
+    fn values() -> String {
+        let words = Self::CHOICES.iter().map(|word| format!("`{word}`"));
+        let others = Some(Self::OTHERS.to_owned()).filter(|others| !others.is_empty());
+        let separator = if Self::BOOLEAN { " or " } else { ", " };
+        words.chain(others).collect::<Vec<_>>().join(separator)
     }
 
     /// The JSON Schema of the type's values.
@@ -138,6 +148,7 @@ const BYTE_UNITS: [(&str, u64); 4] = [
 impl Scalar for ByteSize {
     const WHAT: &'static str = "a size";
     const HINT: &'static str = "write a whole number and B, KiB, MiB or GiB, such as 16KiB";
+    const OTHERS: &'static str = "size";
     const PATTERN: &'static str = "^[0-9]+(B|KiB|MiB|GiB)$";
 
     fn parse(text: &str) -> Option<ByteSize> {
@@ -160,6 +171,7 @@ const MILLISECOND_UNITS: [(&str, u64); 5] = [
 impl Scalar for Duration {
     const WHAT: &'static str = "a duration";
     const HINT: &'static str = "write a whole number and ms, s, m, h or d, such as 100ms";
+    const OTHERS: &'static str = "duration";
     const PATTERN: &'static str = "^[0-9]+(ms|s|m|h|d)$";
 
     fn parse(text: &str) -> Option<Duration> {
@@ -200,6 +212,7 @@ fn whole_number(digits: &str) -> Option<u64> {
 impl Scalar for u64 {
     const WHAT: &'static str = "a whole number";
     const HINT: &'static str = "write digits only, such as 1000";
+    const OTHERS: &'static str = "whole number";
     const NUMBER: bool = true;
 
     fn parse(text: &str) -> Option<u64> {
@@ -214,6 +227,7 @@ impl Scalar for u64 {
 impl Scalar for NonZeroU32 {
     const WHAT: &'static str = "a positive whole number";
     const HINT: &'static str = "write digits only, such as 1";
+    const OTHERS: &'static str = "whole number";
     const NUMBER: bool = true;
 
     fn parse(text: &str) -> Option<NonZeroU32> {
@@ -231,6 +245,7 @@ impl Scalar for SocketAddr {
     const WHAT: &'static str = "an address to listen on";
     const HINT: &'static str =
         "write an IP address and a port, such as 127.0.0.1:8080 or \"[::]:8080\"";
+    const OTHERS: &'static str = "address:port";
     const PATTERN: &'static str = ":[0-9]+$";
 
     fn parse(text: &str) -> Option<SocketAddr> {
@@ -264,6 +279,7 @@ macro_rules! choices {
             const WHAT: &'static str = $what;
             const HINT: &'static str = $hint;
             const BOOLEAN: bool = $boolean;
+            const OTHERS: &'static str = "";
             const CHOICES: &'static [&'static str] = <$type>::WORDS;
 
             fn parse(text: &str) -> Option<$type> {
@@ -294,6 +310,7 @@ choices! {
 impl Scalar for Durability {
     const WHAT: &'static str = "a durability";
     const HINT: &'static str = "write commit, or a duration such as 1s";
+    const OTHERS: &'static str = Duration::OTHERS;
     const CHOICES: &'static [&'static str] = &["commit"];
     const PATTERN: &'static str = Duration::PATTERN;
 
@@ -323,6 +340,7 @@ pub(super) struct Percent(pub(super) u64);
 impl Scalar for Percent {
     const WHAT: &'static str = "a percentage";
     const HINT: &'static str = "write a whole number and %, such as 2%";
+    const OTHERS: &'static str = "percentage";
     const PATTERN: &'static str = "^[0-9]+%$";
 
     fn parse(text: &str) -> Option<Percent> {
@@ -341,6 +359,7 @@ pub(super) struct Price(pub(super) u64);
 impl Scalar for Price {
     const WHAT: &'static str = "a price";
     const HINT: &'static str = "write US dollars, with or without cents, such as 99 or 99.50";
+    const OTHERS: &'static str = "number";
     const NUMBER: bool = true;
     const WHOLE: bool = false;
 
@@ -368,6 +387,7 @@ impl Scalar for Destination {
     const WHAT: &'static str = "a destination for the access log";
     const HINT: &'static str =
         "write stdout, stderr, off or a file name with a slash in it, such as var/access.log";
+    const OTHERS: &'static str = "file with a slash in its name";
     const CHOICES: &'static [&'static str] = &["stdout", "stderr", "off"];
     const PATTERN: &'static str = "/";
 
