@@ -10,7 +10,6 @@ use http::{Method, StatusCode};
 use super::body::{BodyReader, ChunkLimits};
 use super::fields::{
     FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, Lines, NextField, Options, keep,
-    options,
 };
 use super::framing::{AnswerFraming, KnownField, is_bodiless, is_chunked, is_lengthless};
 use super::request_line::version_of;
@@ -196,7 +195,6 @@ struct NotedAnswer {
     codings: usize,
     chunked: bool,
     options: Options,
-    nominated: usize,
 }
 
 impl NotedAnswer {
@@ -212,8 +210,8 @@ impl NotedAnswer {
                 self.chunked = is_chunked(field.value.of(bytes));
             }
             Some(KnownField::Connection) => {
-                let options = options(field.value.of(bytes), &mut self.nominated);
-                self.options.add(options.map_err(|_| AnswerFault::Field)?);
+                let noted = self.options.note(field.value.of(bytes));
+                noted.map_err(|_| AnswerFault::Field)?;
             }
             Some(KnownField::Host | KnownField::Expect | KnownField::HopByHop) | None => {}
         }

@@ -117,12 +117,7 @@ impl Taken {
 impl BodyReader {
     /// The body of a request.
     pub fn of_request(framing: Framing, limits: &ChunkLimits) -> BodyReader {
-        let state = match framing {
-            Framing::Empty | Framing::Length(0) => BodyProgress::Done,
-            Framing::Length(bytes) => BodyProgress::Length(bytes),
-            Framing::Chunked => BodyProgress::FIRST_CHUNK,
-        };
-        BodyReader::new(state, limits)
+        BodyReader::of_answer(framing.into(), limits)
     }
 
     /// The body of an answer.
@@ -133,10 +128,6 @@ impl BodyReader {
             AnswerFraming::Chunked => BodyProgress::FIRST_CHUNK,
             AnswerFraming::ByClose => BodyProgress::ByClose,
         };
-        BodyReader::new(state, limits)
-    }
-
-    fn new(state: BodyProgress, limits: &ChunkLimits) -> BodyReader {
         BodyReader {
             state,
             limits: *limits,

@@ -94,41 +94,37 @@ pub(super) fn keep(field: FieldPlace, places: &mut Vec<FieldPlace>) {
     places.push(field);
 }
 
-/// The options of a `Connection` field that concern the connection itself. `nominated` counts the others in the whole head.
-pub(super) fn options(value: &[u8], nominated: &mut usize) -> Result<Options, FieldFault> {
-    let mut options = Options::default();
-    for option in list(value) {
-        if option.eq_ignore_ascii_case(CLOSE) {
-            options.close = true;
-        } else if option.eq_ignore_ascii_case(KEEP_ALIVE) {
-            options.keep_alive = true;
-        } else {
-            *nominated += 1;
-        }
-    }
-    match *nominated > NOMINATED_MAX {
-        true => Err(FieldFault::Malformed),
-        false => Ok(options),
-    }
-}
-
 /// The members of a list, without surrounding white space (RFC 9110 section 5.6.1).
 pub fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     let members = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
     members.filter(|member| !member.is_empty())
 }
 
-/// The options of `Connection` that concern the connection itself.
+/// The options of all `Connection` fields of a head.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Options {
-    pub(super) close: bool,
-    pub(super) keep_alive: bool,
+    close: bool,
+    keep_alive: bool,
+    /// The number of others, which nominate fields.
+    nominated: usize,
 }
 
 impl Options {
-    pub(super) fn add(&mut self, other: Options) {
-        self.close |= other.close;
-        self.keep_alive |= other.keep_alive;
+    /// Adds those of a field.
+    pub(super) fn note(&mut self, value: &[u8]) -> Result<(), FieldFault> {
+        for option in list(value) {
+            if option.eq_ignore_ascii_case(CLOSE) {
+                self.close = true;
+            } else if option.eq_ignore_ascii_case(KEEP_ALIVE) {
+                self.keep_alive = true;
+            } else {
+                self.nominated += 1;
+            }
+        }
+        match self.nominated > NOMINATED_MAX {
+            true => Err(FieldFault::Malformed),
+            false => Ok(()),
+        }
     }
 
     /// Whether the connection stays open after the message (RFC 9112 section 9.3).

@@ -39,6 +39,17 @@ pub enum AnswerFraming {
     ByClose,
 }
 
+/// The same body in an answer: its bytes do not depend on the direction.
+impl From<Framing> for AnswerFraming {
+    fn from(framing: Framing) -> AnswerFraming {
+        match framing {
+            Framing::Empty => AnswerFraming::Bodiless(None),
+            Framing::Length(bytes) => AnswerFraming::Length(bytes),
+            Framing::Chunked => AnswerFraming::Chunked,
+        }
+    }
+}
+
 impl AnswerFraming {
     /// The framing of the same body for a client of this version: HTTP/1.0 has no chunks (RFC 9112 section 6.1).
     pub fn towards(self, client: Version) -> AnswerFraming {

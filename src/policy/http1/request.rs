@@ -11,7 +11,6 @@ use http::{HeaderMap, HeaderValue, Method, request};
 use super::body::{BodyReader, ChunkLimits};
 use super::fields::{
     FieldFault, FieldList, FieldPlace, FieldRange, FieldReader, Lines, NextField, Options, keep,
-    options,
 };
 use super::framing::{Framing, KnownField, is_chunked};
 use super::request_line::{self, RequestLine};
@@ -167,7 +166,6 @@ struct NotedRequest {
     length: Option<u64>,
     chunked: bool,
     options: Options,
-    nominated: usize,
     /// Whether the first `Expect` is `100-continue`; `None` if there is no `Expect`.
     expects_continue: Option<bool>,
 }
@@ -196,9 +194,8 @@ impl NotedRequest {
                 self.chunked = true;
             }
             Some(KnownField::Connection) => {
-                let options = options(value, &mut self.nominated)
-                    .map_err(|_| Rejection::BadRequest(Malformed::Connection))?;
-                self.options.add(options);
+                let noted = self.options.note(value);
+                noted.map_err(|_| Rejection::BadRequest(Malformed::Connection))?;
             }
             Some(KnownField::Expect) => {
                 self.expects_continue.get_or_insert(is_continue(value));

@@ -65,19 +65,7 @@ impl<'a> HeadWriter<'a, ToUpstream> {
 
     /// Ends the head; returns the writer of its body.
     pub fn end(self, framing: Framing, connection: ConnectionFate) -> BodyWriter {
-        let body = match framing {
-            Framing::Empty => BodyForm::Length(0),
-            Framing::Length(bytes) => {
-                push_length(self.out, bytes);
-                BodyForm::Length(bytes)
-            }
-            Framing::Chunked => {
-                push_field(self.out, b"transfer-encoding", b"chunked");
-                BodyForm::Chunked
-            }
-        };
-        push_end(self.out, connection);
-        BodyWriter::new(body)
+        end(self.out, framing.into(), connection)
     }
 }
 
@@ -110,30 +98,36 @@ impl<'a> HeadWriter<'a, ToClient> {
             _ if is_bodiless(self.status) => AnswerFraming::Bodiless(None),
             framing => framing,
         };
-        let body = match framing {
-            AnswerFraming::Bodiless(announced) => {
-                announced
-                    .into_iter()
-                    .for_each(|bytes| push_length(self.out, bytes));
-                BodyForm::Length(0)
-            }
-            AnswerFraming::Length(bytes) => {
-                push_length(self.out, bytes);
-                BodyForm::Length(bytes)
-            }
-            AnswerFraming::Chunked => {
-                push_field(self.out, b"transfer-encoding", b"chunked");
-                BodyForm::Chunked
-            }
-            AnswerFraming::ByClose => BodyForm::ByClose,
-        };
-        let connection = match framing {
-            AnswerFraming::ByClose => ConnectionFate::Close,
-            _ => connection,
-        };
-        push_end(self.out, connection);
-        BodyWriter::new(body)
+        end(self.out, framing, connection)
     }
+}
+
+/// Writes the end of a head, with the fields of its framing.
+fn end(out: &mut Vec<u8>, framing: AnswerFraming, connection: ConnectionFate) -> BodyWriter {
+    let (length, body) = match framing {
+        AnswerFraming::Bodiless(announced) => (announced, BodyForm::Done),
+        AnswerFraming::Length(0) => (Some(0), BodyForm::Done),
+        AnswerFraming::Length(bytes) => (Some(bytes), BodyForm::Length(bytes)),
+        AnswerFraming::Chunked => (None, BodyForm::Chunked),
+        AnswerFraming::ByClose => (None, BodyForm::ByClose),
+    };
+    if let Some(bytes) = length {
+        let mut digits = itoa::Buffer::new();
+        push_field(out, b"content-length", digits.format(bytes).as_bytes());
+    }
+    if body == BodyForm::Chunked {
+        push_field(out, b"transfer-encoding", b"chunked");
+    }
+    let connection = match body == BodyForm::ByClose {
+        true => ConnectionFate::Close,
+        false => connection,
+    };
+    out.extend_from_slice(match connection {
+        ConnectionFate::Implied => b"\r\n",
+        ConnectionFate::KeepAlive => b"connection: keep-alive\r\n\r\n",
+        ConnectionFate::Close => b"connection: close\r\n\r\n",
+    });
+    BodyWriter(body)
 }
 
 impl<Direction> HeadWriter<'_, Direction> {
@@ -177,19 +171,6 @@ fn push_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     out.extend_from_slice(b": ");
     out.extend_from_slice(value);
     out.extend_from_slice(b"\r\n");
-}
-
-fn push_length(out: &mut Vec<u8>, bytes: u64) {
-    let mut digits = itoa::Buffer::new();
-    push_field(out, b"content-length", digits.format(bytes).as_bytes());
-}
-
-fn push_end(out: &mut Vec<u8>, connection: ConnectionFate) {
-    out.extend_from_slice(match connection {
-        ConnectionFate::Implied => b"\r\n",
-        ConnectionFate::KeepAlive => b"connection: keep-alive\r\n\r\n",
-        ConnectionFate::Close => b"connection: close\r\n\r\n",
-    });
 }
 
 /// A body that is shorter or longer than its head announced.
@@ -261,13 +242,6 @@ impl Wrapping {
 }
 
 impl BodyWriter {
-    fn new(body: BodyForm) -> BodyWriter {
-        BodyWriter(match body {
-            BodyForm::Length(0) => BodyForm::Done,
-            body => body,
-        })
-    }
-
     /// Whether the body has been written completely. A body that ends with the connection never is.
     pub fn is_done(&self) -> bool {
         self.0 == BodyForm::Done
