@@ -133,61 +133,42 @@ pub struct EndpointTable {
 impl EndpointTable {
     /// A table of `endpoints`, or every problem with the index of its endpoint.
     pub fn new(endpoints: Vec<Endpoint>) -> Result<EndpointTable, Vec<(usize, PatternError)>> {
-        let mut problems = Vec::new();
-        let mut router = matchit::Router::new();
+        let (mut problems, mut router) = (Vec::new(), matchit::Router::new());
         let mut seen: Vec<(usize, Vec<Segment<'_>>)> = Vec::new();
         for (index, endpoint) in endpoints.iter().enumerate() {
-            let segments = match segments(&endpoint.pattern) {
-                Ok(segments) => segments,
-                Err(reason) => {
-                    problems.push((index, PatternError::Malformed { reason }));
-                    continue;
-                }
-            };
-            if let Some((other_index, _)) = seen.iter().find(|(_, other)| overlap(other, &segments))
-            {
-                let other = endpoints
-                    .get(*other_index)
-                    .map(|other| other.pattern.clone())
-                    .unwrap_or_default();
-                problems.push((
-                    index,
-                    PatternError::Overlap {
-                        other,
+            let mut add = || {
+                let malformed = |reason| PatternError::Malformed { reason };
+                let segments = segments(&endpoint.pattern).map_err(malformed)?;
+                let overlapping = seen.iter().find(|(_, other)| overlap(other, &segments));
+                if let Some((other_index, _)) = overlapping {
+                    let other = endpoints.get(*other_index);
+                    return Err(PatternError::Overlap {
+                        other: other.map(|other| other.pattern.clone()).unwrap_or_default(),
                         other_index: *other_index,
-                    },
-                ));
-                continue;
-            }
-            // Names of parameters do not matter for matching; numbering them makes equal positions equal for the router.
-            let canonical: String = segments
-                .iter()
-                .enumerate()
-                .map(|(place, segment)| match segment {
+                    });
+                }
+                // Names of parameters do not matter for matching; numbering them makes equal positions equal for the router.
+                let canonical = segments.iter().enumerate();
+                let canonical = canonical.map(|(place, segment)| match segment {
                     Segment::Literal(text) => format!("/{text}"),
                     Segment::Parameter(_) => format!("/{{p{place}}}"),
                     Segment::Rest(_) => format!("/{{*p{place}}}"),
-                })
-                .collect();
-            if router.insert(canonical, index).is_err() {
-                problems.push((
-                    index,
-                    PatternError::Malformed {
-                        reason: "it cannot stand beside the other patterns",
-                    },
-                ));
+                });
+                let inserted = router.insert(canonical.collect::<String>(), index);
+                seen.push((index, segments));
+                inserted.map_err(|_| malformed("it cannot stand beside the other patterns"))
+            };
+            if let Err(error) = add() {
+                problems.push((index, error));
             }
-            seen.push((index, segments));
         }
-        if problems.is_empty() {
-            drop(seen);
-            Ok(EndpointTable {
-                endpoints: endpoints.into_iter().map(Arc::new).collect(),
-                router,
-            })
-        } else {
-            Err(problems)
+        if !problems.is_empty() {
+            return Err(problems);
         }
+        Ok(EndpointTable {
+            endpoints: endpoints.into_iter().map(Arc::new).collect(),
+            router,
+        })
     }
 
     /// The endpoint of `path` (step 4). The path has been checked by [`super::target::Target::parse`].
