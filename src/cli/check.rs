@@ -86,20 +86,18 @@ fn summary(file: &Path, config: &Config) -> String {
 }
 
 fn listeners(config: &Config) -> Vec<String> {
-    let http = config
-        .listen
-        .http
-        .as_ref()
-        .map(|http| format!("http {}", http.address));
-    let https = config.listen.https.as_ref().map(|https| {
+    let listen = &config.listen;
+    let http = listen.http.as_ref();
+    let http = http.map(|http| format!("http {}", http.address));
+    let https = listen.https.as_ref().map(|https| {
         let certificates: Vec<String> = https.certificates.iter().map(Certificate::label).collect();
         format!("https {} ({})", https.address, certificates.join(", "))
     });
-    let redirect = config.listen.redirect.as_ref();
+    let redirect = listen.redirect.as_ref();
     let redirect = redirect.map(|redirect| format!("redirect {}", redirect.address));
-    let admin = format!("admin {}", config.listen.admin.address);
-    let others = redirect.into_iter().chain([admin]);
-    http.into_iter().chain(https).chain(others).collect()
+    let admin = Some(format!("admin {}", listen.admin.address));
+    let all = [http, https, redirect, admin].into_iter();
+    all.flatten().collect()
 }
 
 /// The store without its URL, which may contain a password.
