@@ -9,7 +9,7 @@ use http::{Method, StatusCode};
 
 use super::body::{BodyReader, ChunkLimits};
 use super::fields::{
-    FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, Lines, NextField, Options, keep,
+    FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, Lines, NextField, Options,
 };
 use super::framing::{AnswerFraming, KnownField, is_bodiless, is_chunked, is_lengthless};
 use super::request_line::version_of;
@@ -55,7 +55,6 @@ pub struct AnswerReader {
     lines: Lines,
     line: Option<StatusLine>,
     fields: FieldReader,
-    places: Vec<FieldPlace>,
     noted: NotedAnswer,
 }
 
@@ -87,7 +86,6 @@ impl AnswerReader {
             lines: Lines::default(),
             line: None,
             fields: FieldReader::default(),
-            places: Vec::new(),
             noted: NotedAnswer::default(),
         }
     }
@@ -121,10 +119,7 @@ impl AnswerReader {
                 Err(FieldFault::Malformed) => return Err(AnswerFault::Field),
                 Err(FieldFault::TooLarge) => return Err(AnswerFault::TooLarge),
                 Ok(NextField::Partial) => return Ok(None),
-                Ok(NextField::Field(field)) => {
-                    self.noted.note(field, bytes)?;
-                    keep(field, &mut self.places);
-                }
+                Ok(NextField::Field(field)) => self.noted.note(field, bytes)?,
                 Ok(NextField::End(end)) => return Ok(Some(end)),
             }
         }
@@ -160,7 +155,7 @@ impl AnswerReader {
     fn whole(self, end: usize, buffer: &mut BytesMut) -> Result<AnswerHead, AnswerFault> {
         let StatusLine { version, status } = self.line.ok_or(AnswerFault::StatusLine)?;
         let bytes = buffer.split_to(end.min(buffer.len())).freeze();
-        let fields = FieldList::new(bytes, self.places);
+        let fields = FieldList::new(bytes, self.fields.places);
         let framing = self.noted.framing(self.asked, version, status)?;
         let open = self.noted.options.keeps_open(version) && framing != AnswerFraming::ByClose;
         Ok(AnswerHead {

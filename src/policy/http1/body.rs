@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::fields::{FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, NextField, keep};
+use super::fields::{FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, NextField};
 use super::framing::{AnswerFraming, Framing};
 
 /// Hexadecimal digits of a chunk's size: up to 2^48.
@@ -55,7 +55,7 @@ pub struct BodyReader {
     trailers: Vec<FieldPlace>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum BodyProgress {
     Done,
     /// Bytes still to come.
@@ -232,8 +232,9 @@ impl BodyReader {
                 Err(FieldFault::Malformed) => return Err(BodyFault::Malformed),
                 Err(FieldFault::TooLarge) => return Err(BodyFault::TooLarge),
                 Ok(NextField::Partial) => return Ok(Taken::data(start..start)),
-                Ok(NextField::Field(field)) => keep(field, &mut self.trailers),
+                Ok(NextField::Field(_)) => {}
                 Ok(NextField::End(end)) => {
+                    self.trailers = std::mem::take(&mut fields.places);
                     self.state = BodyProgress::Done;
                     let end = start + end;
                     return Ok(Taken {

@@ -86,14 +86,6 @@ impl FieldPlace {
     }
 }
 
-/// Adds the place of a field.
-pub(super) fn keep(field: FieldPlace, places: &mut Vec<FieldPlace>) {
-    if places.capacity() == 0 {
-        *places = Vec::with_capacity(ORDINARY_FIELDS);
-    }
-    places.push(field);
-}
-
 /// The members of a list, without surrounding white space (RFC 9110 section 5.6.1).
 pub fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     let members = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
@@ -461,12 +453,13 @@ pub(super) enum NextField {
 }
 
 /// Reads a section of fields, line by line.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct FieldReader {
     lines: Lines,
     from: usize,
     bytes: usize,
-    count: usize,
+    /// The fields so far.
+    pub(super) places: Vec<FieldPlace>,
 }
 
 impl FieldReader {
@@ -476,7 +469,7 @@ impl FieldReader {
             lines: Lines::starting_at(start),
             from: start,
             bytes: 0,
-            count: 0,
+            places: Vec::with_capacity(ORDINARY_FIELDS),
         }
     }
 
@@ -502,9 +495,9 @@ impl FieldReader {
             return Ok(NextField::End(end));
         }
         let field = field(text, start).ok_or(FieldFault::Malformed)?;
-        self.count += 1;
         self.bytes += field.name.of(bytes).len() + field.value.of(bytes).len() + 4;
-        if self.count > bounds.count_max || self.bytes > bounds.bytes_max {
+        self.places.push(field);
+        if self.places.len() > bounds.count_max || self.bytes > bounds.bytes_max {
             return Err(FieldFault::TooLarge);
         }
         Ok(NextField::Field(field))

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Method, request};
 
 use super::body::{BodyReader, ChunkLimits};
 use super::fields::{
-    FieldFault, FieldList, FieldPlace, FieldRange, FieldReader, Lines, NextField, Options, keep,
+    FieldFault, FieldList, FieldPlace, FieldRange, FieldReader, Lines, NextField, Options,
 };
 use super::framing::{Framing, KnownField, is_chunked};
 use super::request_line::{self, RequestLine};
@@ -27,7 +27,6 @@ pub struct RequestReader {
     lines: Lines,
     line: Option<RequestLine>,
     fields: FieldReader,
-    places: Vec<FieldPlace>,
     noted: NotedRequest,
 }
 
@@ -73,10 +72,7 @@ impl RequestReader {
         loop {
             match self.fields.next(bytes, &field_bounds).map_err(refused)? {
                 NextField::Partial => return Ok(None),
-                NextField::Field(field) => {
-                    self.noted.note(field, bytes)?;
-                    keep(field, &mut self.places);
-                }
+                NextField::Field(field) => self.noted.note(field, bytes)?,
                 NextField::End(end) => return std::mem::take(self).whole(end).map(Some),
             }
         }
@@ -121,7 +117,7 @@ impl RequestReader {
             expects_continue: is_http11 && self.noted.expects_continue == Some(true),
             host: line.authority.or(self.noted.host),
             line,
-            fields: self.places,
+            fields: self.fields.places,
         })
     }
 }
