@@ -218,12 +218,12 @@ fn parse_in(
     let places = SourcePositions::new(file_name, outline.clone());
     let hash = check::short_digest(text, HASH_OCTETS);
     let config = sections::config(&mut check, section, hash, places);
-    if let (Some(config), Some(running), []) = (&config, running, check.problems()) {
+    if let (Some(config), Some(running), []) = (&config, running, &*check.problems) {
         reload_compatibility::check(&mut check, running, config);
     }
     match config {
-        Some(config) if check.problems().is_empty() => Ok(config),
-        Some(_) | None => Err(check.into_problems()),
+        Some(config) if check.problems.is_empty() => Ok(config),
+        Some(_) | None => Err(check.problems),
     }
 }
 

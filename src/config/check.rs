@@ -39,13 +39,17 @@ const DIGEST_OCTETS: usize = 2;
 /// One check of one file.
 pub(super) struct Check<'a> {
     outline: &'a Outline,
-    surroundings: &'a Surroundings<'a>,
-    problems: Vec<Problem>,
+    /// What is read outside the file.
+    pub(super) surroundings: &'a Surroundings<'a>,
+    pub(super) problems: Vec<Problem>,
     warnings: Vec<Problem>,
     /// The number of substitutes for values that were not read.
     unknown: usize,
-    readings: BTreeMap<String, LeafValue>,
-    foundation: BTreeMap<String, Secret>,
+    /// The leaves read so far, by path.
+    pub(super) readings: BTreeMap<String, LeafValue>,
+    /// The effects, by path, of every value whose change needs a restart. Sections with such values are included, so that adding
+    /// or removing one is noticed.
+    pub(super) foundation: BTreeMap<String, Secret>,
     in_foundation: bool,
     in_service: bool,
     is_silent: bool,
@@ -65,22 +69,6 @@ impl<'a> Check<'a> {
             in_service: false,
             is_silent: false,
         }
-    }
-
-    /// What is read outside the file.
-    pub(super) fn surroundings(&self) -> &'a Surroundings<'a> {
-        self.surroundings
-    }
-
-    /// The leaves read so far, by path.
-    pub(super) fn readings(&self) -> &BTreeMap<String, LeafValue> {
-        &self.readings
-    }
-
-    /// The effects, by path, of every value whose change needs a restart. Sections with such values are included, so that adding
-    /// or removing one is noticed.
-    pub(super) fn foundation(&self) -> &BTreeMap<String, Secret> {
-        &self.foundation
     }
 
     /// Runs `read`; a change of any value noted in it needs a restart.
@@ -108,19 +96,16 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// The number of values unknown so far.
-    pub(super) fn unknown(&self) -> usize {
-        self.unknown
-    }
-
-    /// Runs `make`, which compares values, unless one of them is unknown: unless more values are unknown now than `before`.
-    pub(super) fn judging<T>(
+    /// Reads rows and makes a value of them. If a row is unknown, the problems of comparing it with others are not noted.
+    pub(super) fn making<R, T>(
         &mut self,
-        before: usize,
-        make: impl FnOnce(&mut Check<'a>) -> T,
+        read: impl FnOnce(&mut Check<'a>) -> R,
+        make: impl FnOnce(&mut Check<'a>, R) -> T,
     ) -> T {
-        let (is_known, problems) = (self.unknown == before, self.problems.len());
-        let made = make(self);
+        let unknown = self.unknown;
+        let rows = read(self);
+        let (is_known, problems) = (self.unknown == unknown, self.problems.len());
+        let made = make(self, rows);
         if !is_known {
             self.problems.truncate(problems);
         }
@@ -219,24 +204,11 @@ impl<'a> Check<'a> {
         }
     }
 
-    pub(super) fn problems(&self) -> &[Problem] {
-        &self.problems
-    }
-
-    /// Discards the problems noted since there were `before`.
-    pub(super) fn forget_problems(&mut self, before: usize) {
-        self.problems.truncate(before);
-    }
-
     /// The warnings, in the order of the file: no problems of the file, but possible problems where it is used.
     pub(super) fn warnings(&self) -> Vec<Problem> {
         let mut warnings = self.warnings.clone();
         warnings.sort_by(Problem::by_place);
         warnings
-    }
-
-    pub(super) fn into_problems(self) -> Vec<Problem> {
-        self.problems
     }
 
     /// Notes a problem of the value at `at`.

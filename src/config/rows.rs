@@ -253,7 +253,7 @@ pub(super) fn file<U: 'static>(parse: fn(&str) -> Result<U, Wrong>) -> Kind<Opti
 /// A file of the TLS listener.
 pub(super) fn listener_file() -> Kind<Option<PathBuf>> {
     let read = |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
-        let surroundings = check.surroundings();
+        let surroundings = check.surroundings;
         check.file(at, &written?, |name| surroundings.listener_file(name))
     };
     Kind::new(read, || leaf::<PathBuf>().form())
@@ -429,9 +429,10 @@ pub(super) fn named<R: Rows, U: 'static>(
                 let entries = entries.into_iter().filter_map(|(key, value)| {
                     let name = key_text(&key);
                     let at = at.key(&name);
-                    let unknown = check.unknown();
-                    let rows = plain().read(check, &at, Some(value));
-                    check.judging(unknown, |check| make(check, &at, &name, rows))
+                    check.making(
+                        |check| plain().read(check, &at, Some(value)),
+                        |check, rows| make(check, &at, &name, rows),
+                    )
                 });
                 return Some(entries.collect());
             }
@@ -454,9 +455,10 @@ pub(super) fn section<R: Rows, U: 'static>(
     let read = move |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
         let written = check.mapping(at, written?, R::NAMES)?;
         check.section(at, |check| {
-            let unknown = check.unknown();
-            let rows = R::read(check, at, written);
-            check.judging(unknown, |check| make(check, at, rows))
+            check.making(
+                |check| R::read(check, at, written),
+                |check, rows| make(check, at, rows),
+            )
         })
     };
     Kind::new(read, || Form::of(What::Section(R::rows())))
@@ -474,14 +476,15 @@ pub(super) fn always<R: Rows, U: 'static>(make: fn(&mut Check<'_>, &Path, R) -> 
         let written = written.and_then(|written| check.mapping(at, written, R::NAMES));
         // If the value is no section, keys missing in it are no further problem.
         let is_spurious = is_given && written.is_none();
-        let problems = check.problems().len();
+        let problems = check.problems.len();
         let made = check.section(at, |check| {
-            let unknown = check.unknown();
-            let rows = R::read(check, at, written.unwrap_or_default());
-            check.judging(unknown, |check| make(check, at, rows))
+            check.making(
+                |check| R::read(check, at, written.unwrap_or_default()),
+                |check, rows| make(check, at, rows),
+            )
         });
         if is_spurious {
-            check.forget_problems(problems);
+            check.problems.truncate(problems);
         }
         made
     };

@@ -286,11 +286,11 @@ pub(super) fn config(
         calendar: root.quota.timezone.as_ref(),
     };
     let endpoints = traffic::endpoints(check, root.endpoints, &known)?;
-    let effective = Effective::of(&hash, check.readings(), &endpoints);
+    let effective = Effective::of(&hash, &check.readings, &endpoints);
     Some(Config {
         hash,
         effective: Arc::new(effective),
-        foundation: check.foundation().clone(),
+        foundation: check.foundation.clone(),
         places,
         listen: root.listen,
         store: root.store,

@@ -142,7 +142,7 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https 
             let hint = "write private_key: FILE beside the certificate";
             check.wrong(&key_at, "the key is missing", hint);
         }
-        let surroundings = check.surroundings();
+        let surroundings = check.surroundings;
         let certificate = check.named_file(&certificate_at, &rows.certificate, |name| {
             surroundings.listener_file(name)
         });
