@@ -143,9 +143,9 @@ fn predecessor(
         match error.kind() {
             // The gateway does not answer now, or ended before it did.
             WouldBlock | TimedOut | ConnectionReset | UnexpectedEof => {
-                ServeError::Busy { path, error }
+                ServeError::Busy(path, error)
             }
-            _ => ServeError::Predecessor { path, error },
+            _ => ServeError::Predecessor(path, error),
         }
     })?;
     Ok((Some(predecessor), handed))

@@ -28,9 +28,9 @@ pub async fn open(
     watch: &watch::Receiver<bool>,
     succeeded: &Arc<Notify>,
 ) -> Result<(Bound, Option<JoinHandle<()>>), ServeError> {
-    let not_offered = |error| ServeError::Offer {
-        path: upgrade.unwrap_or(Path::new("")).display().to_string(),
-        error,
+    let not_offered = |error| {
+        let path = upgrade.unwrap_or(Path::new(""));
+        ServeError::Offer(path.display().to_string(), error)
     };
     let offer = upgrade.map(|place| {
         let store = gate.store.clone();

@@ -19,55 +19,35 @@ pub enum ServeError {
     /// The store cannot be used with this configuration.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The access log cannot be written.
-    #[error("cannot open the access log {path}: {error}; correct logging.access_log")]
-    AccessLog {
-        /// The file of the log.
-        path: String,
-        /// The system's error.
-        error: std::io::Error,
-    },
+    /// The access log, in this file or stream, cannot be written.
+    #[error("cannot open the access log {0}: {1}; correct logging.access_log")]
+    AccessLog(String, std::io::Error),
     /// The operating system's certificates of authorities, which prove upstreams over TLS, cannot be read.
     #[error(
         "cannot read the system's certificate authorities: {0}; install them (Debian: ca-certificates), or name a file of them in \
         the environment variable SSL_CERT_FILE"
     )]
     Authorities(String),
-    /// There is no gateway whose listeners could be taken over.
+    /// There is no gateway behind this Unix socket whose listeners could be taken over.
     #[error(
-        "no gateway hands over its listeners at {path}: {error}; start without --upgrade, or correct listen.upgrade"
+        "no gateway hands over its listeners at {0}: {1}; start without --upgrade, or correct listen.upgrade"
     )]
-    Predecessor {
-        /// The Unix socket.
-        path: String,
-        /// The system's error.
-        error: std::io::Error,
-    },
-    /// The running gateway does not answer, waits for another successor, or was just replaced by it.
+    Predecessor(String, std::io::Error),
+    /// The running gateway behind this Unix socket does not answer, waits for another successor, or was just replaced by it.
     #[error(
-        "the gateway at {path} does not hand over its listeners now ({error}): another process may be replacing it; check \
+        "the gateway at {0} does not hand over its listeners now ({1}): another process may be replacing it; check \
         which one runs, then upgrade again if necessary"
     )]
-    Busy {
-        /// The Unix socket.
-        path: String,
-        /// The system's error.
-        error: std::io::Error,
-    },
+    Busy(String, std::io::Error),
     /// Keys of the running gateway would be without a tier.
     #[error(transparent)]
     UnknownTier(#[from] UnknownTier),
     /// The running gateway continues to serve instead.
     #[error(transparent)]
     Withdrawn(#[from] Withdrawal),
-    /// The listeners cannot be offered to a successor.
-    #[error("cannot offer the listeners at {path}: {error}; correct listen.upgrade")]
-    Offer {
-        /// The Unix socket.
-        path: String,
-        /// The system's error.
-        error: std::io::Error,
-    },
+    /// The listeners cannot be offered to a successor at this Unix socket.
+    #[error("cannot offer the listeners at {0}: {1}; correct listen.upgrade")]
+    Offer(String, std::io::Error),
     /// Threads, signals or metric families failed for lack of system resources.
     #[error("the gateway cannot start: {0}")]
     System(String),
