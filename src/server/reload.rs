@@ -61,13 +61,6 @@ words! {
         Retry = "retry",
     }
 
-    /// The part that stays unchanged.
-    enum Refusing {
-        /// Everything.
-        Configuration = "configuration",
-        /// Certificates whose files cannot be used, or authorities of clients.
-        Certificates = "certificate",
-    }
 }
 
 /// A configuration for which everything that can fail has been done.
@@ -181,7 +174,7 @@ impl Reloader {
                         if !nothing || cause == Cause::Signal {
                             self.apply(prepared, cause);
                         }
-                        self.refuse(Refusing::Certificates, reason, cause);
+                        self.refuse("certificate", reason, cause);
                     }
                     // A file was rewritten with the same contents.
                     None if nothing && cause == Cause::Change && view.refused.is_none() => {}
@@ -189,7 +182,7 @@ impl Reloader {
                 }
             }
             Err(reason) if again(&reason) => {}
-            Err(reason) => self.refuse(Refusing::Configuration, reason, cause),
+            Err(reason) => self.refuse("configuration", reason, cause),
         }
     }
 
@@ -248,7 +241,7 @@ impl Reloader {
     }
 
     /// Logs the part that stays unchanged, and why.
-    fn refuse(&mut self, what: Refusing, reason: String, cause: Cause) {
+    fn refuse(&mut self, what: &str, reason: String, cause: Cause) {
         let hash = self.gate.snapshot().config.hash.clone();
         let metrics = &self.gate.metrics;
         metrics.config_refused.set(1);
@@ -258,8 +251,7 @@ impl Reloader {
             configuration = hash,
             cause = cause.as_str(),
             reason,
-            "{} refused: the last valid one stays",
-            what.as_str()
+            "{what} refused: the last valid one stays"
         );
         let refused = RefusedFile {
             at: self.gate.store.now(),
