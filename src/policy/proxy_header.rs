@@ -95,11 +95,9 @@ pub fn of_line(line: &[u8]) -> Result<Option<SocketAddr>, NoHeader> {
             family @ ("TCP4" | "TCP6"),
             source,
             destination,
-            ports @ ..,
+            source_port,
+            destination_port,
         ] => {
-            let [source_port, destination_port] = ports else {
-                return Err(NoHeader);
-            };
             let source = ip(source, family)?;
             ip(destination, family)?;
             port(destination_port)?;

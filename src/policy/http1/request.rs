@@ -132,9 +132,8 @@ fn skip_empty_lines(bytes: &[u8]) -> Result<usize, Rejection> {
         }
     }
     match rest {
-        [b'\n', ..] => Err(unreadable()),
         // A lone CR may be the beginning of another empty line.
-        [b'\r', _, ..] => Err(unreadable()),
+        [b'\n', ..] | [b'\r', _, ..] => Err(unreadable()),
         _ => Ok(bytes.len() - rest.len()),
     }
 }
