@@ -3,6 +3,8 @@
 //!
 //! An answer passes unchanged if its upstream has encoded it, has sealed it with a digest or a signature, or forbids changes.
 
+use std::cmp::Reverse;
+
 use http::header::{
     ACCEPT_ENCODING, ACCEPT_RANGES, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE,
     ETAG, IF_NONE_MATCH, VARY,
@@ -124,17 +126,12 @@ impl Compression {
         };
         let any = weight_of(&|name| name == b"*");
         let plain = weight_of(&|name| name.eq_ignore_ascii_case(b"identity")).or(any);
-        let mut best: Option<(Coding, u16)> = None;
-        for coding in &self.codings {
-            let weight = weight_of(&|name| coding.is_named(name)).or(any);
-            let weight = weight.filter(|weight| *weight > 0);
-            if let Some(weight) = weight
-                && best.is_none_or(|(_, most)| weight > most)
-            {
-                best = Some((*coding, weight));
-            }
-        }
-        let (coding, weight) = best?;
+        let weights = self.codings.iter().filter_map(|coding| {
+            let weight = weight_of(&|name| coding.is_named(name)).or(any)?;
+            (weight > 0).then_some((*coding, weight))
+        });
+        // The first of equal ones.
+        let (coding, weight) = weights.min_by_key(|(_, weight)| Reverse(*weight))?;
         (weight >= plain.unwrap_or(0)).then_some(coding)
     }
 }
