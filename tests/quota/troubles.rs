@@ -238,6 +238,16 @@ impl Drop for Disk {
     }
 }
 
+/// The journal is looked at each second, and fails each time.
+async fn remains_failed(scene: &Scene) {
+    for _ in 0..25 {
+        let (status, reported) = readiness(scene).await;
+        let failed = (503, &"journal_failed".into());
+        assert_eq!((status, &reported["without_store"]), failed);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_journal_disk_denies_reports_it_and_recovers_when_there_is_room() {
     let directory = tempfile::tempdir().unwrap();
@@ -274,21 +284,26 @@ async fn a_full_journal_disk_denies_reports_it_and_recovers_when_there_is_room()
         (status == 503 && reported["without_store"] == "journal_failed").then_some(())
     })
     .await;
-    // It is looked at each second.
-    for _ in 0..25 {
-        let (status, reported) = readiness(&scene).await;
-        assert_eq!(
-            (status, &reported["without_store"]),
-            (503, &"journal_failed".into())
-        );
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    remains_failed(&scene).await;
     disk.free(&mut scene);
     becomes(&scene, "degraded").await;
     served(&scene, 0, &key, CALLS).await;
+    // The journal has room for some more units.
+    disk.fill(&mut scene);
+    let mut more = 0;
+    eventually("the journal fails again", async || {
+        let client = scene.client(Protocol::Http1);
+        let is_served = client.get(&key, MARKETS).await.status == 200;
+        more += u64::from(is_served);
+        (!is_served).then_some(())
+    })
+    .await;
+    remains_failed(&scene).await;
+    disk.free(&mut scene);
+    becomes(&scene, "degraded").await;
     scene.redis.as_mut().unwrap().resume();
     becomes(&scene, "ready").await;
-    scene.expect_used(&key, 3 * CALLS as u64).await;
+    scene.expect_used(&key, 3 * CALLS as u64 + more).await;
     match disk {
         Disk::Mounted(_) => scene.assert_ledgers_agree().await,
         // The access log could not be written either.

@@ -172,7 +172,9 @@ pub enum ServeOutcome {
 
 /// Fails if the disk has no room for more than units to be served: a few bytes may fit into what is left of the log.
 pub fn prove_room(connection: &Connection) -> rusqlite::Result<()> {
-    write_meta(connection, "room", &"-".repeat(ROOM_BYTES))
+    // Not the text of the last time, of which SQLite would write nothing.
+    let text = format!("{:016x}", fastrand::u64(..));
+    write_meta(connection, "room", &text.repeat(ROOM_BYTES / text.len()))
 }
 
 /// Writes the number of live gateways.
