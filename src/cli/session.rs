@@ -229,7 +229,7 @@ impl Session {
 fn not_confirmed(gateways: &[Unconfirmed]) -> Option<String> {
     let named = |gateway: &Unconfirmed| match gateway.silent_since {
         None => format!(
-            "{} (has not applied it within {} s)",
+            "{} (has not confirmed it within {} s)",
             gateway.name,
             APPLIED_PATIENCE.as_secs()
         ),
@@ -266,11 +266,11 @@ mod tests {
         };
         assert_eq!(not_confirmed(&[]), None);
         let late = not_confirmed(&[gateway(1, None)]).unwrap();
-        assert_eq!(late, "web-1 (has not applied it within 2 s)");
+        assert_eq!(late, "web-1 (has not confirmed it within 2 s)");
         let since = Some("2026-11-21T12:00:00Z");
         let both = not_confirmed(&[gateway(1, None), gateway(2, since)]).unwrap();
         assert!(both.starts_with(
-            "web-1 (has not applied it within 2 s), web-2 (silent since 2026-11-21T12:00:00Z). "
+            "web-1 (has not confirmed it within 2 s), web-2 (silent since 2026-11-21T12:00:00Z). "
         ));
         assert!(both.contains("max_staleness") && both.contains("touchline store forget"));
         let many: Vec<_> = (1..=22).map(|number| gateway(number, since)).collect();

@@ -370,6 +370,17 @@ async fn a_change_that_a_gateway_cannot_save_is_not_confirmed_by_it() {
     let unconfirmed = command.await_applied(&mark, PATIENCE).await.unwrap();
     assert_eq!(unconfirmed, []);
     assert_eq!(gateway.health().file_trouble, None);
+    // A file that the next start would not read.
+    std::fs::rename(site.replica(), site.directory.path().join("elsewhere")).unwrap();
+    issue(&command).await;
+    let trouble = eventually("the gateway has nothing to save into", async || {
+        gateway.health().file_trouble
+    })
+    .await;
+    assert!(
+        trouble.contains("was moved, removed or replaced"),
+        "{trouble}"
+    );
 }
 
 fn saved_records(path: &Path) -> HashMap<String, String> {

@@ -83,12 +83,9 @@ impl Presence {
             }
             signed_in = true;
             let is_settled = failed_at.is_none_or(|at| at.elapsed() >= BEAT_HOLDS);
-            // A failure is repeated the next time.
-            if look.is_due()
-                && is_settled
-                && let Ok(live) = self.look_around().await
-            {
-                see_live(live);
+            if look.is_due() && is_settled {
+                // A failure is repeated the next time.
+                let _ = self.look_around(&see_live).await;
             }
             tokio::select! {
                 () = feed.advanced() => {}
@@ -120,11 +117,10 @@ impl Presence {
         Ok(())
     }
 
-    /// Reads the register; returns the number of live gateways.
-    async fn look_around(&self) -> Result<u64, StoreError> {
+    async fn look_around(&self, see_live: &impl Fn(u64)) -> Result<(), StoreError> {
         let own = self.gateway_id.lock().id().to_owned();
         let mut silent = register::read(&self.link).await?;
-        let live = silent.iter().filter(|entry| entry.is_live()).count();
+        see_live(silent.iter().filter(|entry| entry.is_live()).count() as u64);
         silent.retain(|entry| !entry.is_live() && entry.gateway_id != own);
         if !silent.is_empty() {
             self.take_off_ended(&mut silent).await?;
@@ -137,7 +133,7 @@ impl Presence {
             }
         }
         *known = silent;
-        Ok(live as u64)
+        Ok(())
     }
 
     /// Removes the entries of processes that ended on this machine.

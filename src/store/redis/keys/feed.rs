@@ -9,6 +9,7 @@
 //! ten minutes, repairs the omissions of a dead command and the losses of a failover.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,8 +42,9 @@ const RECONNECT: Duration = Duration::from_millis(500);
 const RELOAD_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How soon a failed save is repeated, and records of a walk are saved. Changes of the feed are saved at once.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
-/// The shortest pause after a save. One that takes longer is followed by a pause as long.
-const SAVE_PAUSE_MIN: Duration = Duration::from_millis(100);
+/// The pause after a save is as long as the save, within these bounds: commands wait for the next one.
+const SAVE_PAUSE: RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_millis(300);
 /// How often the instant of the last currency is saved if nothing changed.
 const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(30);
 /// How far a saved instant may be ahead of this machine's clock and still be trusted.
@@ -446,11 +448,12 @@ impl Feed {
                     }
                 }
             }
-            tokio::time::sleep(began.elapsed().max(SAVE_PAUSE_MIN)).await;
+            let pause = began.elapsed();
+            tokio::time::sleep(pause.clamp(*SAVE_PAUSE.start(), *SAVE_PAUSE.end())).await;
         }
     }
 
-    /// Saves the replica; `false` if nothing was read from Redis since the start.
+    /// Saves the replica; `false` if it has none, and nothing was read from Redis yet.
     pub async fn save(&self) -> Result<bool, StoreError> {
         let (Some(replica), Some(standing)) = (self.replica.clone(), self.standing()) else {
             return Ok(false);
@@ -466,7 +469,9 @@ impl Feed {
     /// The position of the table; read before the table, so that it is never ahead of it.
     fn standing(&self) -> Option<Standing> {
         let origin = self.origin.lock().clone();
-        let place = (*self.applied.borrow()).filter(|_| *self.has_followed.borrow())?;
+        // A table that began with the saved replica is as whole as that was.
+        let is_whole = *self.has_followed.borrow() || self.saved.lock().is_some();
+        let place = (*self.applied.borrow()).filter(|_| is_whole)?;
         let age = SignedDuration::try_from(self.age()).ok()?;
         let current_at = self.setting.clock.now().checked_sub(age);
         Some(Standing {

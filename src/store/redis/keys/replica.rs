@@ -15,7 +15,7 @@ use rusqlite::{Connection, ErrorCode, params};
 
 use super::codec::{parse_place, stream_id, unpacked};
 use crate::policy::key_record::KeyRecord;
-use crate::store::held_file::beside;
+use crate::store::held_file::{FileIdentity, beside};
 use crate::store::redis::identity::{StoreIdentity, joined, split};
 use crate::store::redis::yielding::CooperativeYield;
 use crate::store::sqlite::{self, SqliteFormat, meta, signed, write_meta};
@@ -75,6 +75,8 @@ pub struct Saved {
 /// The file.
 pub struct Replica {
     path: PathBuf,
+    /// Which file is open, whatever the path leads to.
+    identity: Option<FileIdentity>,
     connection: Mutex<Connection>,
     /// The number of the table's changes ([`KeyTable::changes`]) that are in the file.
     written: Mutex<u64>,
@@ -104,6 +106,7 @@ impl Replica {
         let saved = read(&connection).map_err(|error| unusable(path, &error))?;
         let replica = Replica {
             path: path.to_owned(),
+            identity: FileIdentity::at(path).ok(),
             connection: Mutex::new(connection),
             written: Mutex::new(0),
         };
@@ -116,7 +119,16 @@ impl Replica {
     }
 
     /// Writes the changed records and their position in one transaction. Blocks for an fsync.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`] with the remedy, if it cannot be written, or if the next start would read another file.
     pub fn save(&self, keys: &KeyTable, standing: &Standing) -> Result<(), StoreError> {
+        if FileIdentity::at(&self.path).ok() != self.identity {
+            return Err(StoreError::Failed(format!(
+                "the replica of the key table {} was moved, removed or replaced: move it back, or restart the gateway",
+                self.path.display()
+            )));
+        }
         let mut written = self.written.lock();
         // Before the entries are read: a change that arrives meanwhile is found again the next time.
         let changes = keys.changes();
