@@ -69,7 +69,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::feed::Stop;
 use self::inbox::WaitingCall;
-use self::keys::ChangeResult;
+use self::keys::{ChangeResult, MARK};
 use self::writer::Desk;
 use super::chain::{ChainItem, Chained};
 use super::current::Current;
@@ -227,7 +227,9 @@ impl EmbeddedStore {
             .on_writer(move |connection, desk| {
                 let changed = make(connection, record, desk.clock.now())?;
                 // The caller finds the change in its own table at once; if this fails, the follower applies it.
-                let _ = desk.keys.catch_up(connection);
+                let _ = connection
+                    .prepare(MARK)
+                    .and_then(|mut mark| desk.keys.catch_up(connection, &mut mark));
                 Ok(changed)
             })
             .await?;
@@ -515,7 +517,7 @@ impl Store for EmbeddedStore {
     }
 
     async fn last_change(&self) -> Result<ChangeMark, StoreError> {
-        self.on_reader(|connection| keys::last_change(connection))
+        self.on_reader(|connection| connection.query_row(MARK, [], |row| row.get(0)))
             .await
             .map(mark)
     }

@@ -3,16 +3,22 @@
 use std::path::Path;
 
 use jiff::civil::Date;
-use rusqlite::{Connection, OptionalExtension, Row};
+use rusqlite::{OptionalExtension, Row, Statement};
 
 use crate::policy::calendar::Day;
 use crate::store::StoreError;
 
-const DAY: &str = "SELECT first, next FROM days WHERE date = ?1";
-const ADD_DAY: &str = "INSERT INTO days (date, first, next) VALUES (?1, ?2, ?3)";
+/// Reads the first second of a day and of the next.
+pub(super) const DAY: &str = "SELECT first, next FROM days WHERE date = ?1";
+/// Adds a day.
+pub(super) const ADD_DAY: &str = "INSERT INTO days (date, first, next) VALUES (?1, ?2, ?3)";
 
-/// The stored day of a date, if there is one.
-pub(super) fn stored_day(connection: &Connection, date: Date) -> rusqlite::Result<Option<Day>> {
+/// The stored day of a date, if there is one. `day` is the statement [`DAY`], `text` the date as a text.
+pub(super) fn stored_day(
+    day: &mut Statement<'_>,
+    text: &str,
+    date: Date,
+) -> rusqlite::Result<Option<Day>> {
     let read = |row: &Row<'_>| {
         Ok(Day {
             date,
@@ -20,15 +26,7 @@ pub(super) fn stored_day(connection: &Connection, date: Date) -> rusqlite::Resul
             end: row.get(1)?,
         })
     };
-    let mut day = connection.prepare_cached(DAY)?;
-    day.query_row([date.to_string()], read).optional()
-}
-
-/// Stores a day.
-pub(super) fn add_day(connection: &Connection, day: Day) -> rusqlite::Result<()> {
-    let mut add = connection.prepare_cached(ADD_DAY)?;
-    add.execute((day.date.to_string(), day.start, day.end))?;
-    Ok(())
+    day.query_row([text], read).optional()
 }
 
 /// The error for a day whose stored boundaries differ from the caller's.

@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, Row};
 
 use super::closing::is_due;
-use super::keys::last_change;
+use super::keys::MARK;
 use super::retention::drop_old;
 use super::schema::failure;
 use super::writer::Desk;
@@ -130,6 +130,13 @@ pub(super) fn follow(
     gateway: Option<&NodeName>,
     stop: &Arc<Stop>,
 ) {
+    let mut mark = match connection.prepare(MARK) {
+        Ok(mark) => mark,
+        Err(error) => {
+            tracing::error!(%error, "the changes of the key table cannot be read");
+            return;
+        }
+    };
     let mut written = (desk.keys.applied(), Instant::now());
     let under_way = Arc::new(AtomicBool::new(false));
     let mut looked = Instant::now();
@@ -148,7 +155,7 @@ pub(super) fn follow(
             continue;
         }
         let caught_up = match log.look(SystemTime::now()) {
-            true => desk.keys.catch_up(connection),
+            true => desk.keys.catch_up(connection, &mut mark),
             false => Ok(false),
         };
         match caught_up {
@@ -278,9 +285,9 @@ pub(super) fn lagging(connection: &Connection, place: i64) -> rusqlite::Result<V
         .collect()
 }
 
-/// The live gateways, in the order of their names. One that has applied the last change does not lag.
-pub(super) fn live(connection: &Connection) -> rusqlite::Result<Vec<GatewayFacts>> {
-    let (now, last) = (now_ms(), unsigned(last_change(connection)?));
+/// The live gateways, in the order of their names. One that has applied the `last` change does not lag.
+pub(super) fn live(connection: &Connection, last: u64) -> rusqlite::Result<Vec<GatewayFacts>> {
+    let now = now_ms();
     let facts = |row: &Row<'_>| {
         let applied = unsigned(row.get(1)?);
         let age = Duration::from_millis(unsigned(now - row.get::<_, i64>(2)?));

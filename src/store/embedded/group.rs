@@ -19,14 +19,14 @@ use std::ops::ControlFlow;
 use ahash::RandomState;
 use jiff::Timestamp;
 use jiff::civil::Date;
-use rusqlite::Connection;
+use rusqlite::{Connection, Statement};
 
 use super::appended::{self, Mark, Packing};
 use super::closing::{self, GUARDED};
-use super::days::{add_day, stored_day};
+use super::days::{ADD_DAY, DAY, stored_day};
 use super::folding::first_and_last;
 use super::inbox::{Refund, Refusals, Ruling};
-use super::keys::Follower;
+use super::keys::{Follower, MARK};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::ledger::{ADJUSTMENT_STEP_SECONDS, Ceiling};
@@ -41,8 +41,6 @@ const APPEND: &str = "INSERT INTO appended (number, entries) VALUES (?1, ?2)";
 const ADJUST: &str = "INSERT INTO adjustments (date, key, came, units) VALUES (?1, ?2, ?3, ?4)
     ON CONFLICT (date, key, came) DO UPDATE SET units = units + excluded.units";
 
-/// Takes the write lock.
-const BEGIN: &str = "BEGIN IMMEDIATE";
 /// A number that changes when another connection has committed.
 const VERSION: &str = "PRAGMA data_version";
 
@@ -60,11 +58,22 @@ struct KnownCount {
     turn: u64,
 }
 
-/// What groups have learnt of the database behind a connection.
-pub(super) struct KnownCounts<'c> {
+/// The statements of a group, prepared once, and what groups have learnt.
+pub(super) struct Statements<'c> {
     connection: &'c Connection,
+    begin: Statement<'c>,
+    commit: Statement<'c>,
+    rollback: Statement<'c>,
+    mark: Statement<'c>,
+    day: Statement<'c>,
+    add_day: Statement<'c>,
+    count: Statement<'c>,
+    append: Statement<'c>,
+    adjust: Statement<'c>,
     /// The rows of the days table that a committed group has read or written.
     days: HashMap<Date, Day, RandomState>,
+    version: Statement<'c>,
+    guarded: Statement<'c>,
     /// The last date that a write may have to reopen; none where there is no closed day.
     guarded_through: Option<Date>,
     /// The version of the database that what is known is of.
@@ -80,19 +89,29 @@ pub(super) struct KnownCounts<'c> {
     turn: u64,
 }
 
-impl<'c> KnownCounts<'c> {
-    /// Nothing is known.
-    pub(super) fn new(connection: &'c Connection) -> KnownCounts<'c> {
-        KnownCounts {
+impl<'c> Statements<'c> {
+    pub(super) fn prepare(connection: &'c Connection) -> rusqlite::Result<Statements<'c>> {
+        Ok(Statements {
             connection,
+            begin: connection.prepare("BEGIN IMMEDIATE")?,
+            commit: connection.prepare("COMMIT")?,
+            rollback: connection.prepare("ROLLBACK")?,
+            mark: connection.prepare(MARK)?,
+            day: connection.prepare(DAY)?,
+            add_day: connection.prepare(ADD_DAY)?,
+            count: connection.prepare(COUNT)?,
+            append: connection.prepare(APPEND)?,
+            adjust: connection.prepare(ADJUST)?,
             days: HashMap::default(),
+            version: connection.prepare(VERSION)?,
+            guarded: connection.prepare(GUARDED)?,
             guarded_through: None,
             known_of: None,
             known: HashMap::default(),
             known_max: COUNTS_MAX,
             seen: None,
             turn: 0,
-        }
+        })
     }
 
     /// Has the next group look for changes: something else was written on its connection.
@@ -151,7 +170,9 @@ impl<'c> KnownCounts<'c> {
                     known.group = change.group;
                 }
                 Entry::Vacant(unknown) => {
-                    let in_ledger = count_in_ledger(self.connection, place)?;
+                    let in_ledger: i64 = self
+                        .count
+                        .query_row((place.1.to_string(), place.0.as_str()), |row| row.get(0))?;
                     unknown.insert(KnownCount {
                         used: unsigned(in_ledger + change.lacking),
                         group: change.group,
@@ -169,7 +190,8 @@ impl<'c> KnownCounts<'c> {
         match self.known.entry((key, date)) {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(unknown) => {
-                let used = count_in_ledger(self.connection, (key, date))?;
+                let place = (date.to_string(), key.as_str());
+                let used: i64 = self.count.query_row(place, |row| row.get(0))?;
                 Ok(unknown.insert(KnownCount {
                     used: unsigned(used),
                     group: 0,
@@ -190,13 +212,6 @@ impl<'c> KnownCounts<'c> {
     }
 }
 
-fn count_in_ledger(connection: &Connection, (key, date): (KeyId, Date)) -> rusqlite::Result<i64> {
-    let place = (date.to_string(), key.as_str());
-    connection
-        .prepare_cached(COUNT)?
-        .query_row(place, |row| row.get(0))
-}
-
 /// The changes of a count by other processes' groups.
 #[derive(Default)]
 struct CountChange {
@@ -208,7 +223,7 @@ struct CountChange {
 
 /// A transaction that is under way.
 pub(super) struct Group<'g, 'c> {
-    counts: &'g mut KnownCounts<'c>,
+    statements: &'g mut Statements<'c>,
     keys: &'g Follower,
     keeping: Keeping,
     now: Timestamp,
@@ -224,15 +239,15 @@ pub(super) struct Group<'g, 'c> {
 impl<'g, 'c> Group<'g, 'c> {
     /// Takes the write lock, and catches up with what others have written. `clock` is read once the lock is held.
     pub(super) fn begin(
-        counts: &'g mut KnownCounts<'c>,
+        statements: &'g mut Statements<'c>,
         keys: &'g Follower,
         keeping: Keeping,
         clock: impl FnOnce() -> Timestamp,
     ) -> rusqlite::Result<Group<'g, 'c>> {
-        counts.connection.prepare_cached(BEGIN)?.execute([])?;
+        statements.begin.execute([])?;
         let mut group = Group {
             now: clock(),
-            counts,
+            statements,
             keys,
             keeping,
             number: 0,
@@ -251,23 +266,19 @@ impl<'g, 'c> Group<'g, 'c> {
 
     /// Brings the counts up to date, and reads what is new of the key table.
     fn catch_up(&mut self) -> rusqlite::Result<()> {
-        let connection = self.counts.connection;
-        let counts = &mut *self.counts;
-        let version = connection
-            .prepare_cached(VERSION)?
-            .query_row([], |row| row.get(0))?;
-        if counts.known_of != Some(version) {
-            self.keys.catch_up(connection)?;
-            let guarded: String = connection
-                .prepare_cached(GUARDED)?
-                .query_row([], |row| row.get(0))?;
-            counts.guarded_through = guarded.parse().ok();
-            counts.catch_up_with_groups()?;
-            counts.known_of = Some(version);
+        let statements = &mut *self.statements;
+        let version = statements.version.query_row([], |row| row.get(0))?;
+        if statements.known_of != Some(version) {
+            self.keys
+                .catch_up(statements.connection, &mut statements.mark)?;
+            let guarded: String = statements.guarded.query_row([], |row| row.get(0))?;
+            statements.guarded_through = guarded.parse().ok();
+            statements.catch_up_with_groups()?;
+            statements.known_of = Some(version);
         }
-        counts.trim()?;
-        counts.turn += 1;
-        self.number = counts.seen.map_or(0, |(seen, _)| seen) + 1;
+        statements.trim()?;
+        statements.turn += 1;
+        self.number = statements.seen.map_or(0, |(seen, _)| seen) + 1;
         Ok(())
     }
 
@@ -364,22 +375,21 @@ impl<'g, 'c> Group<'g, 'c> {
     /// Appends the group and commits; answers the counts that it met.
     pub(super) fn commit(mut self) -> rusqlite::Result<Committed> {
         let written = self.write().and_then(|()| {
-            let connection = self.counts.connection;
-            connection.prepare_cached("COMMIT")?.execute([])?;
+            self.statements.commit.execute([])?;
             Ok(())
         });
         if let Err(error) = written {
             self.roll_back();
             return Err(error);
         }
-        let counts = self.counts;
-        if let Some((seen, _)) = &mut counts.seen
+        let statements = self.statements;
+        if let Some((seen, _)) = &mut statements.seen
             && self.entries.len() > 0
         {
             *seen = self.number;
         }
         let known = |(key, day): (KeyId, Day)| {
-            let known = counts.known.get(&(key, day.date))?;
+            let known = statements.known.get(&(key, day.date))?;
             Some((key, day, known.used))
         };
         Ok(Committed {
@@ -390,15 +400,14 @@ impl<'g, 'c> Group<'g, 'c> {
 
     /// Rolls the transaction back.
     pub(super) fn roll_back(self) {
-        self.counts.forget();
+        self.statements.forget();
         // Without effect where SQLite has rolled back by itself.
-        let rollback = self.counts.connection.prepare_cached("ROLLBACK");
-        let _ = rollback.and_then(|mut rollback| rollback.execute([]));
+        let _ = self.statements.rollback.execute([]);
     }
 
     /// Reopens the closed days that rows are written to: whose units came late, or which were closed by a clock that was ahead.
     fn reopen(&self) -> rusqlite::Result<()> {
-        let Some(through) = self.counts.guarded_through else {
+        let Some(through) = self.statements.guarded_through else {
             return Ok(());
         };
         let written = self.entries.dates();
@@ -406,7 +415,7 @@ impl<'g, 'c> Group<'g, 'c> {
         let dates: BTreeSet<Date> = written.filter(|date| *date <= through).collect();
         for date in dates {
             let (date, now) = (date.to_string(), self.now.as_second());
-            if closing::reopen(self.counts.connection, &date, now)? {
+            if closing::reopen(self.statements.connection, &date, now)? {
                 tracing::info!(%date, "a closed day of the ledger is reopened: units were settled late");
             }
         }
@@ -415,22 +424,21 @@ impl<'g, 'c> Group<'g, 'c> {
 
     fn write(&mut self) -> rusqlite::Result<()> {
         self.reopen()?;
-        let connection = self.counts.connection;
+        let statements = &mut *self.statements;
         if self.entries.len() > 0 {
             let bytes = self.entries.bytes();
-            let mut append = connection.prepare_cached(APPEND)?;
-            append.execute((self.number, bytes))?;
+            statements.append.execute((self.number, bytes))?;
         }
         let now = self.now.as_second();
         let came = now - now.rem_euclid(ADJUSTMENT_STEP_SECONDS);
         for ((key, date), units) in &self.late {
             let row = (date.to_string(), key.as_str(), came, -signed(*units));
-            connection.prepare_cached(ADJUST)?.execute(row)?;
+            statements.adjust.execute(row)?;
         }
         if !self.late.is_empty() {
-            appended::note_rewritten(connection)?;
+            appended::note_rewritten(statements.connection)?;
             // This process relies on what it remembers no more than the others do.
-            self.counts.known_of = None;
+            statements.known_of = None;
         }
         Ok(())
     }
@@ -440,8 +448,8 @@ impl<'g, 'c> Group<'g, 'c> {
     }
 
     fn count(&mut self, key: KeyId, day: Day) -> rusqlite::Result<&mut KnownCount> {
-        let turn = self.counts.turn;
-        let known = self.counts.count(key, day.date)?;
+        let turn = self.statements.turn;
+        let known = self.statements.count(key, day.date)?;
         if known.turn != turn {
             known.turn = turn;
             self.met.push((key, day));
@@ -451,24 +459,25 @@ impl<'g, 'c> Group<'g, 'c> {
 
     /// The day as the database has it under this date.
     fn day(&mut self, day: Day, missing: Missing) -> rusqlite::Result<Day> {
-        let KnownCounts {
-            connection, days, ..
-        } = &mut *self.counts;
-        if let Some(stored) = days.get(&day.date) {
+        if let Some(stored) = self.statements.days.get(&day.date) {
             return Ok(*stored);
         }
-        let stored = match (stored_day(connection, day.date)?, missing) {
+        let date = day.date.to_string();
+        let stored = stored_day(&mut self.statements.day, &date, day.date)?;
+        let stored = match (stored, missing) {
             (Some(stored), _) => stored,
             (None, Missing::Assumed) => return Ok(day),
             (None, Missing::Added) => {
-                add_day(connection, day)?;
+                self.statements
+                    .add_day
+                    .execute((&date, day.start, day.end))?;
                 day
             }
         };
-        if days.len() >= DAYS_MAX {
-            days.clear();
+        if self.statements.days.len() >= DAYS_MAX {
+            self.statements.days.clear();
         }
-        days.insert(day.date, stored);
+        self.statements.days.insert(day.date, stored);
         Ok(stored)
     }
 }

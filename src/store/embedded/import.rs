@@ -5,7 +5,7 @@ use std::path::Path;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use super::day_rows::{own_name, read};
-use super::days::{add_day, other_calendar, stored_day};
+use super::days::{ADD_DAY, DAY, other_calendar, stored_day};
 use super::events::{CLAIM, KEEP};
 use super::folding::fold_all;
 use super::imported_counts::DayRows;
@@ -69,10 +69,14 @@ fn import_day(
     counts: &mut ImportCounts,
 ) -> rusqlite::Result<Result<(), StoreError>> {
     let (date, day) = (imported.date.to_string(), imported.day());
-    match stored_day(connection, imported.date)? {
+    let stored = stored_day(&mut *connection.prepare_cached(DAY)?, &date, imported.date)?;
+    match stored {
         Some(stored) if stored != day => return Ok(Err(other_calendar(path, day, stored))),
         Some(_) => {}
-        None => add_day(connection, day)?,
+        None => {
+            let mut add = connection.prepare_cached(ADD_DAY)?;
+            add.execute((&date, day.start, day.end))?;
+        }
     }
     let before = read(connection, &date, imported.key)?;
     let mut after = before.clone();

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior};
+use rusqlite::{Connection, OptionalExtension, Row, Statement, Transaction, TransactionBehavior};
 
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
@@ -17,7 +17,8 @@ use crate::store::key_table::digests;
 use crate::store::sqlite::{packed, signed, unpacked, unreadable};
 use crate::store::{Imported, KeyTable, StoreError};
 
-const MARK: &str = "SELECT coalesce(max(change), 0) FROM keys";
+/// The number of the last change.
+pub(super) const MARK: &str = "SELECT coalesce(max(change), 0) FROM keys";
 const CHANGES: &str = "SELECT record, change FROM keys WHERE change > ?1 ORDER BY change";
 /// All records, in the order of storage, which costs no search for each.
 const ALL: &str = "SELECT record, change FROM keys NOT INDEXED";
@@ -83,12 +84,17 @@ impl Follower {
     }
 
     /// Applies new changes; returns whether there were any. Threads may do this at the same time: versions only rise.
-    pub(super) fn catch_up(&self, connection: &Connection) -> rusqlite::Result<bool> {
+    pub(super) fn catch_up(
+        &self,
+        connection: &Connection,
+        mark: &mut Statement<'_>,
+    ) -> rusqlite::Result<bool> {
         match self.kept {
             KeptRecords::Whole => {}
             KeptRecords::Nothing => return Ok(false),
         }
-        let (applied, last) = (self.applied(), last_change(connection)?);
+        let applied = self.applied();
+        let last: i64 = mark.query_row([], |row| row.get(0))?;
         if last <= applied {
             return Ok(false);
         }
@@ -217,7 +223,9 @@ fn put(
             return Ok(Err(holder));
         }
     }
-    let place = last_change(connection)?.saturating_add(1);
+    let mut last = connection.prepare_cached(MARK)?;
+    let last: i64 = last.query_row([], |row| row.get(0))?;
+    let place = last.saturating_add(1);
     let (version, text) = (signed(record.version), record.search_text());
     let mut put = connection.prepare_cached(PUT)?;
     put.execute((id, version, place, packed(record)?, text))?;
@@ -241,12 +249,6 @@ fn holder(connection: &Connection, digest: &KeyDigest) -> rusqlite::Result<Optio
         row.get_ref(0)?.as_str()?.parse().map_err(unreadable)
     });
     found.optional()
-}
-
-/// The number of the last change.
-pub(super) fn last_change(connection: &Connection) -> rusqlite::Result<i64> {
-    let mut last = connection.prepare_cached(MARK)?;
-    last.query_row([], |row| row.get(0))
 }
 
 /// The record of one key.

@@ -21,6 +21,7 @@ pub(super) fn read(
     // Asked for by name: opening the file beside SQLite would give up its locks.
     let log_bytes = std::fs::metadata(beside(&path, "-wal")).map_or(0, |file| file.len());
     let pages = count("PRAGMA page_count")?.saturating_mul(count("PRAGMA page_size")?);
+    let last = count("SELECT coalesce(max(change), 0) FROM keys")?;
     Ok(StoreStatus {
         store: StoreFacts::Embedded(EmbeddedFacts {
             bytes: pages.saturating_add(log_bytes),
@@ -31,7 +32,7 @@ pub(super) fn read(
             schema_version: SqliteFormat::of(connection)?.version,
             path,
         }),
-        gateways: feed::live(connection)?,
+        gateways: feed::live(connection, last)?,
         // No register is kept here: a gateway that cannot read this file serves no request.
         silent: Vec::new(),
         keys: count("SELECT count(*) FROM keys")?,

@@ -16,7 +16,7 @@ use rusqlite::Connection;
 use super::closing::Closer;
 use super::days::other_calendar;
 use super::folding::Folder;
-use super::group::{Group, KnownCounts};
+use super::group::{Group, Statements};
 use super::inbox::{Inbox, QueueBatch, Refund, UnclaimedDecision, WaitingCall};
 use super::keys::Follower;
 use super::learnt::Learnt;
@@ -83,7 +83,9 @@ impl Desk {
 /// panic, no caller is left waiting.
 pub(super) fn run_to_the_end(connection: &Connection, desk: &Desk) {
     let _nobody_waits = Closing(desk);
-    run(connection, desk);
+    if let Err(error) = run(connection, desk) {
+        tracing::error!(%error, "the store cannot write");
+    }
 }
 
 struct Closing<'d>(&'d Desk);
@@ -98,16 +100,16 @@ impl Drop for Closing<'_> {
     }
 }
 
-fn run(connection: &Connection, desk: &Desk) {
-    let mut counts = KnownCounts::new(connection);
+fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
+    let mut statements = Statements::prepare(connection)?;
     // A failure is that of the first group too, which reports it.
-    let _ = counts.prepare_counts();
+    let _ = statements.prepare_counts();
     let mut folder = Folder::new();
     while let Some(mut taken) = desk.inbox.take(GROUP_MAX, folder.pause()) {
         let jobs = std::mem::take(&mut taken.jobs);
         let size = taken.waiting.len();
         if size > 0 || !taken.refunds.is_empty() || !taken.refusals.is_empty() {
-            match settle(&mut counts, desk, taken) {
+            match settle(&mut statements, desk, taken) {
                 Ok(entries) => {
                     folder.note(entries);
                     desk.note_outcome(None);
@@ -122,7 +124,7 @@ fn run(connection: &Connection, desk: &Desk) {
         }
         for job in jobs {
             job(connection);
-            counts.look_again();
+            statements.look_again();
             desk.dirty.store(true, Ordering::Release);
         }
         let gathering = Instant::now();
@@ -134,6 +136,7 @@ fn run(connection: &Connection, desk: &Desk) {
             std::thread::sleep(rest.min(GATHER_MAX).saturating_sub(gathering.elapsed()));
         }
     }
+    Ok(())
 }
 
 /// Moves some appended entries into the ledger while the writer would rest.
@@ -150,7 +153,7 @@ fn fold(connection: &Connection, desk: &Desk, folder: &mut Folder, size: usize) 
 
 /// Decides, writes and answers one group, and returns how many entries it has; an error has been sent to its waiting callers.
 fn settle(
-    counts: &mut KnownCounts<'_>,
+    statements: &mut Statements<'_>,
     desk: &Desk,
     taken: QueueBatch,
 ) -> Result<usize, StoreError> {
@@ -162,7 +165,7 @@ fn settle(
     } = taken;
     let mut work = || {
         let now = || desk.clock.now();
-        let mut group = Group::begin(counts, &desk.keys, desk.keeping, now)?;
+        let mut group = Group::begin(statements, &desk.keys, desk.keeping, now)?;
         let done = refunds
             .iter()
             .try_for_each(|refund| group.refund(refund))

@@ -15,7 +15,7 @@ use crate::policy::calendar::{Calendar, Day};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::key_record::tests::key_of;
 use crate::store::chain::ChainItem;
-use crate::store::embedded::group::{Group, KnownCounts};
+use crate::store::embedded::group::{Group, Statements};
 use crate::store::embedded::inbox::{Refund, Refusals};
 use crate::store::embedded::keys::{self, Follower, KeptRecords};
 use crate::store::embedded::{Durability, closing, schema, usage};
@@ -102,7 +102,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// What a process has: dropped, it has died, whatever was under way.
 struct Inside<'c> {
     connection: &'c Connection,
-    statements: KnownCounts<'c>,
+    statements: Statements<'c>,
     folder: Folder,
     keys: Follower,
 }
@@ -124,7 +124,7 @@ impl Process {
         std::thread::spawn(move || {
             let _at_work = at_work;
             let connection = schema::connect(&file, Durability::default()).unwrap();
-            let mut statements = KnownCounts::new(&connection);
+            let mut statements = Statements::prepare(&connection).unwrap();
             statements.prepare_counts().unwrap();
             let mut inside = Inside {
                 connection: &connection,
