@@ -1,4 +1,4 @@
-//! The heartbeat that a gateway sends to the [register](super::register): at once when it applied a change, else each second.
+//! The heartbeat that a gateway sends to the [register](super::register): at once when it has applied and saved a change, else each second.
 
 use std::time::Duration;
 

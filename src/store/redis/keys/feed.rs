@@ -453,7 +453,7 @@ impl Feed {
         }
     }
 
-    /// Saves the replica; `false` if it has none, and nothing was read from Redis yet.
+    /// Saves the replica; `false` if there is none, or if the table is not known to be whole yet.
     pub async fn save(&self) -> Result<bool, StoreError> {
         let (Some(replica), Some(standing)) = (self.replica.clone(), self.standing()) else {
             return Ok(false);
