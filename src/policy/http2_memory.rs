@@ -6,8 +6,8 @@ const KIB: u64 = 1024;
 /// A request that waits for its upstream: its task and the connection to the upstream. In clear over HTTP/1.1, 12 KiB were measured; TLS
 /// takes more.
 const REQUEST_BYTES: u64 = 36 * KIB;
-/// The part of a request's body kept for another attempt.
-const KEPT_BYTES: u64 = 64 * KIB;
+/// What is kept of a request's body for another attempt without being counted by itself.
+pub const KEPT_BYTES: u64 = 16 * KIB;
 /// The parts of an answer that are written to the client together.
 const ANSWER_BYTES: u64 = 64 * KIB;
 /// The part of a body that may have been read beyond those: one buffer.
@@ -85,10 +85,12 @@ mod tests {
     fn the_default_allowance_lets_dozens_of_requests_be_worked_on() {
         let shares = MemoryShares::of(4 * 1024 * KIB);
         assert_eq!(shares.requests_bytes / request_bytes(200, 0, 0), 37);
-        assert_eq!(shares.requests_bytes / request_bytes(200, u64::MAX, 0), 11);
+        assert_eq!(shares.requests_bytes / request_bytes(200, u64::MAX, 0), 19);
         let over_http2 = request_bytes(200, 0, UPSTREAM_WINDOW_BYTES);
         assert_eq!(shares.requests_bytes / over_http2, 19);
         assert!(shares.answers_bytes > 2 * UNSEEN_BYTES);
-        assert_eq!(shares.first().requests_bytes / request_bytes(200, 0, 0), 6);
+        let first = shares.first().requests_bytes;
+        assert_eq!(first / request_bytes(200, 0, 0), 6);
+        assert_eq!(first / request_bytes(200, u64::MAX, 0), 3);
     }
 }

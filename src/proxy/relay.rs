@@ -89,7 +89,8 @@ impl Relay<'_, '_> {
     /// With the failure that ended the forwarding; the caller settles it.
     pub async fn run(mut self) -> Result<(), Failure> {
         let bytes_max = self.exchange.snapshot.config.limits.body_bytes;
-        let mut upload = Upload::new(bytes_max, self.client.is_body_done());
+        let turn = self.client.turn().cloned();
+        let mut upload = Upload::new(bytes_max, self.client.is_body_done(), turn);
         loop {
             let failed = match self.attempt(&mut upload).await {
                 Ok(()) => return Ok(()),

@@ -8,7 +8,7 @@ use harness::upstream::Script;
 use harness::{Behaviour, Call, EndpointSpec, IssuedKey, PATIENCE, Protocol, Scene, eventually};
 use tokio::sync::Semaphore;
 
-use super::frames::{Frame, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire};
+use super::frames::{DATA, END_STREAM, Frame, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire};
 use super::{MARKETS, TOUCHLINE, limit_hits};
 
 /// SETTINGS_INITIAL_WINDOW_SIZE.
@@ -37,8 +37,9 @@ async fn scene_over(
             spec.upstream_extra = format!("protocol: {protocol}");
             spec.endpoints[0].methods.push("POST".into());
             let all = ["starter", "pro", "enterprise"];
-            spec.endpoints
-                .push(EndpointSpec::get("/api/v1/data/small", &all));
+            let mut small = EndpointSpec::get("/api/v1/data/small", &all);
+            small.methods.push("POST".into());
+            spec.endpoints.push(small);
         })
         .start()
         .await;
@@ -242,6 +243,31 @@ async fn all_are_served(protocol: &'static str) {
         assert_eq!((answer.status, answer.body.len()), (200, MIB));
     }
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn uploads_of_unknown_length_on_a_new_connection_wait_for_none_that_began_before() {
+    let (scene, key) = scene_of_events("response_write: 60s").await;
+    let target = "/api/v1/data/small";
+    let mut wire = Wire::open(&scene).await;
+    let streams = [1, 3, 5];
+    for stream in streams {
+        assert!(wire.post(stream, target, &key.key, &[]).await);
+        assert!(wire.send(&Frame::new(DATA, 0, stream, *b"for")).await);
+    }
+    let all_begun = async || {
+        let begun = scene.upstream.begun();
+        // Health checks have no identifier.
+        let uploads = begun.iter().filter(|id| !id.is_empty());
+        (uploads.count() == streams.len()).then_some(())
+    };
+    eventually("each upload reaches the upstream", all_begun).await;
+    for stream in streams {
+        let end = Frame::new(DATA, END_STREAM, stream, *b"ecast");
+        assert!(wire.send(&end).await);
+        assert!(!wire.body(stream).await.is_empty());
+    }
+    scene.expect_used(&key, 3).await;
 }
 
 /// A scene whose first endpoint answers with a stream of events, of which each connection gets those that are allowed.

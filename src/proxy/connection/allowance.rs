@@ -23,7 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
 
 use crate::config::Limits;
-use crate::policy::http2_memory::{MemoryShares, UNSEEN_BYTES};
+use crate::policy::http2_memory::{KEPT_BYTES, MemoryShares, UNSEEN_BYTES};
 use crate::policy::limit_hit::LimitHit;
 use crate::proxy::failure::Failure;
 use crate::telemetry::limit_hits::LimitHits;
@@ -127,6 +127,7 @@ impl Allowance {
             allowance: self.clone(),
             turns,
             permit,
+            kept: Mutex::new(None),
             waited,
             has_grown: AtomicBool::new(false),
             may_compress: AtomicBool::new(true),
@@ -238,6 +239,8 @@ pub struct Turn {
     turns: u32,
     /// `None` if it did not come in time.
     permit: Option<OwnedSemaphorePermit>,
+    /// What is kept of the request's body beyond [`KEPT_BYTES`].
+    kept: Mutex<Option<OwnedSemaphorePermit>>,
     waited: Duration,
     /// Whether its request has added to the allowance.
     has_grown: AtomicBool,
@@ -257,6 +260,31 @@ impl Turn {
     /// How long its request waited for it.
     pub fn waited(&self) -> Duration {
         self.waited
+    }
+
+    /// Whether this many bytes of the request's body may be kept for another attempt: only those that no other request waits for.
+    pub fn may_keep(&self, bytes: usize) -> bool {
+        let bytes = (bytes as u64).saturating_sub(KEPT_BYTES);
+        let turns = usize::try_from(bytes.div_ceil(TURN_BYTES)).unwrap_or(usize::MAX);
+        let mut kept = self.kept.lock();
+        let have = kept.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let missing = u32::try_from(turns.saturating_sub(have)).unwrap_or(u32::MAX);
+        if missing == 0 {
+            return true;
+        }
+        let Ok(more) = self.allowance.turns.clone().try_acquire_many_owned(missing) else {
+            return false;
+        };
+        match kept.as_mut() {
+            Some(kept) => kept.merge(more),
+            None => *kept = Some(more),
+        }
+        true
+    }
+
+    /// Notes that nothing of the request's body is kept.
+    pub fn note_forgotten(&self) {
+        *self.kept.lock() = None;
     }
 
     /// Whether there is room for an encoder of its answer.

@@ -1,7 +1,10 @@
 //! The body of a request on its way to a server, and the part kept in case the request is sent again.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 
+use crate::proxy::connection::allowance::Turn;
 use crate::proxy::exchange::Forwarding;
 use crate::proxy::failure::{ClientFault, Failure};
 
@@ -16,16 +19,19 @@ pub(super) struct Upload {
     is_kept: bool,
     ended: bool,
     bytes_max: u64,
+    /// Over HTTP/2.
+    turn: Option<Arc<Turn>>,
 }
 
 impl Upload {
     /// An unread body of up to `bytes_max`; `ended` if there is none.
-    pub(super) fn new(bytes_max: u64, ended: bool) -> Upload {
+    pub(super) fn new(bytes_max: u64, ended: bool, turn: Option<Arc<Turn>>) -> Upload {
         Upload {
             kept: BytesMut::new(),
             is_kept: true,
             ended,
             bytes_max,
+            turn,
         }
     }
 
@@ -50,10 +56,11 @@ impl Upload {
         if !self.is_kept {
             return;
         }
-        if self.kept.len() + part.len() > KEPT_BYTES_MAX {
-            self.forget();
-        } else {
+        let bytes = self.kept.len() + part.len();
+        if bytes <= KEPT_BYTES_MAX && self.turn.as_ref().is_none_or(|turn| turn.may_keep(bytes)) {
             self.kept.extend_from_slice(part);
+        } else {
+            self.forget();
         }
     }
 
@@ -61,6 +68,9 @@ impl Upload {
     pub(super) fn forget(&mut self) {
         self.is_kept = false;
         self.kept = BytesMut::new();
+        if let Some(turn) = &self.turn {
+            turn.note_forgotten();
+        }
     }
 
     /// Counts a part that is about to be sent.
