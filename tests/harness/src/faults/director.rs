@@ -87,7 +87,7 @@ pub async fn play(stage: &mut Stage, schedule: &Schedule, load: Load) -> Result<
         director.carry_out(fault).await;
     }
     let end = Instant::now() + CALLS_PATIENCE;
-    while swarm.made() < load.calls && Instant::now() < end {
+    while (swarm.made() < load.calls || !director.has_used_up().await) && Instant::now() < end {
         sleep(SETTLE_PAUSE).await;
     }
     let seen = swarm.stop().await;
@@ -345,6 +345,12 @@ impl Director<'_> {
             figures: verdict.figures,
             longest_recovery: self.longest_recovery,
         })
+    }
+
+    /// Whether the store counts a key as used up.
+    async fn has_used_up(&mut self) -> bool {
+        self.facts.counts = self.own_counts().await;
+        self.facts.used_up() > 0
     }
 
     async fn own_counts(&self) -> BTreeMap<(usize, String), u64> {
