@@ -5,6 +5,7 @@
 //!
 //! Invariant: after an error, no connection was accepted and the predecessor is unchanged.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -48,6 +49,9 @@ pub async fn open(
             tracing::error!(%error, "cannot offer the listeners to a successor: correct listen.upgrade and restart");
         }
     } else if let Some(offer) = &offer {
+        if offer.is_made_by_another() {
+            return Err(not_offered(ErrorKind::AddrInUse.into()));
+        }
         offer.publish().map_err(not_offered)?;
     }
     let bound = ready.open(watch);

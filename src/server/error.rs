@@ -46,7 +46,10 @@ pub enum ServeError {
     #[error(transparent)]
     Withdrawn(#[from] Withdrawal),
     /// The listeners cannot be offered to a successor at this Unix socket.
-    #[error("cannot offer the listeners at {0}: {1}; correct listen.upgrade")]
+    #[error(
+        "cannot offer the listeners at {0}: {1}; write a path of this gateway's own into listen.upgrade, in a directory \
+        where it may create files"
+    )]
     Offer(String, std::io::Error),
     /// Threads, signals or metric families failed for lack of system resources.
     #[error("the gateway cannot start: {0}")]

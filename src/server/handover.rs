@@ -325,6 +325,13 @@ impl Offer {
         })
     }
 
+    /// Whether a gateway that runs offers its listeners at the path.
+    ///
+    /// It takes the question for a successor that has gone, and logs that it continues.
+    pub fn is_made_by_another(&self) -> bool {
+        UnixStream::connect(&self.place.path).is_ok()
+    }
+
     /// Publishes the offer at its path, replacing any other offer there.
     ///
     /// # Errors

@@ -449,6 +449,20 @@ async fn an_upgrade_in_front_of_http2_upstreams_ends_what_is_in_flight_and_fails
 }
 
 #[tokio::test]
+async fn a_gateway_does_not_begin_on_the_upgrade_socket_of_another() {
+    let mut scene = upgradable(Store::Embedded).start().await;
+    let config = scene.gateways[0].config.clone();
+    let socket = config.with_file_name("upgrade.sock");
+    let other = scene.directory().join("other.yaml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let text = text.replace("upgrade.sock", socket.to_str().unwrap());
+    std::fs::write(&other, text).unwrap();
+    let message = run_on(&other, &["serve"]).await.failed(1);
+    assert!(message.contains(socket.to_str().unwrap()), "{message}");
+    scene.gateways[0].upgrade().await;
+}
+
+#[tokio::test]
 async fn an_upgrade_of_nothing_is_refused() {
     let mut scene = upgradable(Store::Embedded).start().await;
     let config = scene.gateways[0].config.clone();

@@ -1,6 +1,8 @@
 //! The listeners for clients and operators, and the trusted proxies in front of them.
 
+use std::fs::Metadata;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 
 use super::https::{Https, https};
@@ -77,12 +79,22 @@ rows! {
 /// with a dot and its process id.
 const UPGRADE_PATH_BYTES_MAX: usize = 107 - 2;
 
-/// Notes a path at which no socket can be bound. Its directory may be made by the store.
+/// Notes a path at which no socket can be bound, or whose file is no socket: the gateway would replace it. Its directory may be made
+/// by the store.
 fn upgrade_socket(check: &mut Check<'_>, at: &Path, path: Option<PathBuf>) -> Option<PathBuf> {
     let file = path.as_deref()?;
     if file.as_os_str().len() > UPGRADE_PATH_BYTES_MAX {
         let hint = format!("a socket's path has at most {UPGRADE_PATH_BYTES_MAX} bytes");
         check.wrong(at, "the path is too long for a Unix socket", hint);
+    }
+    let is_other = |file: Metadata| !file.file_type().is_socket();
+    if check.looks_outside() && std::fs::symlink_metadata(file).is_ok_and(is_other) {
+        let message = format!("{} is a file of another kind", file.display());
+        check.wrong(
+            at,
+            message,
+            "write a path for the gateway's own Unix socket",
+        );
     }
     path
 }

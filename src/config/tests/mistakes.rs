@@ -323,6 +323,10 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
             long.as_str(),
             "1:29 listen.upgrade: the path is too long for a Unix socket",
         ),
+        (
+            "listen: {http: {}, upgrade: Cargo.toml}",
+            "1:29 listen.upgrade: Cargo.toml is a file of another kind",
+        ),
         ("1: x", "1:1 1: there is no such key"),
     ];
     for (more, expected) in cases {
