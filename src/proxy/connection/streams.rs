@@ -36,6 +36,8 @@ const ERROR_RESETS_MAX: usize = 48;
 const STREAMS_ASSUMED: usize = 100;
 /// How long a client may take to acknowledge that its connection accepts no further stream (RFC 9113 section 6.8).
 const CLOSING: Duration = Duration::from_secs(5);
+/// How long after the last one a request may still be in transit: longer than a round trip.
+const REST: Duration = Duration::from_secs(1);
 /// RFC 9113 adds 32 bytes for each header to its text (section 6.5.2), the gateway's own limit adds 4. Also, a head that is
 /// slightly too large gets the gateway's answer instead of the library's bare 431.
 const HEADER_LIST_FACTOR: usize = 2;
@@ -94,7 +96,7 @@ pub(super) async fn serve(
         Ok(connection) => connection,
         Err(error) => return tracing::debug!(%error, "an HTTP/2 handshake failed"),
     };
-    let open = Arc::new(OpenStreams::default());
+    let open = Arc::new(OpenStreams::none());
     let asked = pin!(async { ending.wait_for(|ending| *ending).await.is_ok() });
     let mut asked = OnWake::new(asked);
     let mut idle = OnWake::new(Box::pin(open.idle(&terms.connection, terms.idle)));
@@ -113,8 +115,13 @@ pub(super) async fn serve(
             }
         };
         let Some(accepted) = accepted else {
-            // The GOAWAY excludes requests that are still in transit, and the client learns this from it.
-            connection.graceful_shutdown();
+            if open.are_at_rest(&terms.connection) {
+                // It names the last stream, so a client whose next request meets it sends that on another connection.
+                connection.abrupt_shutdown(Reason::NO_ERROR);
+            } else {
+                // Requests in transit are served; a later GOAWAY names the last of them.
+                connection.graceful_shutdown();
+            }
             stopped = Some(Instant::now());
             idle = OnWake::new(Box::pin(open.idle(&terms.connection, CLOSING)));
             continue;
@@ -168,27 +175,44 @@ async fn serve_stream(
 
 /// The open streams of a connection. The end of one does not wake the connection's task, which checks by itself when the connection
 /// may have been idle for long enough.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct OpenStreams {
     count: AtomicUsize,
-    /// When a stream last ended.
-    last_end: Mutex<Option<Instant>>,
+    /// When a stream last ended, or the connection began.
+    last_end: Mutex<Instant>,
 }
 
 impl OpenStreams {
+    fn none() -> OpenStreams {
+        OpenStreams {
+            count: AtomicUsize::new(0),
+            last_end: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// When a stream was last open or its client refused bytes.
+    fn last_use(&self, connection: &Connection) -> Instant {
+        match self.count.load(Ordering::Acquire) {
+            0 if !connection.has_backlog() => *self.last_end.lock(),
+            _ => Instant::now(),
+        }
+    }
+
+    /// Whether no stream has been open for so long that none is likely to be in transit.
+    fn are_at_rest(&self, connection: &Connection) -> bool {
+        self.last_use(connection).elapsed() >= REST
+    }
+
     /// Returns once no stream of the connection has been open for `patience`, which begins now, and its client has not refused bytes.
     async fn idle(&self, connection: &Connection, patience: Duration) {
         let mut quiet_since = Instant::now();
         loop {
             tokio::time::sleep_until(quiet_since + patience).await;
-            let last_end = match self.count.load(Ordering::Acquire) {
-                0 if !connection.has_backlog() => *self.last_end.lock(),
-                _ => Some(Instant::now()),
-            };
-            match last_end {
-                Some(end) if end > quiet_since => quiet_since = end,
-                Some(_) | None => return,
+            let last_use = self.last_use(connection);
+            if last_use <= quiet_since {
+                return;
             }
+            quiet_since = last_use;
         }
     }
 }
@@ -205,7 +229,7 @@ impl OpenStream {
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        *self.0.last_end.lock() = Some(Instant::now());
+        *self.0.last_end.lock() = Instant::now();
         self.0.count.fetch_sub(1, Ordering::Release);
     }
 }
