@@ -79,20 +79,19 @@ pub struct TokenBuckets<K> {
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     full_at: Instant,
-    /// The time to add a token when the bucket was stored.
+    /// The time to add a token when one was last asked for.
     interval: Duration,
 }
 
 impl Bucket {
     /// The time until it is full if a token is added every `rate.interval` from now on.
     fn missing(self, rate: Rate, now: Instant) -> Duration {
-        let missing = self.full_at.saturating_duration_since(now);
-        if self.interval == rate.interval {
-            return missing;
+        let mut missing = self.full_at.saturating_duration_since(now);
+        if self.interval != rate.interval {
+            let tokens_by_interval = missing.as_nanos() * rate.interval.as_nanos();
+            let nanoseconds = tokens_by_interval.div_ceil(self.interval.as_nanos().max(1));
+            missing = Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX));
         }
-        let tokens_by_interval = missing.as_nanos() * rate.interval.as_nanos();
-        let missing = tokens_by_interval.div_ceil(self.interval.as_nanos().max(1));
-        let missing = Duration::from_nanos(u64::try_from(missing).unwrap_or(u64::MAX));
         missing.min(rate.interval * rate.burst)
     }
 }
@@ -114,15 +113,15 @@ impl<K: Eq + Hash> TokenBuckets<K> {
         if known.is_none() && !self.has_room(now) {
             return Err(Empty::Room { wait: SWEEP_PAUSE });
         }
-        let missing = known.map_or(Duration::ZERO, |bucket| bucket.missing(rate, now)) + interval;
-        match missing.checked_sub(interval * burst) {
-            None | Some(Duration::ZERO) => {
-                let full_at = now + missing;
-                self.buckets.insert(key, Bucket { full_at, interval });
-                Ok(())
-            }
-            Some(wait) => Err(Empty::Bucket { wait }),
-        }
+        let missing = known.map_or(Duration::ZERO, |bucket| bucket.missing(rate, now));
+        let (taken, missing) = match (missing + interval).checked_sub(interval * burst) {
+            None | Some(Duration::ZERO) => (Ok(()), missing + interval),
+            Some(wait) => (Err(Empty::Bucket { wait }), missing),
+        };
+        // Also without a token: from now on the bucket fills at this rate.
+        let full_at = now + missing;
+        self.buckets.insert(key, Bucket { full_at, interval });
+        taken
     }
 
     fn has_room(&mut self, now: Instant) -> bool {
@@ -194,6 +193,20 @@ mod tests {
         let small = rate(1, 2);
         assert_eq!(buckets.take((), small, start), Err(Empty::Bucket { wait }));
         assert_eq!(buckets.take((), small, start + SECOND), Ok(()));
+    }
+
+    #[test]
+    fn after_a_change_a_key_gets_its_next_token_after_one_interval() {
+        let (start, before) = (Instant::now(), rate(10, 500));
+        for after in [rate(10, 5), rate(5, 10), rate(1, 1)] {
+            let mut buckets = TokenBuckets::new(1);
+            for _ in 0..400 {
+                assert_eq!(buckets.take((), before, start), Ok(()));
+            }
+            let wait = after.interval;
+            assert_eq!(buckets.take((), after, start), Err(Empty::Bucket { wait }));
+            assert_eq!(buckets.take((), after, start + wait), Ok(()), "{after:?}");
+        }
     }
 
     #[test]
