@@ -169,7 +169,7 @@ fn in_a_directory(
 }
 
 /// Headers with which clients could bypass the gateway's decision at an upstream, or that are meant for the gateway.
-const HEADERS_DENIED: [&str; 20] = [
+const HEADERS_DENIED: [&str; 31] = [
     "cookie",
     "authorization",
     "proxy-authorization",
@@ -180,20 +180,35 @@ const HEADERS_DENIED: [&str; 20] = [
     "x-http-method",
     "x-http-method-override",
     "x-method-override",
+    "x-method",
     "x-host",
+    "x-http-host-override",
+    "x-original-host",
     "x-real-ip",
     "x-client-ip",
+    "client-ip",
     "true-client-ip",
+    "x-cluster-client-ip",
     "cf-connecting-ip",
+    "fastly-client-ip",
+    "x-remote-ip",
+    "x-remote-addr",
+    "x-originating-ip",
+    "x-original-forwarded-for",
     "x-remote-user",
+    "remote-user",
     "x-auth-request-*",
     "x-forwarded-user",
     "x-forwarded-prefix",
     "forwarded",
 ];
-/// Headers of answers that name the caller or the upstream's software, or that instruct browsers and proxies in the gateway's place.
-const ANSWER_HEADERS_DENIED: [&str; 5] = [
+/// Headers of answers that name the caller or the upstream's software, report another quota, or instruct browsers and proxies in the
+/// gateway's place.
+const ANSWER_HEADERS_DENIED: [&str; 8] = [
     "x-consumer-*",
+    "x-ratelimit-*",
+    "x-rate-limit-*",
+    "ratelimit-*",
     "x-powered-by",
     "x-accel-*",
     "alt-svc",
