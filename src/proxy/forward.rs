@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use http::header::{CACHE_CONTROL, EXPECT, HOST, VARY};
+use http::header::{CACHE_CONTROL, CONTENT_LOCATION, EXPECT, HOST, LOCATION, VARY};
 use http::{HeaderName, HeaderValue, StatusCode};
 
 use crate::policy::header_pattern::{HeaderNames, HeaderPattern};
@@ -176,6 +176,43 @@ pub fn confine_answer(fields: &mut FieldList) {
     }
 }
 
+/// Makes links of an answer to the server's own address relative, if this is the `Host` that it was sent (RFC 9110 section 10.2.2):
+/// clients cannot reach it, and those that follow redirects would send their key there.
+pub fn relate_links(fields: &mut FieldList, host: &HeaderValue) {
+    for name in [LOCATION, CONTENT_LOCATION] {
+        let link = fields.first(&name);
+        if let Some(path) = link.and_then(|link| path_at(link, host.as_bytes())) {
+            fields.insert(name, path);
+        }
+    }
+}
+
+/// The path and what follows it of a URL of HTTP at this `host:port`, which may lack the scheme's own port.
+fn path_at(url: &[u8], host: &[u8]) -> Option<HeaderValue> {
+    let (url, host) = (
+        std::str::from_utf8(url).ok()?,
+        std::str::from_utf8(host).ok()?,
+    );
+    let (scheme, rest) = url.split_once("://")?;
+    let port = match scheme.to_ascii_lowercase().as_str() {
+        "http" => ":80",
+        "https" => ":443",
+        _ => return None,
+    };
+    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let is_host = |host: &str| authority.eq_ignore_ascii_case(host);
+    if !is_host(host) && !host.strip_suffix(port).is_some_and(is_host) {
+        return None;
+    }
+    // A second slash would begin another host (RFC 3986 section 4.2).
+    let before = match path.as_bytes() {
+        [b'/', b'/', ..] => "/.",
+        [b'/', ..] => "",
+        _ => "/",
+    };
+    HeaderValue::try_from(format!("{before}{path}")).ok()
+}
+
 /// Headers between an upstream and the gateway, or set by the gateway.
 const NOT_PASSED_ON: [&str; 8] = [
     "proxy-authenticate",
@@ -337,6 +374,44 @@ mod tests {
         clean_answer(StatusCode::OK, &mut fields, &HeaderNames::default());
         let names: Vec<&[u8]> = fields.iter().map(|field| field.name()).collect();
         assert_eq!(names, [b"etag"]);
+    }
+
+    #[test]
+    fn links_to_the_servers_own_address_become_relative_and_no_others() {
+        let host = HeaderValue::from_static("10.0.0.1:9000");
+        let plain = HeaderValue::from_static("data.internal:80");
+        for (host, link, expected) in [
+            (&host, "http://10.0.0.1:9000/v1/a?b#c", "/v1/a?b#c"),
+            (&host, "HTTPS://10.0.0.1:9000", "/"),
+            (&host, "http://10.0.0.1:9000?b", "/?b"),
+            (
+                &host,
+                "http://10.0.0.1:9000//evil.example/",
+                "/.//evil.example/",
+            ),
+            (&host, "http://10.0.0.1:90001/a", "http://10.0.0.1:90001/a"),
+            (&host, "http://10.0.0.1/a", "http://10.0.0.1/a"),
+            (
+                &host,
+                "http://u@10.0.0.1:9000/a",
+                "http://u@10.0.0.1:9000/a",
+            ),
+            (&host, "ftp://10.0.0.1:9000/a", "ftp://10.0.0.1:9000/a"),
+            (&host, "/v1/a", "/v1/a"),
+            (&plain, "http://Data.Internal/v1/a", "/v1/a"),
+            (
+                &plain,
+                "https://data.internal/v1/a",
+                "https://data.internal/v1/a",
+            ),
+        ] {
+            for name in [LOCATION, CONTENT_LOCATION] {
+                let mut fields = FieldList::default();
+                fields.append(name.clone(), HeaderValue::from_static(link));
+                relate_links(&mut fields, host);
+                assert_eq!(fields.first(&name), Some(expected.as_bytes()), "{link}");
+            }
+        }
     }
 
     #[test]

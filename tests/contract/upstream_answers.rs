@@ -149,6 +149,9 @@ async fn what_an_upstream_sends_of_the_caller_and_of_itself_stays_with_the_gatew
         "X-Accel-Redirect",
         "X-Accel-Buffering",
         "Strict-Transport-Security",
+        "RateLimit-Remaining",
+        "X-Rate-Limit-Remaining",
+        "X_RateLimit_Remaining",
     ];
     let mut script = Script::json(200, "{}").header("Set-Cookie", "a=b");
     for name in private {
@@ -163,6 +166,23 @@ async fn what_an_upstream_sends_of_the_caller_and_of_itself_stays_with_the_gatew
             assert_eq!(answer.header(&name), None, "{answer:?}");
         }
         assert_eq!(answer.header("set-cookie"), Some("a=b"), "{answer:?}");
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_redirect_to_the_upstreams_own_address_is_one_to_the_gateway() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    scene.upstream.behave(|request| {
+        let own = request.values("host").join(",");
+        let location = format!("http://{own}/api/v1/data/odds?page=2");
+        Behaviour::Answer(Script::json(302, "{}").header("Location", &location))
+    });
+    for protocol in Protocol::ALL {
+        let answer = scene.client(protocol).get(&key, MARKETS).await;
+        let location = answer.header("location");
+        assert_eq!(location, Some("/api/v1/data/odds?page=2"), "{answer:?}");
     }
     scene.assert_ledgers_agree().await;
 }

@@ -99,6 +99,9 @@ fn begin(
     }
     let fields = &mut head.fields;
     forward::clean_answer(head.status, fields, &exchange.snapshot.answer_denied);
+    if let Some(server) = forwarding.server() {
+        forward::relate_links(fields, &server.authority);
+    }
     fields.reserve(respond::FIELDS);
     respond::insert_common(fields, &exchange.request_id, exchange.hsts.as_ref());
     forward::confine_answer(fields);
