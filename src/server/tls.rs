@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
-use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::version::{TLS12, TLS13};
 use tokio_rustls::TlsAcceptor;
@@ -234,6 +234,11 @@ impl TlsServer {
         let mut settings = builder.with_cert_resolver(Arc::new(ByName::new(&shown)));
         let protocols = ["h2", "http/1.1", "http/1.0"];
         settings.alpn_protocols = protocols.map(Into::into).to_vec();
+        if clients.is_some() {
+            // A resumed session would admit a certificate that has expired since.
+            settings.session_storage = Arc::new(NoServerSessionStorage {});
+            settings.send_tls13_tickets = 0;
+        }
         // The server's order of ciphers, strongest first.
         settings.ignore_client_order = true;
         Ok(TlsServer {

@@ -8,7 +8,7 @@ use harness::client::HOST;
 use harness::{IssuedKey, Protocol, Scene, eventually};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
+use rustls::{ClientConfig, HandshakeKind, RootCertStore, SupportedProtocolVersion};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -342,20 +342,27 @@ async fn a_pair_that_cannot_be_used_keeps_its_last_good_one_while_others_are_ren
 
 /// Whether a client gets an answer with its key; in TLS 1.3 it learns of a refusal only while it reads.
 async fn is_served(scene: &Scene, client: &Arc<ClientConfig>, key: &IssuedKey) -> bool {
+    handshake_of_answer(scene, client, key).await.is_some()
+}
+
+/// The kind of handshake with which a client gets an answer, if it does.
+async fn handshake_of_answer(
+    scene: &Scene,
+    client: &Arc<ClientConfig>,
+    key: &IssuedKey,
+) -> Option<HandshakeKind> {
     let name = ServerName::try_from(HOST).unwrap();
-    let Ok(mut stream) = connect(scene.gateways[0].https, name, client).await else {
-        return false;
-    };
+    let connected = connect(scene.gateways[0].https, name, client).await;
+    let mut stream = connected.ok()?;
     let request = format!(
         "GET {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\nConnection: close\r\n\r\n",
         key.key
     );
     let mut answer = Vec::new();
-    if stream.write_all(request.as_bytes()).await.is_err() {
-        return false;
-    }
+    stream.write_all(request.as_bytes()).await.ok()?;
     let _ = stream.read_to_end(&mut answer).await;
-    answer.starts_with(b"HTTP/1.1 200 ")
+    let is_served = answer.starts_with(b"HTTP/1.1 200 ");
+    is_served.then(|| stream.get_ref().1.handshake_kind().unwrap())
 }
 
 /// Waits until so many handshakes have failed for a reason: they are counted behind the client's back.
@@ -432,6 +439,41 @@ async fn clients_without_a_certificate_of_the_authorities_are_refused_where_one_
         edit(&scene, 7).await;
         assert!(is_served(&scene, &newcomer, &key).await);
         assert!(!is_served(&scene, &returning, &key).await);
+    }
+}
+
+#[tokio::test]
+async fn sessions_are_resumed_only_where_no_client_certificate_could_expire_meanwhile() {
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new("ours");
+    let server = authority.write(directory.path(), "server", &[HOST], 2040);
+    let own = authority.write(directory.path(), "own", &["client.example"], 2040);
+    let authorities = directory.path().join("authorities.pem");
+    put(&authorities, &authority.pem);
+    let asks = format!(
+        "client_certificates: {{ authorities: \"{}\", mode: optional }}",
+        authorities.display()
+    );
+    for (extra, second) in [
+        (String::new(), HandshakeKind::Resumed),
+        (asks, HandshakeKind::Full),
+    ] {
+        let files = server.clone();
+        let scene = Scene::builder(TOUCHLINE)
+            .spec(|spec| {
+                spec.certificate = Some(files);
+                spec.https_extra = extra;
+            })
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        for version in VERSIONS {
+            let client = client(&authority, Some(&own), version);
+            for expected in [HandshakeKind::Full, second] {
+                let kind = handshake_of_answer(&scene, &client, &key).await;
+                assert_eq!(kind, Some(expected), "{version:?}");
+            }
+        }
     }
 }
 
