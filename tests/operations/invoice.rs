@@ -86,6 +86,25 @@ async fn a_key_issued_moved_up_and_revoked_within_a_minute_and_not_used_is_bille
 }
 
 #[tokio::test]
+async fn a_month_is_not_invoiced_without_the_price_of_a_tier_that_the_file_has_lost() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("pro").await;
+    let text = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
+    let renamed = text.replace(" pro: {", " business: {");
+    let renamed = renamed.replace("pro, ", "business, ");
+    let config = scene.directory().join("renamed.yaml");
+    std::fs::write(&config, &renamed).unwrap();
+    let month = this_month();
+    let words = ["usage", "invoice", "--month", &month, "--output", "json"];
+    let message = run_on(&config, &words).await.failed(1);
+    assert!(message.contains("unknown: pro."), "{message}");
+    let restored = renamed.replace("\ntiers:\n", "\ntiers:\n  pro: { daily: 1, price: 299 }\n");
+    std::fs::write(&config, restored).unwrap();
+    let invoice: Value = serde_json::from_str(&run_on(&config, &words).await.done()).unwrap();
+    assert_eq!(lines_of(&invoice, &key)[0]["price_cents"], 29_900);
+}
+
+#[tokio::test]
 async fn a_month_in_which_every_request_was_refunded_is_billed_as_unused_and_reports_it() {
     for store in STORES {
         let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;

@@ -4,7 +4,7 @@
 //! their lines are kept, some 200 bytes each: memory grows with the keys, not with their use. Nothing is written before everything
 //! was read, so a failing store leaves no partial invoice.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{BufWriter, Write};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::audit::Wanted;
 use crate::policy::billing::Life;
 use crate::policy::calendar::Day;
-use crate::policy::key_record::{Action, KeyRecord};
+use crate::policy::key_record::{Action, KeyRecord, TierName};
 use crate::store::{DayUsage, keys_at_once};
 
 mod lines;
@@ -225,6 +225,7 @@ pub(super) async fn run(
     let now = session.store.server_time().await?;
     let terms = BillingTerms::of(&session.config, month, now)?;
     let lines = read(session, &terms, customer).await?;
+    check_tiers(&terms, &lines)?;
     if !terms.closed {
         note(&format!(
             "{month} is not closed yet: each of its days can change until quota.settle_window after its end."
@@ -237,6 +238,26 @@ pub(super) async fn run(
         RowsFormat::Table => table(&terms, &lines, out)?,
     }
     Ok(out.flush()?)
+}
+
+/// Fails if the configuration lacks the tier of a line: without its price, the sum would be too small.
+fn check_tiers(terms: &BillingTerms<'_>, lines: &[InvoiceLine]) -> anyhow::Result<()> {
+    let tiers = lines
+        .iter()
+        .filter_map(|line| line.tier.parse::<TierName>().ok());
+    let missing: BTreeSet<TierName> = tiers
+        .filter(|tier| terms.config.tier(tier).is_none())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = missing.iter().map(TierName::as_str).collect();
+    bail!(
+        "keys had tiers in {} that the configuration does not have, so their prices are unknown: {}. Add each to tiers with its price (no \
+         endpoint needs to name it), or do so in a copy of the file and name that with --config",
+        terms.month,
+        names.join(", ")
+    )
 }
 
 /// The lines in the order of customers, keys and tiers.
