@@ -16,6 +16,8 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use terminal_size::{Width, terminal_size_of};
 
+use crate::policy::json::is_unshowable;
+
 pub(super) mod long_table;
 
 /// Spaces between two columns of a table.
@@ -275,12 +277,6 @@ fn write_lines(out: &mut dyn Write, lines: Vec<String>) -> anyhow::Result<()> {
         writeln!(out, "{line}")?;
     }
     Ok(out.flush()?)
-}
-
-/// Whether a terminal would act on the character, or reorder others, instead of showing it.
-fn is_unshowable(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// The text with every character that a terminal would not simply show written as `\u{…}`.

@@ -306,9 +306,19 @@ pub fn issued_id(text: &str) -> Result<Option<KeyId>, KeyError> {
 }
 
 /// `text` with the secrets of our keys redacted, so that a key in a path or an id never reaches a log: whole secrets, whatever the
-/// prefix of their key, because keys of earlier prefixes stay valid, and parts of secrets after `prefix`. Allocates only if there is
-/// one.
+/// prefix of their key, because keys of earlier prefixes stay valid, and parts of secrets after `prefix`. If there is one and a part of
+/// it is percent-encoded, the text is shown decoded. Allocates only if there is one, or a `%`.
 pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
+    if text.contains('%')
+        && let Some(shown) = without_secrets(&decoded(text), prefix)
+    {
+        return Cow::Owned(shown);
+    }
+    without_secrets(text, prefix).map_or(Cow::Borrowed(text), Cow::Owned)
+}
+
+/// `text` without the secrets in it, if there are any.
+fn without_secrets(text: &str, prefix: &KeyPrefix) -> Option<String> {
     let mut shown = String::new();
     let mut written = 0;
     for secret in secrets(text) {
@@ -325,10 +335,32 @@ pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
         }
     }
     if written == 0 {
-        return Cow::Borrowed(text);
+        return None;
     }
     shown.push_str(text.get(written..).unwrap_or_default());
-    Cow::Owned(shown)
+    Some(shown)
+}
+
+/// `text` with the percent-encoded characters of keys decoded.
+fn decoded(text: &str) -> String {
+    let mut decoded = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('%') {
+        decoded.push_str(before);
+        let octet = after.get(..2).map(|digits| u8::from_str_radix(digits, 16));
+        rest = match octet {
+            Some(Ok(octet)) if octet.is_ascii_alphanumeric() || octet == b'_' => {
+                decoded.push(char::from(octet));
+                after.get(2..).unwrap_or_default()
+            }
+            _ => {
+                decoded.push('%');
+                after
+            }
+        };
+    }
+    decoded.push_str(rest);
+    decoded
 }
 
 /// The places of what may be secrets in a text, in its order: all letters and digits after `_`, the 12 characters of an id and `_`. No
@@ -498,6 +530,11 @@ mod tests {
         let shown = format!("/a/live_{}_REDACTED/é", earlier.id());
         let logged = format!("/a/{}/é", earlier.reveal());
         assert_eq!(redacted(&logged, &prefix), shown);
+        for (plain, encoded) in [("_", "%5F"), ("_", "%5f"), ("fpd", "%66p%64")] {
+            let logged = format!("/a%2Fb%/{}%", key.reveal().replace(plain, encoded));
+            let shown = format!("/a%2Fb%/fpd_{}_REDACTED%", key.id());
+            assert_eq!(redacted(&logged, &prefix), shown);
+        }
         for plain in [
             "",
             "/files/monthly_transactions_20261121/",
@@ -508,6 +545,7 @@ mod tests {
             "/fpd_abcdefghijkl",
             "fpd_abcdefghijkl_short",
             "é_fpd_é",
+            "/%61%zz%é%5F%",
         ] {
             assert_eq!(redacted(plain, &prefix), plain);
         }

@@ -1,22 +1,40 @@
 //! JSON written member by member (RFC 8259), for the texts that a request writes: its line in the access log and a problem body.
 //!
-//! Invariant: a text is written unchanged only if nothing in it needs escaping; otherwise `serde_json` writes it.
+//! Invariant: a text is written unchanged only if nothing in it needs escaping; otherwise `serde_json` writes it. What a terminal would
+//! not simply show is escaped too, so that no request acts on the terminal of those who read the log.
 
 use super::octets;
 
 /// Appends `before`, which is the separator and name of a member, and a text as its value. Allocates only if `out` lacks capacity.
 pub fn push_text(out: &mut Vec<u8>, before: &str, text: &str) {
-    let is_escaped = |octet: u8| octet < 0x20 || octet == b'"' || octet == b'\\';
-    if octets::any(text.as_bytes(), is_escaped) {
-        out.extend_from_slice(before.as_bytes());
-        // Writing to memory never fails.
-        let _ = serde_json::to_writer(out, text);
-        return;
-    }
+    let is_escaped = |octet: u8| !(0x20..0x7f).contains(&octet) || octet == b'"' || octet == b'\\';
     out.extend_from_slice(before.as_bytes());
+    if octets::any(text.as_bytes(), is_escaped) {
+        return push_escaped(out, text);
+    }
     out.push(b'"');
     out.extend_from_slice(text.as_bytes());
     out.push(b'"');
+}
+
+fn push_escaped(out: &mut Vec<u8>, text: &str) {
+    // A text never fails.
+    for c in serde_json::to_string(text).unwrap_or_default().chars() {
+        if is_unshowable(c) {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                out.extend_from_slice(b"\\u");
+                octets::push_hex(out, unit.to_be_bytes());
+            }
+        } else {
+            out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+        }
+    }
+}
+
+/// Whether a terminal would act on the character, or reorder others, instead of showing it.
+pub fn is_unshowable(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// Appends `before`, which is the separator and name of a member, and a number as its value.
@@ -47,6 +65,14 @@ mod tests {
             let text = format!("/a{character}b{character}");
             assert_eq!(written(&text, 0)["text"], text, "{character:?}");
         }
+    }
+
+    #[test]
+    fn what_a_terminal_would_act_on_is_escaped() {
+        let mut out = Vec::new();
+        push_text(&mut out, "", "é\u{9b}31m\u{7f}\u{2028}\u{202e}\n");
+        let expected = r#""é\u009b31m\u007f\u2028\u202e\n""#;
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
     }
 
     #[test]
