@@ -295,7 +295,7 @@ fn both_ends_of_a_range_are_taken() {
         "store: {redis: {max_staleness: 30d}}",
         "store: {redis: {url: \"rediss://x\", database: 0, tls: {}}}",
         "store: {redis: {sentinels: [\"a:1\", \"[::1]:65535\"], master: m, database: 65535, username: u, tls: {}}}",
-        "store: {redis: {cluster: [\"a.example:1\"], database: 0, tls: {ca_file: Cargo.toml, certificate: Cargo.toml, private_key: Cargo.toml}}}",
+        "store: {redis: {cluster: [\"a.example:1\"], database: 0, tls: {}}}",
         "store: {redis: {outage: bounded, journal: j.db, journal_interval: 10ms, min_nodes: 1, cold_cap: 0%, count_staleness: 1s}}",
         "store: {redis: {outage: deny, journal_interval: 1m, min_nodes: 1000, cold_cap: 100%, count_staleness: 1d}}",
         "store: {redis: {outage: open}}",

@@ -132,30 +132,83 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
     let key = write("own.key", &own.signing_key.serialize_pem());
     let other_key = write("other.key", &other.signing_key.serialize_pem());
     let empty = write("empty.pem", "no certificate");
-    for (pair, problem) in [
-        ((&certificate, &key), None),
-        ((&empty, &key), Some("listen.https.certificate: ")),
-        ((&certificate, &empty), Some("listen.https.private_key: ")),
+    let half = own.cert.pem().replace("-----END", "");
+    let broken = write("broken.pem", &half);
+    let https = |certificate: &str, key: &str| {
+        format!("listen: {{https: {{certificate: {certificate}, private_key: {key}}}}}")
+    };
+    let clients = |authorities: &str| {
+        format!("listen: {{https: {{client_certificates: {{authorities: {authorities}}}}}}}")
+    };
+    let redis = |tls: &str| format!("store: {{redis: {{url: 'rediss://x', tls: {{{tls}}}}}}}");
+    let identity = |certificate: &str, key: &str| {
+        redis(&format!("certificate: {certificate}, private_key: {key}"))
+    };
+    let no_certificate = "the file has no certificate in PEM format \
+                          (hint: name a PEM file with one certificate or more)";
+    let no_key = "the file has no private key in PEM format \
+                  (hint: name a PEM file with the private key, which has no passphrase)";
+    let damaged = "the file has a damaged PEM section";
+    let mismatch = "the private key does not belong to the certificate \
+                    (hint: use the key that the certificate was made for)";
+    for (section, place, problem) in [
+        (https(&certificate, &key), "", ""),
+        (https(&empty, &key), "https.certificate", no_certificate),
+        (https(&broken, &key), "https.certificate", damaged),
+        (https(&certificate, &empty), "https.private_key", no_key),
+        (https(&certificate, &broken), "https.private_key", damaged),
         (
-            (&certificate, &other_key),
-            Some("listen.https.private_key: the private key does not belong"),
+            https(&certificate, &other_key),
+            "https.private_key",
+            mismatch,
+        ),
+        (clients(&certificate), "", ""),
+        (
+            clients(&empty),
+            "client_certificates.authorities",
+            no_certificate,
+        ),
+        (clients(&broken), "client_certificates.authorities", damaged),
+        (redis(&format!("ca_file: {certificate}")), "", ""),
+        (
+            redis(&format!("ca_file: {empty}")),
+            "redis.tls.ca_file",
+            no_certificate,
+        ),
+        (identity(&certificate, &key), "", ""),
+        (identity(&broken, &key), "redis.tls.certificate", damaged),
+        (
+            identity(&certificate, &empty),
+            "redis.tls.private_key",
+            no_key,
+        ),
+        (
+            identity(&certificate, &other_key),
+            "redis.tls.private_key",
+            mismatch,
+        ),
+        (
+            redis(&format!("certificate: {certificate}")),
+            "redis.tls.private_key",
+            "the key is missing",
         ),
     ] {
-        let (certificate, key) = pair;
         let text = format!(
-            "listen: {{https: {{certificate: {certificate}, private_key: {key}}}}}\n\
+            "{section}\n\
              tiers: {{pro: {{daily: 5}}}}\nendpoints: [{{path: /a, tiers: [pro], upstream: u}}]\n\
              upstreams: {{u: {{servers: [127.0.0.1:1]}}}}\n"
         );
         let file = write("gateway.yaml", &text);
         let ran = run_on(file.as_ref(), &["check"]).await;
-        match problem {
-            None => drop(ran.done()),
-            Some(problem) => {
-                let message = ran.failed(78);
-                assert!(message.contains(problem), "{message}");
-            }
+        if problem.is_empty() {
+            ran.done();
+            continue;
         }
+        let message = ran.failed(78);
+        assert!(message.starts_with(&format!("{file}:1:")), "{message}");
+        assert!(message.contains(&format!("{place}: ")), "{message}");
+        assert!(message.contains(problem), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
     }
 }
 

@@ -159,6 +159,14 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https 
             };
             readable_pair(check, &at, certificate);
         }
+        let at = at.key("client_certificates").key("authorities");
+        let clients = rows.client_certificates.iter();
+        // A name that could not be read is empty, and its problem is noted.
+        for file in clients.filter_map(|clients| clients.authorities.to_str()) {
+            if !file.is_empty() {
+                check.accept(&at, upstream_tls::certificates(file));
+            }
+        }
     }
     Https {
         address: rows.address,

@@ -4,11 +4,13 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustls::pki_types::PrivateKeyDer;
+
 use super::pairs::certificate_and_key;
+use super::upstream_tls::{Chain, certificates, pair, private_key};
 use super::values::{HOUR, MINUTE, MS, SECOND, is_host_and_port, not_empty, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
-use crate::config::outside::readable;
 use crate::config::rows::{
     Number, between, file, leaf, number, percent, rows, secret_file, section, text, texts, url,
     within,
@@ -73,11 +75,11 @@ rows! {
 
     struct RedisTlsRows {
         /// PEM file of the authorities that sign the servers.
-        ca_file: Option<PathBuf> = file(readable);
+        ca_file: Option<(PathBuf, Chain)> = file(certificates);
         /// PEM file of this gateway's certificate, if Redis asks for one; read again for every connection.
-        certificate: Option<PathBuf> = file(readable);
+        certificate: Option<(PathBuf, Chain)> = file(certificates);
         /// PEM file of that certificate's key.
-        private_key: Option<PathBuf> = file(readable);
+        private_key: Option<(PathBuf, PrivateKeyDer<'static>)> = file(private_key);
     }
 }
 
@@ -187,9 +189,14 @@ fn relations(check: &mut Check<'_>, at: &Path, rows: &RedisRows) {
 
 fn tls(check: &mut Check<'_>, at: &Path, rows: RedisTlsRows) -> Option<RedisTls> {
     certificate_and_key(check, at);
+    let identity = rows.certificate.zip(rows.private_key);
+    let identity = identity.and_then(|((certificate, chain), (private_key, key))| {
+        check.accept(&at.key("private_key"), pair(&chain, &key))?;
+        Some((certificate, private_key))
+    });
     Some(RedisTls {
-        ca_file: rows.ca_file,
-        identity: rows.certificate.zip(rows.private_key),
+        ca_file: rows.ca_file.map(|(file, _)| file),
+        identity,
     })
 }
 

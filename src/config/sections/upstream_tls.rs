@@ -5,7 +5,7 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use rustls::crypto::ring::default_provider;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
@@ -13,10 +13,11 @@ use rustls::{Error, InconsistentKeys};
 use super::pairs::certificate_and_key;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
+use crate::config::outside::readable;
 use crate::config::rows::{file, rows, text};
 
 /// A chain of certificates, X.509 in DER.
-type Chain = Vec<Vec<u8>>;
+pub(super) type Chain = Vec<Vec<u8>>;
 
 rows! {
     pub(super) struct UpstreamTlsRows {
@@ -83,16 +84,17 @@ fn server_name(text: &str) -> Result<String, Wrong> {
 }
 
 pub(super) fn certificates(file: &str) -> Result<(PathBuf, Chain), Wrong> {
-    let hint = "a PEM file with one certificate or more, readable by the gateway's user";
+    let hint = "name a PEM file with one certificate or more";
     let wrong = |reason| Wrong::new(format!("{file}: {reason}"), hint);
-    let chain = certificates_in(file.as_ref()).map_err(wrong)?;
+    let path = readable(file)?;
+    let chain = certificates_in(&path).map_err(wrong)?;
     for certificate in &chain {
         x509_parser::parse_x509_certificate(certificate).map_err(|_| {
             wrong("the file has a PEM section that is not a valid certificate".to_owned())
         })?;
     }
     let chain = chain.iter().map(|certificate| certificate.to_vec());
-    Ok((file.into(), chain.collect()))
+    Ok((path, chain.collect()))
 }
 
 /// The certificates of a PEM file, at least one.
@@ -101,18 +103,37 @@ pub(super) fn certificates(file: &str) -> Result<(PathBuf, Chain), Wrong> {
 /// With the mistake in the file.
 pub fn certificates_in(file: &FilePath) -> Result<Vec<CertificateDer<'static>>, String> {
     let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
-    let chain = read.map_err(|error| error.to_string())?;
-    if chain.is_empty() {
-        return Err("the file has no certificate in PEM format".to_owned());
+    match read {
+        Ok(chain) if chain.is_empty() => Err(mistake(&pem::Error::NoItemsFound, "certificate")),
+        Ok(chain) => Ok(chain),
+        Err(error) => Err(mistake(&error, "certificate")),
     }
-    Ok(chain)
+}
+
+/// The private key of a PEM file, the first if there are several.
+///
+/// # Errors
+/// With the mistake in the file; nothing of the key is shown.
+pub fn private_key_in(file: &FilePath) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_file(file).map_err(|error| mistake(&error, "private key"))
+}
+
+/// The mistake in a PEM file that should have `wanted`.
+fn mistake(error: &pem::Error, wanted: &str) -> String {
+    match error {
+        pem::Error::Io(error) => format!("the file cannot be read: {error}"),
+        pem::Error::NoItemsFound => format!("the file has no {wanted} in PEM format"),
+        // The library's words may show a part of the file.
+        _ => "the file has a damaged PEM section".to_owned(),
+    }
 }
 
 pub(super) fn private_key(file: &str) -> Result<(PathBuf, PrivateKeyDer<'static>), Wrong> {
-    let hint = "a PEM file with the private key, readable by the gateway's user";
-    match PrivateKeyDer::from_pem_file(file) {
-        Ok(key) => Ok((file.into(), key)),
-        Err(error) => Err(Wrong::new(format!("{file}: {error}"), hint)),
+    let hint = "name a PEM file with the private key, which has no passphrase";
+    let path = readable(file)?;
+    match private_key_in(&path) {
+        Ok(key) => Ok((path, key)),
+        Err(reason) => Err(Wrong::new(format!("{file}: {reason}"), hint)),
     }
 }
 

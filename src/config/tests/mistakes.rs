@@ -216,8 +216,8 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
             "1:51 store.redis.tls.ca_file: cannot read /none: No such file or directory (os error 2)",
         ),
         (
-            "store: {redis: {url: \"rediss://x\", tls: {certificate: Cargo.toml}}}",
-            "1:36 store.redis.tls.private_key: the key is missing",
+            "store: {redis: {url: \"rediss://x\", tls: {ca_file: Cargo.toml}}}",
+            "1:51 store.redis.tls.ca_file: Cargo.toml: the file has no certificate in PEM format",
         ),
         (
             "store: {redis: {key_prefix: \"a{b\"}}",

@@ -4,14 +4,13 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use rustls::crypto::ring::default_provider;
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
 use x509_parser::extensions::GeneralName;
 
 use super::CertificateError;
-use crate::config::certificates_in;
+use crate::config::{certificates_in, private_key_in};
 
 /// Reads a pair.
 ///
@@ -28,8 +27,8 @@ pub fn from_files(
     };
     let chain = certificates_in(certificate)
         .map_err(|reason| unusable(certificate, "certificate", reason))?;
-    let key = PrivateKeyDer::from_pem_file(private_key)
-        .map_err(|error| unusable(private_key, "private_key", error.to_string()))?;
+    let key = private_key_in(private_key)
+        .map_err(|reason| unusable(private_key, "private_key", reason))?;
     CertifiedKey::from_der(chain, key, &default_provider()).map_err(|error| match error {
         Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => CertificateError::Mismatch {
             certificate: certificate.into(),

@@ -233,7 +233,7 @@ fn tls_files_are_read_with_the_configuration() {
         (
             format!("certificate: {certificate}, private_key: {rubbish}"),
             "tls.private_key",
-            "rubbish.pem",
+            "rubbish.pem: the file has no private key in PEM format (hint: name a PEM file",
         ),
     ] {
         is_refused(&with(&tls), path, message);
