@@ -313,8 +313,11 @@ impl Builder {
         let key = path.key(text);
         if let Some(first) = seen.get(text) {
             let message = format!("the key is given twice, first on line {}", first.line);
-            self.problems
-                .push(position.problem(&key, &message, Some("remove one of them")));
+            self.problems.push(position.problem(
+                &key,
+                &message,
+                Some("remove one of them; the rest of the file is checked then"),
+            ));
         } else {
             seen.insert(text.to_owned(), position);
             self.outline.keys.insert(key.clone(), position);
@@ -401,11 +404,9 @@ mod tests {
 
     #[test]
     fn every_duplicate_key_is_reported() {
-        assert_eq!(
-            Outline::of("a: 1\na: 2\nb: {c: 1, c: 2}\na: 3\n")
-                .unwrap_err()
-                .len(),
-            3
-        );
+        let problems = Outline::of("a: 1\na: 2\nb: {c: 1, c: 2}\na: 3\n").unwrap_err();
+        let hint = "remove one of them; the rest of the file is checked then";
+        let hints = problems.iter().map(|problem| problem.hint.as_deref());
+        assert_eq!(hints.collect::<Vec<_>>(), [Some(hint); 3]);
     }
 }
