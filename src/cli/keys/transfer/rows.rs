@@ -2,13 +2,14 @@
 //!
 //! This module only splits rows into fields; [`super::check`] interprets them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io::{self, BufRead, Write};
 
 use jiff::Timestamp;
 use jiff::civil::Date;
-use serde::Serialize;
-use serde_json::Value;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Serialize, de};
 
 use super::{FileFormat, or_problems};
 use crate::cli::output::write_csv;
@@ -183,8 +184,8 @@ fn read_lines(mut file: impl BufRead, mut take: impl FnMut(ImportRow)) -> io::Re
 }
 
 fn json_fields(text: &[u8]) -> Result<Fields, Vec<String>> {
-    let object = match serde_json::from_slice::<Value>(text) {
-        Ok(Value::Object(object)) => object,
+    let members = match serde_json::from_slice::<JsonValue>(text) {
+        Ok(JsonValue::Object(members)) => members,
         Ok(_) => return Err(vec!["the row is not a JSON object".to_owned()]),
         // The position, but not the text, which may be a key.
         Err(error) => {
@@ -195,7 +196,8 @@ fn json_fields(text: &[u8]) -> Result<Fields, Vec<String>> {
         }
     };
     let (mut fields, mut problems) = (Fields::new(), Vec::new());
-    for (name, value) in object {
+    let mut given = BTreeSet::new();
+    for (name, value) in members {
         let Some(name) = FIELDS.iter().find(|known| **known == name) else {
             problems.push(format!(
                 "the row has an unknown field: the fields are {}",
@@ -203,12 +205,16 @@ fn json_fields(text: &[u8]) -> Result<Fields, Vec<String>> {
             ));
             continue;
         };
+        if !given.insert(name) {
+            problems.push(format!("{name} is given twice: keep one of them"));
+            continue;
+        }
         let text = match value {
-            Value::Null => continue,
-            Value::String(text) if text.is_empty() => continue,
-            Value::String(text) => Some(text),
-            Value::Object(days) if *name == "grants" => written_days(&days),
-            Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => None,
+            JsonValue::Null => continue,
+            JsonValue::Text(text) if text.is_empty() => continue,
+            JsonValue::Text(text) => Some(text),
+            JsonValue::Object(days) if *name == "grants" => written_days(&days),
+            JsonValue::Units(_) | JsonValue::Object(_) | JsonValue::Other => None,
         };
         match text {
             Some(text) => drop(fields.insert(*name, text)),
@@ -222,13 +228,78 @@ fn json_fields(text: &[u8]) -> Result<Fields, Vec<String>> {
     or_problems(fields, problems)
 }
 
-/// The grants of a JSON object in the form of CSV.
-fn written_days(days: &serde_json::Map<String, Value>) -> Option<String> {
-    let days = days
-        .iter()
-        .map(|(date, units)| Some(format!("{date}={}", units.as_u64()?)));
+/// The grants of a JSON object in the form of CSV, each as often as the object has it.
+fn written_days(days: &[(String, JsonValue)]) -> Option<String> {
+    let days = days.iter().map(|(date, units)| match units {
+        JsonValue::Units(units) => Some(format!("{date}={units}")),
+        JsonValue::Null | JsonValue::Text(_) | JsonValue::Object(_) | JsonValue::Other => None,
+    });
     days.collect::<Option<Vec<String>>>()
         .map(|days| days.join(" "))
+}
+
+/// A JSON value, as far as a row may have it.
+enum JsonValue {
+    Null,
+    Text(String),
+    Units(u64),
+    /// All members in their order, also those of a name that an earlier one has (RFC 8259 leaves open which of them counts).
+    Object(Vec<(String, JsonValue)>),
+    /// True, false, another number, or a list.
+    Other,
+}
+
+impl<'de> Deserialize<'de> for JsonValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<JsonValue, D::Error> {
+        deserializer.deserialize_any(JsonVisitor)
+    }
+}
+
+struct JsonVisitor;
+
+impl<'de> Visitor<'de> for JsonVisitor {
+    type Value = JsonValue;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<JsonValue, E> {
+        Ok(JsonValue::Null)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<JsonValue, E> {
+        Ok(JsonValue::Text(text.to_owned()))
+    }
+
+    fn visit_u64<E: de::Error>(self, units: u64) -> Result<JsonValue, E> {
+        Ok(JsonValue::Units(units))
+    }
+
+    fn visit_i64<E: de::Error>(self, _: i64) -> Result<JsonValue, E> {
+        Ok(JsonValue::Other)
+    }
+
+    fn visit_f64<E: de::Error>(self, _: f64) -> Result<JsonValue, E> {
+        Ok(JsonValue::Other)
+    }
+
+    fn visit_bool<E: de::Error>(self, _: bool) -> Result<JsonValue, E> {
+        Ok(JsonValue::Other)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<JsonValue, A::Error> {
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(JsonValue::Other)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<JsonValue, A::Error> {
+        let mut members = Vec::new();
+        while let Some(member) = entries.next_entry()? {
+            members.push(member);
+        }
+        Ok(JsonValue::Object(members))
+    }
 }
 
 /// A key as a row.
@@ -367,6 +438,24 @@ mod tests {
         assert!(read[3].1.contains("not a JSON object"), "{read:?}");
         assert!(read[4].1.contains("object of dates and units"), "{read:?}");
         assert!(!format!("{read:?}").contains("secret"));
+    }
+
+    #[test]
+    fn a_field_that_a_row_has_twice_is_a_mistake() {
+        let text = "{\"tier\":\"pro\",\"customer\":\"Acme\"}\n\
+                    {\"tier\":null,\"customer\":\"Acme\",\"tier\":\"secret\",\"key\":\"a\",\"key\":\"a\"}\n\
+                    {\"grants\":{\"2026-11-21\":5,\"2026-11-21\":6}}";
+        let twice = "!tier is given twice: keep one of them|key is given twice: keep one of them";
+        // Dates are compared with the rest of the row.
+        let grants = "grants:2026-11-21=5 2026-11-21=6";
+        assert_eq!(
+            rows(FileFormat::Jsonl, text.as_bytes()),
+            [
+                (1, "customer:Acme|tier:pro".to_owned()),
+                (2, twice.to_owned()),
+                (3, grants.to_owned())
+            ]
+        );
     }
 
     #[test]
