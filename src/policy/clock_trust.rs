@@ -19,6 +19,8 @@ use jiff::{SignedDuration, Timestamp};
 pub const AGREEMENT: Duration = Duration::from_secs(3_600);
 /// By how much they may drift apart in that time: far more than NTP slews in an hour (1.8 s), far less than a day.
 pub const TOLERANCE: SignedDuration = SignedDuration::from_secs(60);
+/// The difference between the clocks of two machines up to which nothing is reported: far more than NTP leaves.
+pub const DIFFERENCE_MAX: SignedDuration = SignedDuration::from_secs(2);
 
 /// Both clocks, read at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

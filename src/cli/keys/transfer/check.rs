@@ -14,6 +14,7 @@ use super::rows::{Fields, ImportRow};
 use crate::cli::output::{parse_date, parse_name};
 use crate::policy::api_key::{self, KEY_CHARS_MAX, KEY_CHARS_MIN, KeyDigest, KeyId, KeyPrefix};
 use crate::policy::calendar::Calendar;
+use crate::policy::clock_trust::DIFFERENCE_MAX;
 use crate::policy::key_record::{KeyRecord, KeyState, LastChange, PreviousDigest, TierName};
 use crate::policy::lifecycle::GRANT_UNITS_MAX;
 
@@ -234,11 +235,12 @@ impl<'a> Checker<'a> {
         })
     }
 
-    /// The time of issue. A key is billed from it on, so a later one than the present would leave days unbilled.
+    /// The time of issue. A key is billed from it on, so a later one than the present would leave days unbilled. One by a clock that
+    /// is a little ahead is the present.
     fn created(&self, text: &str) -> Result<Timestamp, String> {
-        let created = instant(text)?;
-        match created <= self.setting.now {
-            true => Ok(created),
+        let (created, now) = (instant(text)?, self.setting.now);
+        match created.duration_since(now) <= DIFFERENCE_MAX {
+            true => Ok(created.min(now)),
             false => Err("it is in the future; leave it empty for the present".to_owned()),
         }
     }
@@ -524,8 +526,11 @@ mod tests {
     fn a_key_cannot_have_been_created_in_the_future() {
         let row =
             |created: &str| format!("key,customer,tier,created\n{EXTERNAL},Acme,pro,{created}\n");
-        assert!(checked(&[], &row("2026-11-21T12:00:00Z")).is_ok());
-        let reported = problems(&[], &row("2026-11-21T12:00:00.001Z"));
+        let created = |text| checked(&[], &row(text)).unwrap().remove(0).record.created;
+        assert_eq!(created("2026-11-21T12:00:00Z"), now());
+        // The clock of another machine may be a little ahead.
+        assert_eq!(created("2026-11-21T12:00:02Z"), now());
+        let reported = problems(&[], &row("2026-11-21T12:00:02.001Z"));
         assert_eq!(reported.len(), 1);
         assert!(reported[0].1.starts_with("created: it is in the future"));
     }

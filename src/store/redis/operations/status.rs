@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue, Value};
 use tokio::time::Instant;
 
+use crate::policy::clock_trust::DIFFERENCE_MAX;
 use crate::store::redis::gateways::register::{self, RegisterEntry};
 use crate::store::redis::keys::codec::parse_place;
 use crate::store::redis::keys::index;
@@ -21,8 +22,6 @@ use crate::store::{ChangeMark, StoreContent, StoreError};
 
 /// How long a master may take to report its state.
 const INFO_PATIENCE: Duration = Duration::from_secs(2);
-/// The difference of clocks above which there is a warning; gateways correct for it.
-const CLOCK_DIFFERENCE_MAX_SECONDS: f64 = 2.0;
 /// The age of a gateway's key table above which there is a warning: it answers unknown keys with 500.
 const KEYS_AGE_MAX_SECONDS: f64 = 5.0;
 
@@ -342,7 +341,8 @@ fn warnings_of(server: &ServerFacts, info: &Info<'_>) -> Vec<String> {
 
 fn warnings_of_gateways(gateways: &[GatewayFacts], clock_difference_seconds: f64) -> Vec<String> {
     let mut warnings = Vec::new();
-    if clock_difference_seconds.abs() > CLOCK_DIFFERENCE_MAX_SECONDS {
+    // Gateways correct for it.
+    if clock_difference_seconds.abs() > DIFFERENCE_MAX.as_secs_f64() {
         warnings.push(format!(
             "its clock and this machine's differ by {clock_difference_seconds:.1} s: the quota day follows its clock; make sure that both use NTP"
         ));
@@ -392,7 +392,7 @@ fn condition_warnings(gateway: &GatewayFacts) -> Vec<String> {
         ));
     }
     if let Some(seconds) = gateway.clock_difference_seconds
-        && seconds.abs() > CLOCK_DIFFERENCE_MAX_SECONDS
+        && seconds.abs() > DIFFERENCE_MAX.as_secs_f64()
     {
         warnings.push(format!(
             "Redis's clock and that of the gateway {name} differ by {seconds:.1} s: it uses Redis's; make sure that both use NTP"
