@@ -48,7 +48,7 @@
 //! | [`request_id`] | which request ids of clients are kept |
 //! | [`trace_context`] | which trace a request belongs to, and whether it is recorded |
 //! | [`secret`] | texts that are never shown |
-//! | [`words`] | enums whose values are words |
+//! | [`words`] | enums whose values are words, and numbers of things in sentences |
 
 pub mod address;
 pub mod admission;

@@ -1,4 +1,15 @@
-//! Enums whose values are words: each word is written once, beside its value.
+//! Enums whose values are words, each written once, beside its value; and numbers of things in sentences.
+
+use std::fmt::Display;
+
+/// A number and the words for what it counts: `one` of it, or `many`.
+pub fn counted<N: Display + PartialEq + From<u8>>(number: N, one: &str, many: &str) -> String {
+    let words = match number == N::from(1) {
+        true => one,
+        false => many,
+    };
+    format!("{number} {words}")
+}
 
 /// Declares enums: a value is `VALUE = "WORD"`, or `VALUE` if it is its own word. Each enum gets its values as `ALL`, in the order of
 /// declaration, their words as `WORDS`, and conversions from and to the words.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::config::Config;
 use crate::policy::key_record::{KeyState, TierName};
+use crate::policy::words::counted;
 use crate::proxy::Gate;
 use crate::store::Store;
 
@@ -17,7 +18,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A tier that is not configured, and the number of its keys that are not revoked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the configuration has no tier {tier}, which {keys} keys have: add it under tiers, or give them another one (touchline keys set-tier)"
+    "the configuration has no tier {tier}, which {}: add it under tiers, or move the keys to another tier (touchline keys set-tier)",
+    counted(*keys, "key has", "keys have")
 )]
 pub struct UnknownTier {
     tier: TierName,

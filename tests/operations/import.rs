@@ -204,7 +204,7 @@ async fn a_dry_run_writes_nothing() {
         let message = import(&scene, &path, &["--dry-run"]).await.done();
         assert_eq!(
             message,
-            "the file has no mistakes: 1 keys to import, 0 already stored\n"
+            "the file has no mistakes: 1 key to import, 0 already stored\n"
         );
         assert_eq!(listed(&scene).await, 0);
     }

@@ -110,7 +110,7 @@ async fn a_gateway_that_starts_without_a_tier_that_keys_have_reports_it_and_serv
     let client = scene.client(Protocol::Http1);
     assert_eq!(client.get(&other, MARKETS).await.status, 200);
     assert_eq!(client.get(&lost, MARKETS).await.status, 500);
-    let reason = "the configuration has no tier starter, which 1 keys have";
+    let reason = "the configuration has no tier starter, which 1 key has";
     eventually("readiness names the tier", async || {
         let (status, body) = scene.admin(0, "/readyz").await;
         (status == 200 && body.contains("degraded") && body.contains(reason)).then_some(())

@@ -19,6 +19,7 @@ use crate::cli::output::{RecordFormat, private_file, to_the_second, write_record
 use crate::cli::session::{CLOSE_DEADLINE, missing_file, note, on_runtime, piped, require_content};
 use crate::clock::Clock;
 use crate::config::{Config, Purpose};
+use crate::policy::words::counted;
 use crate::server;
 use crate::store::backup::{BackupReader, BackupWriter, Contents, FORMAT, Header};
 use crate::store::export::{Exported, ImportCounts, ImportMode};
@@ -293,11 +294,11 @@ impl TransferTarget {
             if status.keys + status.days > 0 {
                 target.close().await;
                 bail!(
-                    "{} already has {} keys and {} days: name an empty store, or add --merge to write into it all the same \
+                    "{} already has {} and {}: name an empty store, or add --merge to write into it all the same \
                     (after an interruption, to transfer later counts, or to combine both stores)",
                     place::shown(&to.store),
-                    status.keys,
-                    status.days
+                    counted(status.keys, "key", "keys"),
+                    counted(status.days, "day", "days")
                 );
             }
         }
@@ -362,8 +363,11 @@ fn all_new(batch: &[Exported]) -> ImportCounts {
 
 fn summary(contents: &Contents) -> String {
     format!(
-        "{} keys, {} audit entries, {} days of keys, {} events",
-        contents.keys, contents.audit_entries, contents.key_days, contents.events
+        "{}, {}, {}, {}",
+        counted(contents.keys, "key", "keys"),
+        counted(contents.audit_entries, "audit entry", "audit entries"),
+        counted(contents.key_days, "day of a key", "days of keys"),
+        counted(contents.events, "event", "events")
     )
 }
 

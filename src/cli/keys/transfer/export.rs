@@ -9,6 +9,7 @@ use super::rows::{self, COLUMNS, DIGEST_COLUMNS, Digests, ExportedGrants, Export
 use super::{FileFormat, Session, is_standard, note};
 use crate::cli::output::private_file;
 use crate::policy::key_record::KeyRecord;
+use crate::policy::words::counted;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ExportArguments {
@@ -52,7 +53,8 @@ pub(in crate::cli::keys) async fn export(
     let file = private_file(&order.file)?;
     rows::write(format, rows, &columns, BufWriter::new(&file))?;
     file.sync_all()?;
-    note(&format!("{} keys exported to {shown}", records.len()));
+    let keys = counted(records.len(), "key", "keys");
+    note(&format!("{keys} exported to {shown}"));
     Ok(())
 }
 

@@ -17,6 +17,7 @@ use crate::cli::keys::arguments::ChangeOptions;
 use crate::cli::output::RecordFormat;
 use crate::policy::api_key::{KeyId, os_entropy};
 use crate::policy::key_record::{Action, LastChange};
+use crate::policy::words::counted;
 use crate::store::{ChangeMark, Imported};
 
 /// Keys of one batch: some 20 milliseconds in which other processes wait for the embedded store.
@@ -141,10 +142,8 @@ fn refused(file: &Path, problems: &[ImportProblem]) -> anyhow::Error {
         true => "standard input".into(),
         false => file.to_string_lossy(),
     };
-    let mut text = format!("nothing was imported: {} mistakes\n", problems.len());
-    if problems.len() == 1 {
-        "nothing was imported: 1 mistake\n".clone_into(&mut text);
-    }
+    let mistakes = counted(problems.len(), "mistake", "mistakes");
+    let mut text = format!("nothing was imported: {mistakes}\n");
     for problem in problems {
         text.push_str(&format!("{name}:{}: {}\n", problem.line, problem.text));
     }
@@ -160,12 +159,13 @@ fn write_outcome(
         imported, present, ..
     } = outcome;
     output.write(out, outcome, |out| {
+        let keys = counted(*imported, "key", "keys");
         match outcome.dry_run {
             true => writeln!(
                 out,
-                "the file has no mistakes: {imported} keys to import, {present} already stored"
+                "the file has no mistakes: {keys} to import, {present} already stored"
             )?,
-            false => writeln!(out, "{imported} keys imported, {present} already stored")?,
+            false => writeln!(out, "{keys} imported, {present} already stored")?,
         }
         Ok(out.flush()?)
     })
@@ -232,9 +232,9 @@ impl<'s> Writing<'s> {
             .map(|(line, problem)| format!("line {line}: {problem}"))
             .collect();
         bail!(
-            "{} keys were imported and {} were already stored, but these were not imported:\n{}",
-            self.added,
-            self.present,
+            "{} and {} already stored, but these were not imported:\n{}",
+            self.keys_added(),
+            counted(self.present, "was", "were"),
             refused.join("\n")
         )
     }
@@ -245,8 +245,8 @@ impl<'s> Writing<'s> {
         let imported = self.session.store.import_keys(records).await;
         let (outcomes, mark) = imported.with_context(|| {
             format!(
-                "{} keys were imported, and possibly up to {BATCH} more: import the file again to complete it",
-                self.added
+                "{}, and possibly up to {BATCH} more: import the file again to complete it",
+                self.keys_added()
             )
         })?;
         self.mark = mark.or(self.mark.take());
@@ -279,6 +279,10 @@ impl<'s> Writing<'s> {
             }
         }
         Ok(again)
+    }
+
+    fn keys_added(&self) -> String {
+        counted(self.added, "key was imported", "keys were imported")
     }
 
     fn refuse(&mut self, key: &ImportableKey, problem: &str) {
