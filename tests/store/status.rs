@@ -2,8 +2,14 @@
 
 use harness::{Protocol, Scene, Store as SceneStore, eventually};
 use serde_json::Value;
+use touchline::clock::Clock;
+use touchline::store::redis::{RedisSettings, Servers, open};
+use touchline::store::{NodeName, Role, Store};
 
+use crate::redis_nodes::ClusterSet;
 use crate::redis_server::RedisServer;
+use crate::suite::ZONE;
+use crate::topologies::patient;
 
 const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
 const MARKETS: &str = "/api/v1/data/markets";
@@ -121,6 +127,40 @@ async fn a_gateway_that_cannot_report_because_redis_refuses_writes_is_not_to_be_
         warns_of(&reported, "because it cannot save").then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_gateway_may_be_forgotten_while_a_master_without_the_register_refuses_writes() {
+    let (set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
+    assert_eq!(set.owner("gateways").await, 2, "it holds the register");
+    let settings = || RedisSettings {
+        replica: Some(directory.path().join("keys.db")),
+        ..patient(Servers::Cluster(set.addresses()))
+    };
+    let command = open(settings(), Role::Command, ZONE, Clock::system());
+    let command = command.await.unwrap();
+    let role = Role::Gateway(NodeName("gone".into()));
+    drop(open(settings(), role, ZONE, Clock::system()).await.unwrap());
+    eventually("the gateway is silent", async || {
+        let status = command.status().await.ok()?;
+        (status.silent.len() == 1).then_some(())
+    })
+    .await;
+    let refuse = "CONFIG SET min-replicas-to-write 1";
+    for (node, forget, effect) in [
+        (0, true, "requests with its keys are decided without it"),
+        (2, false, "gateways cannot report"),
+    ] {
+        let () = set.nodes[node].ask(refuse).await;
+        let warnings = command.status().await.unwrap().warnings;
+        let address = set.nodes[node].address();
+        let refusal = format!(
+            "{address}: it refuses writes, because it has fewer replicas than min-replicas-to-write: {effect}"
+        );
+        let warns_of = |part: &str| warnings.iter().any(|warning| warning.contains(part));
+        assert!(warns_of(&refusal), "{warnings:?}");
+        assert_eq!(warns_of("store forget gone"), forget, "{warnings:?}");
+    }
 }
 
 #[tokio::test]

@@ -43,7 +43,7 @@ pub async fn status(
     let masters = link.masters();
     let mut servers = Vec::with_capacity(masters.len());
     let mut warnings = Vec::new();
-    let mut refuses_writes = false;
+    let mut register_refuses_writes = false;
     for master in &masters {
         match server(link, master).await {
             Ok(examined) => {
@@ -53,8 +53,10 @@ pub async fn status(
                     warnings: found,
                 } = examined;
                 servers.push(facts);
-                refuses_writes |= refusal.is_some();
-                let found = refusal.map(refusal_warning).into_iter().chain(found);
+                let keeps_register = link.keeps(master, &link.names.register());
+                register_refuses_writes |= keeps_register && refusal.is_some();
+                let refusal = refusal.map(|why| refusal_warning(why, keeps_register));
+                let found = refusal.into_iter().chain(found);
                 let of = match masters.len() {
                     1 => String::new(),
                     _ => format!("{}: ", master.shown),
@@ -80,7 +82,7 @@ pub async fn status(
     warnings.extend(warnings_of_gateways(&gateways, clock_difference_seconds));
     let of_silent = silent
         .iter()
-        .map(|silent| silent_warning(silent, refuses_writes));
+        .map(|silent| silent_warning(silent, register_refuses_writes));
     warnings.extend(of_silent);
     if !index.is_complete {
         warnings.push(
@@ -228,9 +230,9 @@ fn silent_facts(node: &RegisterEntry) -> SilentFacts {
     }
 }
 
-fn silent_warning(silent: &SilentFacts, refuses_writes: bool) -> String {
+fn silent_warning(silent: &SilentFacts, register_refuses_writes: bool) -> String {
     let SilentFacts { name, since, .. } = silent;
-    if refuses_writes {
+    if register_refuses_writes {
         return format!(
             "the gateway {name} has sent no heartbeat since {since}, perhaps because Redis refuses writes"
         );
@@ -299,10 +301,13 @@ fn refusal_of_writes(
     (cannot_save || failed("aof_last_write_status")).then_some("it cannot save")
 }
 
-fn refusal_warning(why: &str) -> String {
-    format!(
-        "it refuses writes, because {why}: gateways cannot report, and may be listed as silent though they run"
-    )
+/// The warning of a master that refuses writes; `keeps_register`: gateways report to it.
+fn refusal_warning(why: &str, keeps_register: bool) -> String {
+    let effect = match keeps_register {
+        true => "gateways cannot report, and may be listed as silent though they run",
+        false => "requests with its keys are decided without it, or refused under outage: deny",
+    };
+    format!("it refuses writes, because {why}: {effect}")
 }
 
 /// Warnings about a server's settings.

@@ -189,6 +189,11 @@ impl Cluster {
         self.shown.load(Ordering::Acquire) && owner.is_some_and(|owner| table.serves(owner))
     }
 
+    /// Whether a node serves a slot, by the map as it is known.
+    pub fn owns(&self, node: &Address, slot: u16) -> bool {
+        self.table.load().view.owner(slot) == Some(node)
+    }
+
     /// Fails if the node that serves a slot is known to refuse writes.
     pub fn require_writes(&self, slot: u16) -> Result<(), LinkError> {
         let table = self.table.load();

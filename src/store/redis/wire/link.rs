@@ -270,6 +270,14 @@ impl RedisLink {
         }
     }
 
+    /// Whether a master keeps `name`.
+    pub fn keeps(&self, master: &Master, name: &str) -> bool {
+        match (&self.way, &master.node) {
+            (Way::Cluster(cluster), Some(node)) => cluster.owns(node, slot(name.as_bytes())),
+            (Way::Cluster(_) | Way::Server(_), _) => true,
+        }
+    }
+
     /// Sends a command to one master, whatever its key.
     pub async fn ask_master(
         &self,
