@@ -255,3 +255,39 @@ async fn a_key_that_may_have_been_issued_is_named_with_what_to_do() {
     let (id, _) = rest.split_once('`').unwrap();
     assert!(id.parse::<KeyId>().is_ok(), "{message}");
 }
+
+#[tokio::test]
+async fn a_change_that_redis_refuses_is_reported_with_the_server_the_reason_and_the_remedy() {
+    let scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
+    let key = scene.issue("starter").await;
+    let redis = scene.redis.as_ref().unwrap();
+    let url = redis.url();
+    let issue = ["keys", "issue", "--tier", "starter", "--customer", "Acme"];
+    let revoke = ["keys", "revoke", &key.id, "--yes"];
+    let rename = ["keys", "set-label", &key.id, "other"];
+    for (begins, ends, refusal) in [
+        (
+            &["CONFIG", "SET", "maxmemory", "1"][..],
+            &["CONFIG", "SET", "maxmemory", "0"][..],
+            "refuses writes, because its memory is full: raise its maxmemory",
+        ),
+        (
+            &["CONFIG", "SET", "min-replicas-to-write", "1"],
+            &["CONFIG", "SET", "min-replicas-to-write", "0"],
+            "refuses writes, because it has fewer replicas than min-replicas-to-write: see why its replicas are away",
+        ),
+        (
+            &["REPLICAOF", "127.0.0.1", "1"],
+            &["REPLICAOF", "NO", "ONE"],
+            "refuses writes, because it is a replica: name the master in store.redis",
+        ),
+    ] {
+        redis.command(begins).await.unwrap();
+        for command in [&issue[..], &revoke, &rename] {
+            let message = run_beside(&scene.gateways[0], command).await.failed(1);
+            assert!(message.contains(&format!("{url} {refusal}")), "{message}");
+        }
+        redis.command(ends).await.unwrap();
+    }
+    run_beside(&scene.gateways[0], &revoke).await.done();
+}

@@ -12,7 +12,7 @@ use crate::store::redis::keys::codec::parse_place;
 use crate::store::redis::keys::index;
 use crate::store::redis::wire::info::Info;
 use crate::store::redis::wire::link::{Master, RedisLink};
-use crate::store::redis::wire::request::{LinkError, is_absent, unreadable};
+use crate::store::redis::wire::request::{LinkError, RefusedWritesFor, is_absent, unreadable};
 use crate::store::redis::wire::zone::zone_names;
 use crate::store::status::{
     BreakerState, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
@@ -133,7 +133,7 @@ pub async fn content(link: &RedisLink) -> Result<StoreContent, StoreError> {
 struct Examined {
     facts: ServerFacts,
     /// Why it refuses writes, if it does.
-    refusal: Option<&'static str>,
+    refusal: Option<RefusedWritesFor>,
     /// The guarantees that it breaks.
     warnings: Vec<String>,
 }
@@ -281,28 +281,28 @@ fn refusal_of_writes(
     server: &ServerFacts,
     info: &Info<'_>,
     settings: &ServerSettings,
-) -> Option<&'static str> {
+) -> Option<RefusedWritesFor> {
     let counted = info.number("mem_not_counted_for_evict");
     let counted = server.used_memory_bytes.saturating_sub(counted);
     if server.maxmemory_bytes > 0 && counted > server.maxmemory_bytes {
-        return Some("its memory is full");
+        return Some(RefusedWritesFor::Memory);
     }
     let setting = |name: &str| settings.get(name).map_or("", String::as_str);
     // Absent unless replicas are needed; how many may be unknown.
     let in_time: Option<u64> = info.text("min_slaves_good_slaves").parse().ok();
     let needed = setting("min-replicas-to-write").parse().unwrap_or(1);
     if in_time.is_some_and(|in_time| in_time < needed) {
-        return Some("it has fewer replicas than min-replicas-to-write");
+        return Some(RefusedWritesFor::Replicas);
     }
     let failed = |field| info.text(field) == "err";
     let makes_snapshots = !setting("save").is_empty();
     let stops = setting("stop-writes-on-bgsave-error") == "yes";
     let cannot_save = makes_snapshots && stops && failed("rdb_last_bgsave_status");
-    (cannot_save || failed("aof_last_write_status")).then_some("it cannot save")
+    (cannot_save || failed("aof_last_write_status")).then_some(RefusedWritesFor::Saving)
 }
 
 /// The warning of a master that refuses writes; `keeps_register`: gateways report to it.
-fn refusal_warning(why: &str, keeps_register: bool) -> String {
+fn refusal_warning(why: RefusedWritesFor, keeps_register: bool) -> String {
     let effect = match keeps_register {
         true => "gateways cannot report, and may be listed as silent though they run",
         false => "requests with its keys are decided without it, or refused under outage: deny",

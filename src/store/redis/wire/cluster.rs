@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::node::ClusterNode;
-use super::line::{ServerLine, answered};
+use super::line::ServerLine;
 use super::preparation::Preparation;
 use super::request::{Commands, LinkError, jittered};
 use super::slots::{ClusterView, slot_of};
@@ -241,7 +241,9 @@ impl Cluster {
                 Some(pipeline) => {
                     let both = node.line.query(Commands::Each(pipeline), deadline).await;
                     both.and_then(|values| match values {
-                        Value::Array(mut values) => answered(values.pop().unwrap_or(Value::Nil)),
+                        Value::Array(mut values) => {
+                            node.line.answered(values.pop().unwrap_or(Value::Nil))
+                        }
                         other => Ok(other),
                     })
                 }

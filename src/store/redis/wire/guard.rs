@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::breaker::{Breaker, CallOutcome, LinkState};
 use super::link::RedisLink;
-use super::request::{LinkError, refuses_writes};
+use super::request::LinkError;
 use crate::store::StoreError;
 use crate::store::status::{BreakerFacts, BreakerState};
 
@@ -131,7 +131,7 @@ impl BreakerGuard {
     /// Records that the server refuses all writes, if this error of another call shows it: charges, which are recorded in any case, may
     /// be seldom. Masters of a cluster note it themselves.
     pub fn note_refusal(&self, error: &LinkError) {
-        if matches!(error, LinkError::Refused(error) if refuses_writes(error)) {
+        if matches!(error, LinkError::RefusedWrites(_)) {
             self.record::<()>(&Err(error.clone()), |()| true);
         }
     }
@@ -202,7 +202,7 @@ fn outcome<T>(result: &Result<T, LinkError>, wrote: impl FnOnce(&T) -> bool) -> 
     match result {
         Ok(reply) if wrote(reply) => CallOutcome::Wrote,
         Ok(_) => CallOutcome::Read,
-        Err(LinkError::Refused(error)) if refuses_writes(error) => CallOutcome::RefusedWrites,
+        Err(LinkError::RefusedWrites(_)) => CallOutcome::RefusedWrites,
         Err(LinkError::Lost(_) | LinkError::NoConnection(_)) => CallOutcome::Lost,
         Err(LinkError::Refused(_) | LinkError::Unreadable(_)) => CallOutcome::Refused,
     }

@@ -13,12 +13,12 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{Pipeline, Value};
+use redis::{ErrorKind, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::preparation::{Preparation, begin};
-use super::request::{Commands, LinkError, breaks, jittered};
+use super::request::{Commands, LinkError, breaks, jittered, refused};
 use super::topology::{Address, Dialled, Topology};
 use crate::store::StoreError;
 
@@ -79,6 +79,12 @@ impl ServerLine {
         self.live.load().as_ref()?.master.clone()
     }
 
+    /// The server, as its operator knows it: behind Sentinel, the master that is connected.
+    pub fn shown(&self) -> String {
+        self.named_master()
+            .map_or_else(|| self.server.to_string(), |named| named.to_string())
+    }
+
     /// Why there is no connection, or `None` if there is one.
     pub fn trouble(&self) -> Option<Arc<StoreError>> {
         self.trouble.load_full()
@@ -134,7 +140,8 @@ impl ServerLine {
             Ok(other) => return all(LinkError::Unreadable(format!("{other:?}"))),
             Err(error) => return all(error),
         };
-        let results: Vec<_> = values.into_iter().map(answered).collect();
+        let results = values.into_iter().map(|value| self.answered(value));
+        let results: Vec<_> = results.collect();
         if let Some(Err(LinkError::Lost(why))) = results.iter().find(|result| is_lost(result)) {
             self.drop_connection(&live, why);
         }
@@ -156,8 +163,9 @@ impl ServerLine {
             Ok(Err(error)) if error.is_timeout() => Err(self.timed_out(live)),
             Err(_) => Err(self.timed_out(live)),
             Ok(Err(error)) if breaks(&error) => {
-                self.drop_connection(live, &error.to_string());
-                Err(LinkError::Lost(error.to_string()))
+                let why = self.broken_by(&error);
+                self.drop_connection(live, &why);
+                Err(LinkError::Lost(why))
             }
             Ok(Err(error)) => {
                 self.timeouts.store(0, Ordering::Relaxed);
@@ -165,9 +173,32 @@ impl ServerLine {
                 if error.code() == Some("BUSY") {
                     Err(LinkError::Lost(error.to_string()))
                 } else {
-                    Err(LinkError::Refused(error))
+                    Err(refused(|| self.shown(), error))
                 }
             }
+        }
+    }
+
+    /// A value of [`Commands::Each`] as the result of its command; one that makes the connection unusable is [`LinkError::Lost`].
+    pub fn answered(&self, value: Value) -> Result<Value, LinkError> {
+        let Value::ServerError(error) = value else {
+            return Ok(value);
+        };
+        let error = redis::RedisError::from(error);
+        match breaks(&error) {
+            true => Err(LinkError::Lost(self.broken_by(&error))),
+            false => Err(refused(|| self.shown(), error)),
+        }
+    }
+
+    /// Why the connection is unusable after this error, with the remedy if an operator has one.
+    fn broken_by(&self, error: &redis::RedisError) -> String {
+        match error.kind() {
+            ErrorKind::Server(ServerErrorKind::ReadOnly) => format!(
+                "{} refuses writes, because it is a replica: name the master in store.redis, or wait for the end of a failover (READONLY)",
+                self.shown()
+            ),
+            _ => error.to_string(),
         }
     }
 
@@ -278,19 +309,6 @@ impl ServerLine {
                 }
             }
         }
-    }
-}
-
-/// A value of [`Commands::Each`] as the result of its command; one that makes the connection unusable is [`LinkError::Lost`].
-pub fn answered(value: Value) -> Result<Value, LinkError> {
-    let Value::ServerError(error) = value else {
-        return Ok(value);
-    };
-    let error = redis::RedisError::from(error);
-    if breaks(&error) {
-        Err(LinkError::Lost(error.to_string()))
-    } else {
-        Err(LinkError::Refused(error))
     }
 }
 

@@ -255,9 +255,7 @@ impl RedisLink {
     pub fn masters(&self) -> Vec<Master> {
         match &self.way {
             Way::Server(line) => vec![Master {
-                shown: line
-                    .named_master()
-                    .map_or_else(|| self.topology.to_string(), |named| named.to_string()),
+                shown: line.shown(),
                 node: None,
             }],
             Way::Cluster(cluster) => {

@@ -7,6 +7,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, ServerErrorKind, Value};
 
 use super::topology::Topology;
+use crate::policy::words::words;
 use crate::store::StoreError;
 
 /// Why a command has no result.
@@ -18,6 +19,8 @@ pub enum LinkError {
     Lost(String),
     /// The server refused it.
     Refused(redis::RedisError),
+    /// The server answers but accepts no writes.
+    RefusedWrites(WriteRefusal),
     /// The reply does not have the expected form.
     Unreadable(String),
 }
@@ -35,8 +38,72 @@ impl From<LinkError> for StoreError {
         match error {
             LinkError::NoConnection(why) | LinkError::Lost(why) => StoreError::Unavailable(why),
             LinkError::Refused(error) => StoreError::Failed(error.to_string()),
+            LinkError::RefusedWrites(refusal) => StoreError::Failed(refusal.to_string()),
             LinkError::Unreadable(what) => StoreError::Failed(what),
         }
+    }
+}
+
+/// A server's refusal of all writes, with the remedy; for operators.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{server} refuses writes, because {}: {} ({reply})", .why.as_str(), .why.remedy())]
+pub struct WriteRefusal {
+    /// The server, as its operator knows it.
+    server: String,
+    why: RefusedWritesFor,
+    /// Its words.
+    reply: String,
+}
+
+words! {
+    /// Why a server accepts no writes.
+    pub enum RefusedWritesFor {
+        /// `OOM`.
+        Memory = "its memory is full",
+        /// `NOREPLICAS`.
+        Replicas = "it has fewer replicas than min-replicas-to-write",
+        /// `MISCONF`.
+        Saving = "it cannot save",
+    }
+}
+
+impl RefusedWritesFor {
+    fn of(code: &str) -> Option<RefusedWritesFor> {
+        match code {
+            "OOM" => Some(RefusedWritesFor::Memory),
+            "NOREPLICAS" => Some(RefusedWritesFor::Replicas),
+            "MISCONF" => Some(RefusedWritesFor::Saving),
+            _ => None,
+        }
+    }
+
+    fn remedy(self) -> &'static str {
+        match self {
+            RefusedWritesFor::Memory => "raise its maxmemory",
+            RefusedWritesFor::Replicas => "see why its replicas are away",
+            RefusedWritesFor::Saving => "see its log and its disk",
+        }
+    }
+}
+
+/// The error for commands that `server` refused, all or some of them.
+pub fn refused(server: impl FnOnce() -> String, error: redis::RedisError) -> LinkError {
+    let replies = error.clone().into_server_errors();
+    let mut replies = replies.iter().flat_map(|replies| replies.iter());
+    let refusal = replies.find_map(|(_, reply)| {
+        let why = RefusedWritesFor::of(reply.code())?;
+        Some((
+            why,
+            [reply.code(), reply.details().unwrap_or_default()].join(" "),
+        ))
+    });
+    match refusal {
+        Some((why, reply)) => LinkError::RefusedWrites(WriteRefusal {
+            server: server(),
+            why,
+            reply,
+        }),
+        None => LinkError::Refused(error),
     }
 }
 
@@ -71,11 +138,6 @@ pub fn breaks(error: &redis::RedisError) -> bool {
                     | ServerErrorKind::MasterDown
             )
         )
-}
-
-/// Whether a server answers but accepts no writes: its memory is full, it has too few replicas, or it cannot save.
-pub fn refuses_writes(error: &redis::RedisError) -> bool {
-    matches!(error.code(), Some("OOM" | "NOREPLICAS" | "MISCONF"))
 }
 
 /// The reply of `TIME`.

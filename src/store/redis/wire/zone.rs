@@ -115,7 +115,11 @@ impl Found {
                 Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {
                     found.first_unread.get_or_insert(error);
                 }
-                Err(error @ (LinkError::Refused(_) | LinkError::Unreadable(_))) => {
+                Err(
+                    error @ (LinkError::Refused(_)
+                    | LinkError::RefusedWrites(_)
+                    | LinkError::Unreadable(_)),
+                ) => {
                     return Err(error.into());
                 }
             }

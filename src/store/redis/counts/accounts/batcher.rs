@@ -427,7 +427,7 @@ impl Accounts {
 /// Whether one of several accounts may be the cause of a failed call.
 fn is_of_one(error: &LinkError) -> bool {
     match error {
-        LinkError::Refused(_) | LinkError::Unreadable(_) => true,
+        LinkError::Refused(_) | LinkError::RefusedWrites(_) | LinkError::Unreadable(_) => true,
         LinkError::NoConnection(_) | LinkError::Lost(_) => false,
     }
 }

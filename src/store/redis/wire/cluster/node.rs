@@ -7,10 +7,11 @@ use redis::Value;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use crate::store::StoreError;
 use crate::store::redis::wire::breaker::{Breaker, CallOutcome};
 use crate::store::redis::wire::line::ServerLine;
 use crate::store::redis::wire::preparation::write_nothing;
-use crate::store::redis::wire::request::{Commands, LinkError, refuses_writes};
+use crate::store::redis::wire::request::{Commands, LinkError};
 use crate::store::redis::wire::topology::Address;
 
 /// A master and the task that keeps the line to it.
@@ -84,15 +85,16 @@ impl ClusterNode {
 
     /// Notes whether it refuses all writes, if the result of a command shows it.
     pub fn note(&self, result: &Result<Value, LinkError>) {
-        let Err(LinkError::Refused(error)) = result else {
+        let Err(error @ LinkError::RefusedWrites(_)) = result else {
             return;
         };
         let mut refusals = self.refusals.lock();
-        if refuses_writes(error) && refusals.breaker.is_closed() {
+        if refusals.breaker.is_closed() {
             refusals.since = std::time::Instant::now();
             let since = refusals.since;
             refusals.breaker.record(CallOutcome::RefusedWrites, since);
             drop(refusals);
+            let error = StoreError::from(error.clone());
             tracing::warn!(master = %self.address, %error, "a master of the Redis cluster refuses writes");
         }
     }
