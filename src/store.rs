@@ -32,6 +32,7 @@ pub mod backup;
 pub mod chain;
 mod clock_watch;
 mod current;
+mod disk;
 pub mod embedded;
 mod error;
 pub mod export;

@@ -259,6 +259,7 @@ fn journal_fields(journal: &JournalFacts) -> NamedValues {
         counts,
         unsettled_counts,
         error,
+        disk_error,
     } = journal;
     let held = match error {
         Some(error) => format!("unreadable: {error}"),
@@ -267,11 +268,17 @@ fn journal_fields(journal: &JournalFacts) -> NamedValues {
         ),
     };
     let store = store.as_deref().unwrap_or("no store yet");
-    vec![
+    let mut fields = vec![
         ("journal here", path.display().to_string()),
         ("journal of", store.to_owned()),
         ("journal holds", held),
-    ]
+    ];
+    if let Some(error) = disk_error {
+        let warning =
+            format!("the journal cannot be written, so nothing is served without Redis: {error}");
+        fields.push(("warning", warning));
+    }
+    fields
 }
 
 fn server_fields(server: &ServerFacts) -> NamedValues {

@@ -117,6 +117,8 @@ pub struct JournalFacts {
     pub unsettled_counts: u64,
     /// Why it cannot be read; the numbers are 0 then.
     pub error: Option<String>,
+    /// Why it cannot be written, if its disk is full.
+    pub disk_error: Option<String>,
 }
 
 words! {

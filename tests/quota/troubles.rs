@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use harness::{Call, IssuedKey, Protocol, Scene, Store, eventually};
+use harness::{Call, IssuedKey, Protocol, Scene, Store, StoreSpec, eventually};
 
 use super::{MARKETS, TOUCHLINE};
 
@@ -238,6 +238,47 @@ impl Drop for Disk {
     }
 }
 
+#[tokio::test]
+async fn a_full_disk_of_an_embedded_store_is_named_by_its_status() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = Disk::at(directory.path().join("disk"));
+    let database = disk.path().join("touchline.db");
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let gateway = &mut scene.gateways[0];
+    let StoreSpec::Embedded(before) = &scene.spec.store else {
+        panic!("it is another store");
+    };
+    let before = before.to_str().unwrap();
+    let config = std::fs::read_to_string(&gateway.config).unwrap();
+    assert!(config.contains(before), "{config}");
+    gateway.terminate();
+    gateway.put_file(&config.replace(before, database.to_str().unwrap()));
+    gateway.restart().await;
+    let shown = scene.cli(&["store", "status"]).await;
+    assert!(!shown.contains("warning"), "{shown}");
+    disk.fill(&mut scene);
+    match disk {
+        Disk::Mounted(_) => {
+            let shown = status(&scene).await;
+            let warning = "so requests are answered with 500: its disk is full (0 bytes are free)";
+            assert!(shown.contains(warning), "{shown}");
+            scene.gateways[0].terminate();
+            let shown = status(&scene).await;
+            assert!(shown.contains("its disk is full"), "{shown}");
+        }
+        // The limit of the gateway's process is unknown to others.
+        Disk::Limited(_) => {}
+    }
+}
+
+/// The output of `touchline store status`, which may fail.
+async fn status(scene: &Scene) -> String {
+    let ran = scene.gateways[0].cli(&["store", "status"]).await;
+    [ran.stdout, ran.stderr]
+        .map(|text| String::from_utf8(text).unwrap())
+        .concat()
+}
+
 /// The journal is looked at each second, and fails each time.
 async fn remains_failed(scene: &Scene) {
     for _ in 0..25 {
@@ -285,6 +326,15 @@ async fn a_full_journal_disk_denies_reports_it_and_recovers_when_there_is_room()
     })
     .await;
     remains_failed(&scene).await;
+    match disk {
+        Disk::Mounted(_) => {
+            let shown = status(&scene).await;
+            let warning = "so nothing is served without Redis: its disk is full (0 bytes are free)";
+            assert!(shown.contains(warning), "{shown}");
+        }
+        // The limit of the gateway's process is unknown to others.
+        Disk::Limited(_) => {}
+    }
     disk.free(&mut scene);
     becomes(&scene, "degraded").await;
     served(&scene, 0, &key, CALLS).await;

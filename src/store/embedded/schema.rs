@@ -11,6 +11,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::{Durability, appended, closing};
 use crate::store::StoreError;
+use crate::store::disk::full_disk;
 use crate::store::sqlite::{self, SqliteFormat};
 
 /// A file of the gateway ("TCLN") with this schema.
@@ -262,11 +263,17 @@ fn is_contention(error: &rusqlite::Error) -> bool {
 
 /// The store's error for a failure of SQLite, with the file's name and a remedy.
 pub(super) fn failure(path: &Path, error: &rusqlite::Error) -> StoreError {
-    let path = path.display();
+    let (file, path) = (path, path.display());
     if is_contention(error) {
         return StoreError::Unavailable(format!(
             "another process kept {path} locked for more than {LOCK_WAIT_MAX:?}"
         ));
+    }
+    // Making the file of shared memory beside it fails so, too.
+    if error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure)
+        && let Some(full) = full_disk(file)
+    {
+        return StoreError::Failed(format!("{path}: {error}: {full}"));
     }
     let hint = match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase) => "it is not an SQLite database; check store.embedded.path",

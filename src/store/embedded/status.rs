@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 
 use super::{Durability, events, feed};
+use crate::store::disk::full_disk;
 use crate::store::held_file::beside;
 use crate::store::sqlite::{SqliteFormat, number, unsigned};
 use crate::store::status::{EmbeddedFacts, StoreFacts, StoreStatus};
@@ -20,6 +21,9 @@ pub(super) fn read(
     let count = |sql: &str| number(connection, sql).map(unsigned);
     // Asked for by name: opening the file beside SQLite would give up its locks.
     let log_bytes = std::fs::metadata(beside(&path, "-wal")).map_or(0, |file| file.len());
+    let full_disk = full_disk(&path).map(|error| {
+        format!("the database cannot be written, so requests are answered with 500: {error}")
+    });
     let pages = count("PRAGMA page_count")?.saturating_mul(count("PRAGMA page_size")?);
     let last = count("SELECT coalesce(max(change), 0) FROM keys")?;
     Ok(StoreStatus {
@@ -39,6 +43,6 @@ pub(super) fn read(
         days: count("SELECT count(*) FROM days")?,
         events: events::waiting(connection, now)?,
         clock_difference_seconds: 0.0,
-        warnings: Vec::new(),
+        warnings: full_disk.into_iter().collect(),
     })
 }

@@ -7,6 +7,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::rows;
 use crate::store::StoreError;
+use crate::store::disk::full_disk;
 use crate::store::held_file::beside;
 use crate::store::redis::identity::StoreIdentity;
 use crate::store::sqlite::{self, SqliteFormat};
@@ -84,6 +85,7 @@ pub fn facts(path: &Path) -> Option<JournalFacts> {
     let mut facts = JournalFacts {
         path: path.to_owned(),
         bytes: sizes.iter().sum(),
+        disk_error: full_disk(path),
         ..JournalFacts::default()
     };
     if let Err(error) = read_facts(path, &mut facts) {

@@ -10,14 +10,13 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
+use crate::store::disk::ROOM_BYTES;
 use crate::store::ledger::Ceiling;
 use crate::store::redis::yielding::CooperativeYield;
 use crate::store::sqlite::{meta, signed, unsigned, write_meta};
 
 /// How long settled rows are kept after their day.
 const SETTLED_KEPT_AFTER_DAY_SECONDS: i64 = 120;
-/// The room that a journal needs to be usable again after it could not be written.
-const ROOM_BYTES: usize = 64 << 10;
 
 /// The tables of a file. A later version adds columns with a default, so that a process that does not know them can still write.
 pub const TABLES: &str = "
