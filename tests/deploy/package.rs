@@ -67,3 +67,13 @@ fn the_unit_lets_the_gateway_read_when_the_system_started() {
     let hidden = unit.lines().find(|line| line.starts_with("ProcSubset="));
     assert_eq!(hidden, None);
 }
+
+#[test]
+fn the_unit_keeps_every_line_of_the_logs() {
+    let unit = text_of("systemd/touchline.service");
+    let setting = |name: &str| unit.lines().find_map(|line| line.strip_prefix(name));
+    // systemd takes 0 as unset, and journald multiplies the burst in 32 bits by up to 12.
+    assert_eq!(setting("LogRateLimitIntervalSec="), Some("1s"));
+    let burst: u32 = setting("LogRateLimitBurst=").unwrap().parse().unwrap();
+    assert!((1_000_000..100_000_000).contains(&burst));
+}
