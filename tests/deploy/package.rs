@@ -77,3 +77,15 @@ fn the_unit_keeps_every_line_of_the_logs() {
     let burst: u32 = setting("LogRateLimitBurst=").unwrap().parse().unwrap();
     assert!((1_000_000..100_000_000).contains(&burst));
 }
+
+#[test]
+fn the_unit_and_the_page_name_a_password_file_that_commands_can_read_too() {
+    for text in [
+        text_of("systemd/touchline.service"),
+        text_of("../docs/operations.md"),
+    ] {
+        let file = "password_file: /etc/touchline/redis.password";
+        assert!(text.contains(file) && text.contains("-g touchline redis.password"));
+        assert!(!text.contains("CREDENTIALS_DIRECTORY"));
+    }
+}
