@@ -89,3 +89,16 @@ fn the_unit_and_the_page_name_a_password_file_that_commands_can_read_too() {
         assert!(!text.contains("CREDENTIALS_DIRECTORY"));
     }
 }
+
+/// The directory of the store is closed to the caller of sudo, so the command enters it as its user.
+#[test]
+fn the_unit_and_the_page_name_the_same_command_for_operators() {
+    let command = "sudo -u touchline env -C /var/lib/touchline TOUCHLINE_CONFIG=/etc/touchline/gateway.yaml touchline ";
+    for text in [
+        text_of("systemd/touchline.service"),
+        text_of("../docs/operations.md"),
+    ] {
+        assert!(!text.contains("cd /var/lib/touchline"));
+        assert!(text.contains(command));
+    }
+}

@@ -27,18 +27,17 @@ fn reported(entry: &Value) -> (&str, &str, Option<&str>) {
     )
 }
 
-/// Runs a command with `TOUCHLINE_ACTOR` set, or without it.
-fn run_as(scene: &Scene, actor: Option<&str>, arguments: &[&str]) -> Ran {
+/// Runs a command with one of `TOUCHLINE_ACTOR` and `SUDO_USER` set, or without both.
+fn run_as(scene: &Scene, actor: Option<(&str, &str)>, arguments: &[&str]) -> Ran {
     let mut command = Command::new(TOUCHLINE);
     command
         .args(arguments)
         .arg("--config")
         .arg(&scene.gateways[0].config)
         .env_remove("TOUCHLINE_ACTOR")
+        .env_remove("SUDO_USER")
+        .envs(actor)
         .stdin(Stdio::null());
-    if let Some(actor) = actor {
-        command.env("TOUCHLINE_ACTOR", actor);
-    }
     command.output().unwrap().into()
 }
 
@@ -144,22 +143,25 @@ async fn every_command_that_changes_a_key_is_reported_with_who_what_before_after
 }
 
 #[tokio::test]
-async fn the_trail_records_who_it_was_by_argument_environment_or_operating_system() {
+async fn the_trail_records_who_it_was_by_argument_environment_sudo_or_operating_system() {
     for store in STORES {
         let scene = scene(store).await;
         let key = scene.issue("starter").await;
         let label = |text| vec!["keys", "set-label", &key.id, text];
+        let actor = |name| Some(("TOUCHLINE_ACTOR", name));
         run_as(&scene, None, &label("a")).done();
-        run_as(&scene, Some("cron job"), &label("b")).done();
+        run_as(&scene, actor("cron job"), &label("b")).done();
         let by = [&*label("c"), &["--by", "ann"]].concat();
-        run_as(&scene, Some("cron job"), &by).done();
+        run_as(&scene, actor("cron job"), &by).done();
+        run_as(&scene, Some(("SUDO_USER", "bob")), &label("d")).done();
         let entries = trail(&scene, &["--what", "set-label"]).await;
         let names: Vec<&str> = entries.iter().map(|entry| reported(entry).0).collect();
         let (user, host) = names[0].split_once('@').unwrap();
         assert!(!user.is_empty() && !host.is_empty(), "{names:?}");
         assert!(user != "unknown" && host != "unknown", "{names:?}");
-        assert_eq!(names[1..], ["cron job", "ann"]);
-        run_as(&scene, Some("a\u{1b}b"), &label("d")).failed(2);
+        assert_eq!(names[1..3], ["cron job", "ann"]);
+        assert_eq!(names[3..], [format!("bob@{host}")]);
+        run_as(&scene, actor("a\u{1b}b"), &label("e")).failed(2);
     }
 }
 

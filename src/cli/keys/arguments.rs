@@ -17,7 +17,7 @@ const OVERLAP_UNITS: [(&str, u64); 4] = [("s", 1), ("m", 60), ("h", 3_600), ("d"
 /// The author of a change, for the audit trail.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct AuthorArguments {
-    /// The author of the change in the audit trail; the user and host of this process if left out.
+    /// The author of the change in the audit trail; if left out, the caller of sudo or the user of this process, and its host.
     #[arg(long, env = "TOUCHLINE_ACTOR", value_parser = parse_name, value_name = "NAME")]
     by: Option<String>,
 }
@@ -26,19 +26,23 @@ impl AuthorArguments {
     /// The author for the trail.
     pub(super) fn author(&self, reason: Option<&str>) -> Author {
         Author {
-            who: self.by.clone().unwrap_or_else(user_and_host),
+            who: self.by.clone().unwrap_or_else(|| {
+                // sudo sets it to the name of the user who called it (sudo(8)).
+                user_and_host(std::env::var("SUDO_USER").ok())
+            }),
             reason: reason.map(ToOwned::to_owned),
         }
     }
 }
 
-/// The user and host of this process, from the operating system.
-fn user_and_host() -> String {
-    let part = |name: Result<String, whoami::Error>| {
-        let name = name.ok().and_then(|name| parse_name(&name).ok());
-        name.unwrap_or_else(|| "unknown".to_owned())
-    };
-    format!("{}@{}", part(whoami::username()), part(whoami::hostname()))
+/// The caller of sudo, or the user of this process, and its host, from the operating system.
+fn user_and_host(sudo_caller: Option<String>) -> String {
+    let valid = |name: String| parse_name(&name).ok();
+    let part = |name: Option<String>| name.unwrap_or_else(|| "unknown".to_owned());
+    let user = sudo_caller.and_then(valid);
+    let user = user.or_else(|| whoami::username().ok().and_then(valid));
+    let host = whoami::hostname().ok().and_then(valid);
+    format!("{}@{}", part(user), part(host))
 }
 
 /// The author of a change and the reason, for the audit trail, and the format of the result.
@@ -203,6 +207,18 @@ fn parse_overlap(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_change_that_names_no_author_is_the_sudo_callers_or_the_users() {
+        let of_sudo = |caller: &str| user_and_host(Some(caller.to_owned()));
+        let user = user_and_host(None);
+        assert!(!user.starts_with("ann@"));
+        let (_, host) = user.split_once('@').unwrap();
+        assert_eq!(of_sudo("ann"), format!("ann@{host}"));
+        for bad in ["", "a\nb"] {
+            assert_eq!(of_sudo(bad), user, "{bad:?}");
+        }
+    }
 
     #[test]
     fn an_overlap_is_a_whole_number_with_a_unit_up_to_90_days() {
