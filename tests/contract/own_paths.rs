@@ -1,7 +1,7 @@
 //! What the gateway answers itself: the description of the API and a key's own usage. Neither is ever charged.
 
 use harness::client::{HOST, Until};
-use harness::{Call, Protocol, Scene, Store, eventually};
+use harness::{Behaviour, Call, Protocol, Scene, Store, eventually};
 use serde_json::json;
 
 use super::{MARKETS, RANKINGS, TOUCHLINE, assert_problem, assert_quota_status, edit_record};
@@ -43,6 +43,30 @@ async fn the_openapi_document_is_public_and_free() {
     }
     assert_eq!(scene.upstream.count(), 0);
     assert_eq!(scene.used(&key).await, 0);
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn the_openapi_document_lists_the_quota_status_of_every_answer_of_the_service() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let document = client.call(Call::get(DOCUMENT)).await.json();
+    let responses = &document["paths"][MARKETS]["get"]["responses"];
+    for status in [400, 404, 405, 410, 413, 414, 431] {
+        scene.upstream.always(Behaviour::Status(status));
+        let answer = client.get(&key, MARKETS).await;
+        assert_eq!(answer.status, status, "{answer:?}");
+        let listed = &responses[status.to_string()];
+        let listed = listed.get("$ref").unwrap_or(&responses["default"]["$ref"]);
+        let response = document.pointer(&listed.as_str().unwrap()[1..]).unwrap();
+        let headers = response["headers"].as_object().unwrap();
+        for name in answer.headers.keys().map(|name| name.as_str()) {
+            let is_listed = headers.keys().any(|one| one.eq_ignore_ascii_case(name));
+            assert!(!name.contains("ratelimit") || is_listed, "{status}: {name}");
+        }
+        assert!(answer.header("ratelimit").is_some());
+    }
     scene.assert_ledgers_agree().await;
 }
 

@@ -104,10 +104,12 @@ enum Sender {
     GatewayOrService,
 }
 
-/// The caller who may get an answer.
+/// The callers who may get an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClientKind {
+    /// Callers whose key was not looked up or is unknown.
     Anybody,
+    /// Authenticated callers too: then the answer has their quota status.
     Authenticated,
 }
 
@@ -117,19 +119,19 @@ impl Sort {
         let (gateway, both) = (Sender::Gateway, Sender::GatewayOrService);
         let (any, known) = (ClientKind::Anybody, ClientKind::Authenticated);
         match self {
-            Sort::BadRequest => (StatusCode::BAD_REQUEST, both, any),
+            Sort::BadRequest => (StatusCode::BAD_REQUEST, both, known),
             Sort::Unauthorized => (StatusCode::UNAUTHORIZED, gateway, any),
             Sort::TierInsufficient => (StatusCode::FORBIDDEN, gateway, known),
             Sort::NotFound => (StatusCode::NOT_FOUND, both, known),
             Sort::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, both, known),
             Sort::DocumentMethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, gateway, any),
             Sort::UsageMethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, gateway, known),
-            Sort::PayloadTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, both, any),
-            Sort::UriTooLong => (StatusCode::URI_TOO_LONG, both, any),
+            Sort::PayloadTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, both, known),
+            Sort::UriTooLong => (StatusCode::URI_TOO_LONG, both, known),
             Sort::DailyQuotaExceeded | Sort::UsageReadTooOften => {
                 (StatusCode::TOO_MANY_REQUESTS, gateway, known)
             }
-            Sort::HeadersTooLarge => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, both, any),
+            Sort::HeadersTooLarge => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, both, known),
             Sort::Internal => (StatusCode::INTERNAL_SERVER_ERROR, gateway, known),
             Sort::OwnBadRequest => (StatusCode::BAD_REQUEST, gateway, any),
             Sort::OwnUriTooLong => (StatusCode::URI_TOO_LONG, gateway, any),

@@ -129,6 +129,17 @@ fn every_error_has_its_example_which_is_what_the_gateway_sends() {
         assert!(
             header("Served", name) && header("Internal", name) && !header("Unauthorized", name)
         );
+        for both in [
+            "BadRequest",
+            "PayloadTooLarge",
+            "UriTooLong",
+            "HeadersTooLarge",
+        ] {
+            assert!(header(both, name), "{both}");
+        }
+        for own in ["OwnBadRequest", "OwnUriTooLong", "OwnHeadersTooLarge"] {
+            assert!(!header(own, name), "{own}");
+        }
     }
     let usage = &document["components"]["responses"]["UsageReadTooOften"];
     assert!(usage.to_string().contains("[\"usage\"]"));
@@ -220,7 +231,7 @@ fn an_endpoint_that_is_retired_announces_it_and_the_others_do_not() {
         assert!(document["paths"]["/other"][method]["deprecated"].is_null());
     }
     let headers = |name: &str| document["components"]["responses"][name]["headers"].clone();
-    for name in ["Served", "DailyQuotaExceeded", "Internal"] {
+    for name in ["Served", "BadRequest", "DailyQuotaExceeded", "Internal"] {
         assert!(headers(name)["Sunset"].is_object(), "{name}");
     }
     for name in ["Usage", "Document", "Unauthorized"] {
