@@ -45,8 +45,8 @@ mod tests {
 
     #[test]
     fn both_forms_are_the_document_that_a_gateway_answers() {
-        let text = include_str!("../../gateway.yaml");
-        let config = Config::parse("gateway.yaml", text, &|_| None).unwrap();
+        let text = include_str!("../../gateway.yaml").replace("Football prediction", "Price");
+        let config = Config::parse("gateway.yaml", &text, &|_| None).unwrap();
         let served: Value = serde_json::from_slice(gate::document(&config).body()).unwrap();
         let written = |output| {
             let mut out = Vec::new();
@@ -56,6 +56,7 @@ mod tests {
         let json = written(DocumentFormat::Json);
         assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), served);
         assert!(json.ends_with("}\n"));
+        assert_eq!(served["info"]["title"], "Price data API");
         let yaml = written(DocumentFormat::Yaml);
         assert_eq!(serde_yaml::from_str::<Value>(&yaml).unwrap(), served);
         assert!(yaml.starts_with("components:\n"));

@@ -73,6 +73,8 @@ rows! {
             ENDPOINTS_HINT,
             list(|| section(|_, at, rows| Some((at.clone(), rows)))).not_empty("at least one is needed", ENDPOINTS_HINT),
         );
+        /// The description of the API.
+        openapi: Description = plain();
         /// Events of keys near their limits, and the webhook that receives them.
         events: Events = serving(plain());
         /// The services behind the gateway, by name.
@@ -116,6 +118,13 @@ rows! {
         prefix: KeyPrefix = text(key_prefix).or_text("fpd");
         /// The realm in WWW-Authenticate of a 401.
         realm: String = text(realm).or_text("touchline");
+    }
+
+    /// The description of the API, /openapi.json.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Description {
+        /// The name of the API in /openapi.json, as generated clients and documentation show it.
+        title: String = text(title).or_text("Football prediction data API");
     }
 
     /// Which headers are passed on to upstreams, and from their answers to clients.
@@ -245,6 +254,8 @@ pub struct Config {
     pub events: Events,
     /// The endpoints; every tier and upstream that they name exists.
     pub endpoints: EndpointTable,
+    /// The description of the API.
+    pub openapi: Description,
     /// The upstreams in the order of the file; at least one, no name twice.
     pub upstreams: Vec<(Arc<str>, UpstreamConfig)>,
     /// Which headers are passed on.
@@ -323,6 +334,7 @@ pub(super) fn config(
         },
         events: root.events,
         endpoints,
+        openapi: root.openapi,
         upstreams: root.upstreams?,
         forward: root.forward,
         runtime: root.runtime,
@@ -355,6 +367,14 @@ fn realm(text: &str) -> Result<String, Wrong> {
     let fits = (1..=128).contains(&text.len()) && text.bytes().all(fits);
     fits.then(|| text.to_owned())
         .ok_or_else(|| Wrong::not("a realm", hint))
+}
+
+fn title(text: &str) -> Result<String, Wrong> {
+    let hint = "1 to 128 characters without control characters";
+    let fits = !text.trim().is_empty() && text.chars().count() <= 128;
+    let fits = fits && !text.chars().any(char::is_control);
+    fits.then(|| text.to_owned())
+        .ok_or_else(|| Wrong::not("a title", hint))
 }
 
 fn header_pattern(text: &str) -> Result<HeaderPattern, Wrong> {

@@ -46,6 +46,8 @@ pub struct Api<'a> {
     pub concurrent: Option<NonZeroU32>,
     /// The realm of `WWW-Authenticate`.
     pub realm: &'a str,
+    /// The name of the API.
+    pub title: &'a str,
 }
 
 /// The served document.
@@ -106,7 +108,7 @@ fn describe(api: &Api<'_>) -> Value {
     json!({
         "openapi": "3.1.0",
         "info": {
-            "title": "Football prediction data API",
+            "title": api.title,
             "version": API_VERSION,
             "description": "Send your API key in `X-API-Key`. Every answer to an authenticated request shows the key's \
                 quota status in its daily quota. A call that fails on our side (500) is not charged.",

@@ -148,6 +148,7 @@ pub fn document(config: &Config) -> Document {
         burst: tiers.clone().find_map(|(_, tier)| tier.burst),
         concurrent: tiers.clone().find_map(|(_, tier)| tier.concurrent),
         realm: &config.keys.realm,
+        title: &config.openapi.title,
     })
 }
 

@@ -284,6 +284,10 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
             "1:15 keys.realm: \"a\\\"b\" is not a realm",
         ),
         (
+            "openapi: {title: \" \"}",
+            "1:18 openapi.title: \" \" is not a title",
+        ),
+        (
             "forward: {headers_denied: [cookie, a b]}",
             "1:36 forward.headers_denied[1]: \"a b\" is not a header name",
         ),
@@ -553,7 +557,7 @@ fn all_problems_are_reported_at_once_in_the_order_of_the_file() {
         "g.yaml:4:18: logging.level: \"loud\" is not a log level (hint: write error, warn, info, debug or trace)\n\
          g.yaml:4:24: logging.fromat: there is no such key (hint: did you mean `format`?)\n\
          g.yaml:5:24: limits.header_count: expected a whole number, found \"many\" (hint: write digits only, such as 1000)\n\
-         g.yaml:6:1: zzz: there is no such key (hint: the keys here are listen, store, quota, keys, tiers, billing, endpoints, events, upstreams, forward, runtime, limits, logging, tracing)"
+         g.yaml:6:1: zzz: there is no such key (hint: the keys here are listen, store, quota, keys, tiers, billing, endpoints, openapi, events, upstreams, forward, runtime, limits, logging, tracing)"
     );
 }
 

@@ -30,6 +30,7 @@ fn document() -> Document {
         burst: Some(Rate::per_second(NonZeroU32::MIN, NonZeroU32::MIN)),
         concurrent: NonZeroU32::new(3),
         realm: "API",
+        title: "Prices",
     })
 }
 
@@ -71,6 +72,7 @@ fn every_endpoint_stands_in_it_with_methods_tiers_cost_and_parameters() {
     );
     assert!(rest["schema"]["pattern"].as_str().unwrap().contains(")*"));
     assert_eq!(document["x-tiers"]["pro"]["daily"], 20);
+    assert_eq!(document["info"]["title"], "Prices");
     assert!(!document.to_string().contains("secret-upstream"));
 }
 
@@ -160,6 +162,7 @@ fn every_policy_of_a_429_has_an_example_where_a_tier_has_it() {
         burst: None,
         concurrent: None,
         realm: "API",
+        title: "Prices",
     });
     let text = String::from_utf8(without.body().to_vec()).unwrap();
     assert!(text.contains("\"daily\"") && !text.contains("\"concurrent\""));
@@ -220,6 +223,7 @@ fn an_endpoint_that_is_retired_announces_it_and_the_others_do_not() {
         burst: None,
         concurrent: None,
         realm: "API",
+        title: "Prices",
     });
     let document: Value = serde_json::from_slice(document.body()).unwrap();
     for method in ["get", "head"] {
