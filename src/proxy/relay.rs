@@ -177,6 +177,9 @@ impl Relay<'_, '_> {
                 reached: None,
             });
         };
+        if let Some(recording) = &mut self.exchange.admission_trace.recording {
+            recording.attempt(self.forwarding.server());
+        }
         let taken = self.gate.connections.take(&peer, is_fresh, now).await;
         let (taken, reused) = taken.map_err(|error| FailedAttempt {
             failure: Failure::server(ServerFault::Unreached, error),
@@ -264,11 +267,8 @@ impl Relay<'_, '_> {
         let recorded = exchange
             .admission_trace
             .recording
-            .as_mut()
-            .map(|recording| {
-                let span = recording.attempt(server);
-                (recording.context, span)
-            });
+            .as_ref()
+            .map(|recording| (recording.context, recording.attempt_id()));
         let origin = exchange.origin.as_ref();
         let forwarded_host = origin.and_then(|origin| origin.host.as_ref());
         let record = &forwarding.key.record;

@@ -61,15 +61,20 @@ impl Recording {
         self.charges.push((asked, Instant::now()));
     }
 
-    /// Notes the beginning of an attempt; returns the id of its span.
-    pub fn attempt(&mut self, server: Option<&Arc<Server>>) -> u64 {
-        let span = fresh_id();
+    /// Notes the beginning of an attempt, before the server is connected.
+    pub fn attempt(&mut self, server: Option<&Arc<Server>>) {
         self.attempts.push(Attempt {
-            span,
+            span: fresh_id(),
             server: server.cloned(),
             began: Instant::now(),
         });
-        span
+    }
+
+    /// The id of the span of the present attempt, which its server receives.
+    pub fn attempt_id(&self) -> u64 {
+        self.attempts
+            .last()
+            .map_or(self.span, |attempt| attempt.span)
     }
 
     /// All spans of a finished request that `started` at the time of its `line`.
@@ -80,6 +85,7 @@ impl Recording {
             u64::try_from(time.as_nanosecond()).unwrap_or(0)
         };
         let bytes = |id: u64| id.to_be_bytes().to_vec();
+        let is_failed = line.status >= 500 || line.outcome == "cut";
         let ended = at(Instant::now());
         let part = |name: &str, kind: SpanKind, began, ended| Span {
             trace_id: self.context.trace_id.to_be_bytes().to_vec(),
@@ -96,7 +102,7 @@ impl Recording {
             span_id: bytes(self.span),
             parent_span_id: self.context.parent.map(bytes).unwrap_or_default(),
             attributes: attributes(line),
-            status: Status::of(line.status == 0 || line.status >= 500),
+            status: Status::of(line.status == 0 || is_failed),
             ..part(&name(line), SpanKind::Server, at(started), ended)
         }];
         if let Some(authenticated) = self.authenticated {
@@ -122,7 +128,7 @@ impl Recording {
             spans.push(Span {
                 span_id: bytes(attempt.span),
                 attributes: server.into_iter().chain(again).collect(),
-                status: Status::of(next.is_some() || line.status >= 500),
+                status: Status::of(next.is_some() || is_failed),
                 ..part(
                     "upstream",
                     SpanKind::Client,

@@ -10,7 +10,7 @@ use reqwest::StatusCode;
 use reqwest::header::CONTENT_TYPE;
 use tokio::sync::{Notify, mpsc};
 
-use super::outgoing::OutgoingClient;
+use super::outgoing::{OutgoingClient, shown};
 use crate::config::Otlp;
 use crate::proxy::Gate;
 use crate::store::NodeName;
@@ -125,8 +125,7 @@ impl Exporter {
 
     async fn attempt(&mut self, otlp: &Otlp, body: Vec<u8>) -> Result<(), FailedExport> {
         let failed = |error: reqwest::Error, is_worth_another| FailedExport {
-            // The URL may contain a secret.
-            why: error.without_url().to_string(),
+            why: shown(error),
             is_worth_another,
         };
         let client = self.caller.client().map_err(|error| failed(error, false))?;

@@ -21,3 +21,12 @@ impl OutgoingClient {
         Ok(self.0.insert(client).clone())
     }
 }
+
+/// A failed call with its causes, without the URL, which may contain a secret.
+pub fn shown(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let first: &dyn std::error::Error = &error;
+    let causes = std::iter::successors(Some(first), |error| error.source());
+    let texts: Vec<String> = causes.map(ToString::to_string).collect();
+    texts.join(": ")
+}

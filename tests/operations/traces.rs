@@ -136,6 +136,23 @@ async fn refused_and_failed_requests_are_reported_with_what_became_of_them() {
 }
 
 #[tokio::test]
+async fn cut_answers_and_servers_that_cannot_be_reached_are_shown_as_failures() {
+    let collector = Collector::start().await;
+    let mut scene = tracing_to(&collector.url(), "sample: 0%").start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    scene.upstream.always(Behaviour::CloseMidBody { after: 10 });
+    assert!(!client.call(sampled(MARKETS).key(&key)).await.complete);
+    scene.upstream.stop().await;
+    assert_eq!(client.call(sampled(MARKETS).key(&key)).await.status, 500);
+    let spans = spans_of(&collector, TRACE, 4 + 4).await;
+    let of = |name: &str| spans.iter().filter(|span| span.name == name).count();
+    assert!(of("upstream") >= 2, "{spans:?}");
+    let failed = spans.iter().filter(|span| span.kind != SpanKind::Internal);
+    assert!(failed.into_iter().all(|span| span.is_failed), "{spans:?}");
+}
+
+#[tokio::test]
 async fn a_request_that_is_sent_again_has_a_span_for_each_attempt() {
     let collector = Collector::start().await;
     let scene = tracing_to(&collector.url(), "sample: 0%")

@@ -16,7 +16,7 @@ use crate::clock::next_tick;
 use crate::config::Webhook;
 use crate::policy::threshold_event::{Event, ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER};
 use crate::proxy::Gate;
-use crate::server::outgoing::OutgoingClient;
+use crate::server::outgoing::{OutgoingClient, shown};
 use crate::store::NodeName;
 
 /// The pause between two readings of the pending events.
@@ -192,17 +192,11 @@ fn request(
         .body(event.body.clone())
 }
 
-/// Makes one attempt. The error does not show the URL, which may contain a secret.
+/// Makes one attempt.
 async fn attempt(request: reqwest::RequestBuilder) -> Result<(), String> {
     match request.send().await {
         Ok(answer) if answer.status().is_success() => Ok(()),
         Ok(answer) => Err(format!("the answer was {}", answer.status())),
-        Err(error) => Err(with_causes(&error.without_url())),
+        Err(error) => Err(shown(error)),
     }
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    let texts: Vec<String> = causes.map(ToString::to_string).collect();
-    texts.join(": ")
 }
