@@ -60,7 +60,7 @@ use logs::{note_certificates, open_access_log, warn_of};
 use reload::Reloader;
 pub use stores::open_store;
 pub use tls::CertificateError;
-use unknown_tiers::{UnknownTiers, unknown_tiers};
+use unknown_tiers::{log_unknown_tiers, unknown_tiers};
 use upkeep::Upkeep;
 
 /// How often a stopping gateway checks whether it is idle.
@@ -229,8 +229,7 @@ async fn run(
     metrics.config_runs(&configuration, now);
     let succeeded = Arc::new(Notify::new());
     let history = Arc::new(History::default());
-    let unknown = Arc::new(UnknownTiers::default());
-    let admin = admin(&gate, node.clone(), &view, &history, &unknown);
+    let admin = admin(&gate, node.clone(), &view, &history);
     let upgrade = upgrade.as_deref();
     let opened = entrance::open(
         listeners,
@@ -255,7 +254,7 @@ async fn run(
     tasks.spawn(Upkeep::new(gate.clone()).run());
     tasks.spawn(Courier::new(gate.clone(), node.clone()).run());
     tasks.spawn(sample(gate.clone(), history));
-    tasks.spawn(unknown.look(gate.clone()));
+    tasks.spawn(log_unknown_tiers(gate.clone()));
     let end_of_traces = Arc::new(Notify::new());
     let exporter = Exporter::new(gate.clone(), node.clone(), left, end_of_traces.clone());
     let exporting = tokio::spawn(exporter.run());
@@ -344,10 +343,9 @@ fn admin(
     node: NodeName,
     config: &Arc<ArcSwap<ConfigView>>,
     history: &Arc<History>,
-    unknown: &Arc<UnknownTiers>,
 ) -> AdminService {
     let view = {
-        let (gate, config, unknown) = (gate.clone(), config.clone(), unknown.clone());
+        let (gate, config) = (gate.clone(), config.clone());
         move || {
             let snapshot = gate.snapshot();
             View {
@@ -356,12 +354,19 @@ fn admin(
                 effective: snapshot.config.effective.clone(),
                 token: snapshot.config.listen.admin.token.clone(),
                 terms: terms(&gate, &snapshot.config),
-                reasons: [servers_out(&snapshot), unknown.reasons(&snapshot.config)].concat(),
+                reasons: reasons(&gate, &snapshot),
             }
         }
     };
     let (store, metrics) = (gate.store.clone(), gate.metrics.clone());
     AdminService::new(node, store, metrics, history.clone(), view)
+}
+
+/// Why a gateway that its store calls ready is degraded.
+fn reasons(gate: &Gate, snapshot: &Snapshot) -> Vec<String> {
+    let unknown = unknown_tiers(&*gate.store, &snapshot.config);
+    let unknown = unknown.iter().map(ToString::to_string);
+    servers_out(snapshot).into_iter().chain(unknown).collect()
 }
 
 /// The servers without requests because their names have not resolved, as reasons for operators.

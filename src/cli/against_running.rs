@@ -1,4 +1,5 @@
-//! `touchline check --against-running`: the effective changes of a file in a running gateway.
+//! `touchline check --against-running`: the effective changes of a file in a running gateway; and the notes of other commands about
+//! differences between the two.
 //!
 //! The running configuration is read from the gateway's admin listener, the number of affected keys from the store. Nothing is
 //! changed. Only the gateway itself can check its environment, and the files and names within its reach: it does so when it reads
@@ -14,13 +15,15 @@ use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
 
 use super::output::{RecordFormat, cells, prose, write_table};
-use super::session::{Session, UsageError, judged};
+use super::session::{Session, UsageError, judged, note};
 use crate::config::{About, Config, Difference, Effective};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
 use crate::policy::secret::Secret;
 
 /// The timeout for the gateway's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The same for a command that works without it.
+const PATIENCE_OF_NOTE: Duration = Duration::from_millis(500);
 /// The limit on the answer, above the facts of any configuration.
 const ANSWER_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
@@ -60,7 +63,7 @@ pub(super) fn run(
         let message = "the file has no admin listener: write its address, such as --against-running=127.0.0.1:9090";
         return Err(UsageError(message.to_owned()).into());
     }
-    let running = ask(address, config.listen.admin.token.as_ref()).map_err(|error| {
+    let running = ask(address, config.listen.admin.token.as_ref(), PATIENCE).map_err(|error| {
         // As a text: a broken pipe of this connection is not one of the output, after which a command has succeeded.
         anyhow!(
             "cannot read the running configuration from the admin listener {address}: {error:#}"
@@ -95,11 +98,35 @@ pub(super) fn run(
     judged(shown, Err(refused))
 }
 
+/// Writes a note for each of these tiers that the gateway behind the file's admin listener does not have; none if there is no answer.
+pub(super) fn note_tiers_that_do_not_run<'t>(
+    config: &Config,
+    tiers: impl IntoIterator<Item = &'t TierName>,
+) {
+    let admin = &config.listen.admin;
+    if admin.address.port() == 0 {
+        return;
+    }
+    let Ok(running) = ask(admin.address, admin.token.as_ref(), PATIENCE_OF_NOTE) else {
+        return;
+    };
+    for tier in tiers.into_iter().filter(|tier| !running.has_tier(tier)) {
+        note(&format!(
+            "warning: the running gateway has no tier {tier}: requests of its keys get 500 until this file is applied. If it does not \
+             apply it within seconds, `touchline check --against-running` shows why"
+        ));
+    }
+}
+
 /// The configuration of the gateway behind an admin listener; `token` is for a listener that requires one.
-fn ask(address: SocketAddr, token: Option<&Secret>) -> anyhow::Result<Effective> {
-    let mut socket = TcpStream::connect_timeout(&address, PATIENCE)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.set_write_timeout(Some(PATIENCE))?;
+fn ask(
+    address: SocketAddr,
+    token: Option<&Secret>,
+    patience: Duration,
+) -> anyhow::Result<Effective> {
+    let mut socket = TcpStream::connect_timeout(&address, patience)?;
+    socket.set_read_timeout(Some(patience))?;
+    socket.set_write_timeout(Some(patience))?;
     let authorization = token.map_or(String::new(), |token| {
         format!("Authorization: Bearer {}\r\n", token.reveal())
     });

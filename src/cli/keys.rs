@@ -13,6 +13,7 @@ pub(super) use arguments::ChangeOptions;
 use arguments::SetTierArguments;
 use orders::ChangeCommand;
 
+use super::against_running::note_tiers_that_do_not_run;
 use super::key_argument::KeyArgument;
 use super::output::RecordFormat;
 use super::session::{Session, UsageError, note, require_content};
@@ -93,7 +94,8 @@ pub(super) fn run(
     if let KeysCommand::Issue(issue::IssueArguments { tier, .. })
     | KeysCommand::Change(ChangeCommand::SetTier(SetTierArguments { tier, .. })) = command
     {
-        configured_tier(&config, tier)?;
+        let tier = configured_tier(&config, tier)?;
+        note_tiers_that_do_not_run(&config, [&tier]);
     }
     // These may be the first commands on a store.
     let begins = matches!(command, KeysCommand::Issue(_) | KeysCommand::Import(_));

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::LeafValue;
 use crate::policy::endpoint::EndpointTable;
+use crate::policy::key_record::TierName;
 
 /// The value of a tier's fact for each endpoint that it includes.
 const INCLUDED: &str = "included";
@@ -85,6 +86,12 @@ impl Effective {
             }
         }
         effective
+    }
+
+    /// Whether the configuration has a tier.
+    pub fn has_tier(&self, name: &TierName) -> bool {
+        let tiers = self.facts.get(&About::Tier);
+        tiers.is_some_and(|tiers| tiers.contains_key(name.as_str()))
     }
 
     /// The facts that differ in `next`, in the order of subject, name and fact.

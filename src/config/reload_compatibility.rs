@@ -32,8 +32,7 @@ pub(super) fn check(check: &mut Check<'_>, running: &Running<'_>, next: &Config)
         if next.tier(tier).is_some() {
             continue;
         }
-        let hint =
-            "first move the keys to another tier with `touchline keys set-tier`, or keep the tier";
+        let hint = "keep it beside the new tier until no key has it (suspended and expired keys count), then remove it";
         match (running.keys_of)(tier) {
             Ok(0) => {}
             Ok(1) => check.wrong(&at, format!("{tier} is removed, but 1 key has it"), hint),

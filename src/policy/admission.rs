@@ -128,12 +128,18 @@ impl<'a> Lookup<'a> {
     }
 
     /// Answers with the key of the request, or why there is none.
-    pub fn answer<K, G>(mut self, found: Result<Caller<K>, NoKey>) -> Next<'a, K, G>
+    pub fn answer<K, G>(mut self, found: Result<Caller<K>, NoKey<K>>) -> Next<'a, K, G>
     where
         K: Borrow<KeyRecord>,
     {
         self.note(AdmissionStep::Presented, Verdict::Passes);
-        let (check, rejection, cause) = match found {
+        let of = Refusal::of;
+        let failed = |key, cause| Refusal {
+            key,
+            cause: Some(cause),
+            ..of(Rejection::Internal)
+        };
+        let (check, refusal) = match found {
             Ok(caller) => {
                 self.note(AdmissionStep::Key, Verdict::Passes);
                 let mut ask = Ask {
@@ -144,12 +150,16 @@ impl<'a> Lookup<'a> {
                 let found = ask.find();
                 return ask.draw(found);
             }
-            Err(NoKey::Missing) => (AdmissionStep::Presented, Rejection::MissingApiKey, None),
-            Err(NoKey::Invalid) => (AdmissionStep::Key, Rejection::InvalidApiKey, None),
-            Err(NoKey::Unknown(cause)) => (AdmissionStep::Key, Rejection::Internal, Some(cause)),
+            Err(NoKey::Missing) => (AdmissionStep::Presented, of(Rejection::MissingApiKey)),
+            Err(NoKey::Invalid) => (AdmissionStep::Key, of(Rejection::InvalidApiKey)),
+            Err(NoKey::Unknown(cause)) => (AdmissionStep::Key, failed(None, cause)),
+            Err(NoKey::Untiered(key)) => {
+                let tier = &key.borrow().tier;
+                let cause = format!("the configuration has no tier {tier}");
+                (AdmissionStep::Key, failed(Some(key), cause))
+            }
         };
-        let refusal = Refusal::of(rejection);
-        self.refuse(check, Refusal { cause, ..refusal })
+        self.refuse(check, refusal)
     }
 
     fn note(&mut self, check: AdmissionStep, verdict: Verdict) {

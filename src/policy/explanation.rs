@@ -58,11 +58,11 @@ pub struct Step {
 #[derive(Debug)]
 pub enum Outcome {
     /// The request is forwarded; the upstream decides the rest.
-    Forwarded(Permit<KeyRecord, ()>),
+    Forwarded(Permit<Box<KeyRecord>, ()>),
     /// The gateway answers it itself, with the quota status of the key if the answer has one; nothing is charged.
     Answered(Option<QuotaStatus>),
     /// The request is refused.
-    Refused(Refusal<KeyRecord>),
+    Refused(Refusal<Box<KeyRecord>>),
 }
 
 /// Every step, and how the request ends.
@@ -101,15 +101,15 @@ pub fn explain(question: &Question<'_>) -> Explanation {
     Explanation { steps, outcome }
 }
 
-type NextStep<'a> = admission::Next<'a, KeyRecord, ()>;
+type NextStep<'a> = admission::Next<'a, Box<KeyRecord>, ()>;
 
 impl Question<'_> {
     /// The holder of the key: the request is assumed to present it with its current secret.
-    fn caller(&self) -> Result<Caller<KeyRecord>, NoKey> {
+    fn caller(&self) -> Result<Caller<Box<KeyRecord>>, NoKey<Box<KeyRecord>>> {
         let record = self.record.ok_or(NoKey::Invalid)?;
         let usable = record.usable(&record.digest, self.now);
         usable.map_err(|_| NoKey::Invalid)?;
-        Caller::new(record.clone(), self.now, self.day, self.terms)
+        Caller::new(Box::new(record.clone()), self.now, self.day, self.terms)
     }
 
     fn outcome(&self, trail: &mut Trail, limits: &mut Vec<Limit>) -> Outcome {

@@ -162,7 +162,7 @@ struct Edge<'a> {
 }
 
 impl Edge<'_> {
-    fn presented(&self, fields: &FieldList) -> Result<KeyDigest, NoKey> {
+    fn presented(&self, fields: &FieldList) -> Result<KeyDigest, NoKey<Arc<KeyEntry>>> {
         admission::presented(fields.all(&X_API_KEY), &self.snapshot.config.keys.prefix)
     }
 
@@ -171,7 +171,7 @@ impl Edge<'_> {
         &mut self,
         key: &KeyDigest,
         at: Option<Timestamp>,
-    ) -> Result<KnownCaller, NoKey> {
+    ) -> Result<KnownCaller, NoKey<Arc<KeyEntry>>> {
         let now = at.unwrap_or_else(|| self.gate.store.now());
         let found = self.look_up(key, now);
         if let Some(recording) = &mut self.trace.recording {
@@ -182,7 +182,11 @@ impl Edge<'_> {
 
     /// Looks a key up in the replica of the key table only: a missing key is unknown while the replica is current, and known keys
     /// are served while the replica may be used.
-    fn look_up(&self, key: &KeyDigest, now: Timestamp) -> Result<KnownCaller, NoKey> {
+    fn look_up(
+        &self,
+        key: &KeyDigest,
+        now: Timestamp,
+    ) -> Result<KnownCaller, NoKey<Arc<KeyEntry>>> {
         let (gate, config) = (self.gate, &self.snapshot.config);
         let keys = gate.store.freshness();
         if !keys.usable {

@@ -1,19 +1,21 @@
-//! Tiers that keys have and the configuration does not: each request with such a key would be a 500.
+//! Tiers that keys have and the configuration does not: each request with such a key is a 500.
 //!
-//! A reload refuses such a configuration, and so does the start of a successor. A gateway that starts without a predecessor serves its other keys.
+//! A reload refuses such a configuration, and so does the start of a successor. A gateway that starts without a predecessor serves
+//! its other keys, and so does one whose keys get such a tier later.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock::next_tick;
 use crate::config::Config;
-use crate::policy::key_record::{KeyState, TierName};
+use crate::policy::key_record::TierName;
 use crate::policy::words::counted;
 use crate::proxy::Gate;
 use crate::store::Store;
 
-/// How often a gateway that has started checks whether its keys are known.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How often a gateway looks for tiers to log. A look costs as much as there are tiers.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A tier that is not configured, and the number of its keys that are not revoked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,43 +28,27 @@ pub struct UnknownTier {
     keys: u64,
 }
 
-/// The tiers of a store's known keys that a configuration lacks. Cost: a look at each key.
+/// The tiers of a store's known keys that a configuration lacks; none while the keys are not known.
 pub fn unknown_tiers(store: &dyn Store, config: &Config) -> Vec<UnknownTier> {
-    let mut unknown = BTreeMap::<TierName, u64>::new();
-    for entry in store.keys().entries() {
-        let record = &entry.record;
-        if record.state != KeyState::Revoked && config.tier(&record.tier).is_none() {
-            *unknown.entry(record.tier.clone()).or_default() += 1;
-        }
+    if !store.freshness().usable {
+        return Vec::new();
     }
-    let unknown = unknown.into_iter();
+    let tiers = store.keys().by_tier().into_iter();
+    let unknown = tiers.filter(|(tier, _)| config.tier(tier).is_none());
     unknown
         .map(|(tier, keys)| UnknownTier { tier, keys })
         .collect()
 }
 
-/// The unknown tiers of a gateway that has started; empty before its keys are known.
-#[derive(Debug, Default)]
-pub struct UnknownTiers(OnceLock<Vec<UnknownTier>>);
-
-impl UnknownTiers {
-    /// Looks for them once the keys are known, and logs each.
-    pub async fn look(self: Arc<Self>, gate: Arc<Gate>) {
-        while !gate.store.freshness().usable {
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
+/// Logs each unknown tier once, until it is dropped; one that was known in between is logged again.
+pub async fn log_unknown_tiers(gate: Arc<Gate>) {
+    let mut logged = BTreeSet::new();
+    loop {
         let found = unknown_tiers(&*gate.store, &gate.snapshot().config);
-        for tier in &found {
-            tracing::error!(error = %tier, "requests of some keys are answered with 500");
+        for unknown in found.iter().filter(|found| !logged.contains(&found.tier)) {
+            tracing::error!(error = %unknown, "requests of some keys are answered with 500");
         }
-        // This is the one call.
-        let _ = self.0.set(found);
-    }
-
-    /// Those that `config` still lacks, as reasons for operators.
-    pub fn reasons(&self, config: &Config) -> Vec<String> {
-        let found = self.0.get().into_iter().flatten();
-        let left = found.filter(|unknown| config.tier(&unknown.tier).is_none());
-        left.map(UnknownTier::to_string).collect()
+        logged = found.into_iter().map(|unknown| unknown.tier).collect();
+        next_tick(LOOK_INTERVAL).await;
     }
 }

@@ -4,7 +4,7 @@
 //! doubled or out of order. It owns no connection: stores feed it.
 
 use std::borrow::Borrow;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ use ahash::RandomState;
 use jiff::Timestamp;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
-use crate::policy::key_record::{KeyRecord, LastChange, TierName, Unusable};
+use crate::policy::key_record::{KeyRecord, KeyState, LastChange, TierName, Unusable};
 
 /// A record in the form for the request path.
 #[derive(Debug)]
@@ -105,12 +105,50 @@ impl<T: Clone + PartialEq> Recent<T> {
     }
 }
 
+/// The state of the writers, who take turns.
+#[derive(Debug, Default)]
+struct WriterState {
+    common: CommonParts,
+    /// The keys of each tier that are not revoked, for tiers with such keys.
+    by_tier: BTreeMap<TierName, u64>,
+}
+
+impl WriterState {
+    /// Counts `new` in the place of `old`.
+    fn count(&mut self, old: Option<&KeyRecord>, new: &KeyRecord) {
+        if old.is_some_and(|old| counted_tier(old) == counted_tier(new)) {
+            return;
+        }
+        if let Some(tier) = counted_tier(new) {
+            match self.by_tier.get_mut(tier) {
+                Some(keys) => *keys += 1,
+                None => {
+                    self.by_tier.insert(tier.clone(), 1);
+                }
+            }
+        }
+        if let Some(tier) = old.and_then(counted_tier)
+            && let Some(keys) = self.by_tier.get_mut(tier)
+        {
+            *keys -= 1;
+            if *keys == 0 {
+                self.by_tier.remove(tier);
+            }
+        }
+    }
+}
+
+/// The tier of a key that is or may become usable.
+fn counted_tier(record: &KeyRecord) -> Option<&TierName> {
+    (record.state != KeyState::Revoked).then_some(&record.tier)
+}
+
 /// All keys.
 #[derive(Debug)]
 pub struct KeyTable {
     keys: Index,
-    /// Writers take turns, so that the two maps of the index agree.
-    writing: parking_lot::Mutex<CommonParts>,
+    /// Writers take turns, so that the two maps of the index agree, and the counts with them.
+    writing: parking_lot::Mutex<WriterState>,
     changes: AtomicU64,
     /// What is judged in the place of an unknown key: [`KeyRecord::decoy`] and nothing else.
     decoys: Index,
@@ -171,7 +209,7 @@ impl KeyTable {
 
     /// Adds a record unless a newer or equal version is present. Returns whether it was added.
     pub fn apply(&self, mut record: KeyRecord) -> bool {
-        let mut common = self.writing.lock();
+        let mut writing = self.writing.lock();
         let by_id = self.keys.by_id.pin();
         let by_digest = self.keys.by_digest.pin();
         let old = by_id.get(&record.id).cloned();
@@ -181,7 +219,8 @@ impl KeyTable {
         {
             return false;
         }
-        common.replace_parts(&mut record);
+        writing.common.replace_parts(&mut record);
+        writing.count(old.as_ref().map(|old| &old.record), &record);
         let id = record.id;
         let kept: Vec<KeyDigest> = digests(&record).collect();
         let change = self.changes.load(Ordering::Relaxed) + 1;
@@ -213,6 +252,13 @@ impl KeyTable {
     /// Whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The keys of each tier that are not revoked, for tiers with such keys. Waits for a writer at most for one record.
+    pub fn by_tier(&self) -> Vec<(TierName, u64)> {
+        let writing = self.writing.lock();
+        let counts = writing.by_tier.iter();
+        counts.map(|(tier, keys)| (tier.clone(), *keys)).collect()
     }
 
     /// All entries, in no order.
@@ -339,6 +385,34 @@ mod tests {
         }));
         assert!(table.find(&key.digest()).is_none());
         assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn the_keys_of_a_tier_are_counted_until_they_leave_it_or_are_revoked() {
+        let table = KeyTable::new();
+        let counted = || {
+            let counts = table.by_tier().into_iter();
+            let counts = counts.map(|(tier, keys)| format!("{tier} {keys}"));
+            counts.collect::<Vec<_>>().join(", ")
+        };
+        let [(_, first), (_, second)] = [key_of("pro"), key_of("pro")];
+        table.apply(first.clone());
+        table.apply(second.clone());
+        table.apply(second);
+        assert_eq!(counted(), "pro 2");
+        let change = |version, tier: &str, state| {
+            table.apply(KeyRecord {
+                version,
+                tier: tier.parse().unwrap(),
+                state,
+                ..first.clone()
+            });
+            counted()
+        };
+        assert_eq!(change(2, "pro", KeyState::Suspended), "pro 2");
+        assert_eq!(change(3, "gold", KeyState::Active), "gold 1, pro 1");
+        assert_eq!(change(4, "gold", KeyState::Revoked), "pro 1");
+        assert_eq!(change(5, "pro", KeyState::Active), "pro 2");
     }
 
     #[test]

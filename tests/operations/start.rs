@@ -110,18 +110,44 @@ async fn a_gateway_that_starts_without_a_tier_that_keys_have_reports_it_and_serv
     let client = scene.client(Protocol::Http1);
     assert_eq!(client.get(&other, MARKETS).await.status, 200);
     assert_eq!(client.get(&lost, MARKETS).await.status, 500);
-    let reason = "the configuration has no tier starter, which 1 key has";
-    eventually("readiness names the tier", async || {
-        let (status, body) = scene.admin(0, "/readyz").await;
-        (status == 200 && body.contains("degraded") && body.contains(reason)).then_some(())
+    let degraded = async |scene: &mut Scene, tier: &str| {
+        let reason = format!("the configuration has no tier {tier}, which 1 key has");
+        eventually("readiness and log name the tier", async || {
+            let (status, body) = scene.admin(0, "/readyz").await;
+            let output = scene.gateways[0].output();
+            let lines = output.lines();
+            let logged = lines.filter(|line| line.contains("ERROR") && line.contains(&reason));
+            let is_named = body.contains("degraded") && body.contains(&reason);
+            (status == 200 && is_named && logged.count() == 1).then_some(())
+        })
+        .await;
+    };
+    degraded(&mut scene, "starter").await;
+    let set_tier = ["keys", "set-tier", &lost.id, "enterprise"];
+    scene.cli(&set_tier).await;
+    eventually("the moved key degrades nothing", async || {
+        let (_, body) = scene.admin(0, "/readyz").await;
+        body.contains(r#""status":"ready""#).then_some(())
     })
     .await;
-    let output = scene.gateways[0].output();
-    let mut lines = output.lines();
-    assert!(
-        lines.any(|line| line.contains("ERROR") && line.contains(reason)),
-        "{output}"
-    );
+    assert_eq!(client.get(&lost, MARKETS).await.status, 200);
+    // A command that reads a file which the gateway does not run.
+    let other = scene.directory().join("other.yaml");
+    let admin = format!("admin: {{ address: \"{}\"", scene.gateways[0].admin);
+    let good = good.replace("admin: { address: \"127.0.0.1:0\"", &admin);
+    std::fs::write(&other, good.replace("starter", "gold")).unwrap();
+    let set_tier = ["keys", "set-tier", &lost.id, "gold", "--yes"];
+    let moved = run_on(&other, &set_tier).await;
+    let warning = "warning: the running gateway has no tier gold: requests of its keys get 500";
+    assert!(moved.stderr.contains(warning), "{moved:?}");
+    moved.done();
+    degraded(&mut scene, "gold").await;
+    assert_eq!(client.get(&lost, MARKETS).await.status, 500);
+    let line =
+        scene.gateways[0].logged_where(|line| line["status"] == 500 && line["tier"] == "gold");
+    let line = line.await;
+    let named = serde_json::json!([line["key_id"], line["tier"]]);
+    assert_eq!(named, serde_json::json!([lost.id, "gold"]));
     scene.assert_ledgers_agree().await;
 }
 

@@ -13,20 +13,22 @@ use crate::policy::rate_limit::QuotaStatus;
 
 /// Why a request has no usable key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NoKey {
+pub enum NoKey<K> {
     /// No key is presented.
     Missing,
     /// The presented value is not a key that is usable now.
     Invalid,
     /// The key cannot be looked up, for this reason, which clients do not see.
     Unknown(String),
+    /// The presented key is usable, but its tier is not configured.
+    Untiered(K),
 }
 
 /// Step 2, and the part of step 3 without a look-up: the values of `X-API-Key` are one key of a possible format.
-pub fn presented<'v>(
+pub fn presented<'v, K>(
     mut values: impl Iterator<Item = &'v [u8]>,
     prefix: &KeyPrefix,
-) -> Result<KeyDigest, NoKey> {
+) -> Result<KeyDigest, NoKey<K>> {
     match (values.next(), values.next()) {
         (None, _) | (Some([]), None) => Err(NoKey::Missing),
         (Some(value), None) => api_key::parse_presented(value, prefix).map_err(|_| NoKey::Invalid),
@@ -53,14 +55,17 @@ impl<K: Borrow<KeyRecord>> Caller<K> {
     ///
     /// # Errors
     /// If the key's tier has no terms.
-    pub fn new(key: K, now: Timestamp, day: Day, terms: Option<Terms>) -> Result<Caller<K>, NoKey> {
-        let record = key.borrow();
+    pub fn new(
+        key: K,
+        now: Timestamp,
+        day: Day,
+        terms: Option<Terms>,
+    ) -> Result<Caller<K>, NoKey<K>> {
         let Some(terms) = terms else {
-            let cause = format!("the configuration has no tier {}", record.tier);
-            return Err(NoKey::Unknown(cause));
+            return Err(NoKey::Untiered(key));
         };
         let quota_status = QuotaStatus {
-            limit: record.limit_on(day.date, terms.daily),
+            limit: key.borrow().limit_on(day.date, terms.daily),
             used: None,
             day,
         };

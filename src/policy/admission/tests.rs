@@ -354,7 +354,8 @@ fn one_key_of_a_possible_shape_is_looked_up_and_nothing_else() {
         (&[key], Ok(KeyDigest::of(key))),
     ] {
         let values = values.iter().copied();
-        assert_eq!(presented(values, &KeyPrefix::default()), answer);
+        let presented = presented::<&KeyRecord>(values, &KeyPrefix::default());
+        assert_eq!(presented, answer);
     }
 }
 
@@ -369,16 +370,18 @@ fn a_failure_of_the_gateway_is_a_500_with_what_is_known_by_then() {
         concurrent: None,
         ..case.terms()
     };
-    for (found, cause, place) in [
-        (Err(NoKey::Unknown("no keys".into())), "no keys", None),
+    for (found, cause, key, place) in [
+        (Err(NoKey::Unknown("no keys".into())), "no keys", None, None),
         (
             Caller::new(&record, now, day, None),
             "the configuration has no tier starter",
+            Some(&record),
             None,
         ),
         (
             Caller::new(&record, now, day, Some(terms)),
             "no store",
+            Some(&record),
             Some(MARKETS),
         ),
     ] {
@@ -396,6 +399,7 @@ fn a_failure_of_the_gateway_is_a_500_with_what_is_known_by_then() {
         };
         assert_eq!(refusal.rejection, Rejection::Internal);
         assert_eq!(refusal.cause.as_deref(), Some(cause));
+        assert_eq!(refusal.key, key);
         assert_eq!(refusal.place.as_ref().map(RouteId::name), place);
         assert_eq!(refusal.quota_status.is_some(), place.is_some());
         assert_eq!(

@@ -44,6 +44,8 @@ pub struct AccessLine {
     pub request_id: String,
     /// `key_id`.
     pub key_id: Option<String>,
+    /// Whether `cause` is the tier of the key, which is not configured.
+    pub is_untiered: bool,
     /// `method`.
     pub method: String,
     /// `path`.
@@ -65,6 +67,7 @@ impl AccessLine {
         let line = AccessLine {
             request_id: text("request_id").ok_or("no request_id")?,
             key_id: text("key_id"),
+            is_untiered: text("cause").is_some_and(|cause| cause.contains("has no tier")),
             method: text("method").ok_or("no method")?,
             path: text("path").ok_or("no path")?,
             status: value
@@ -475,8 +478,8 @@ impl Ledgers {
         let owner = self.owner(entry).map(|key| key.id.as_str());
         let known = match status {
             _ if malformed => None,
-            // The gateway could know nothing of this caller, not even whether the key is one.
-            500 if entry.limit.is_none() => None,
+            // The gateway could know nothing of another caller, not even whether the key is one.
+            500 if entry.limit.is_none() => owner.filter(|_| line.is_untiered),
             // The log may name the revoked or expired key.
             401 => line.key_id.as_deref().filter(|id| Some(*id) == owner),
             _ if path == "/openapi.json" => line.key_id.as_deref(),

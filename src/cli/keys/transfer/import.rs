@@ -1,6 +1,6 @@
 //! `touchline keys import`: checks a whole file of keys, then writes it in batches, between which charges are served.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, IsTerminal, Write};
@@ -13,10 +13,11 @@ use serde::Serialize;
 
 use super::check::{Checker, GivenId, ImportProblem, ImportableKey, Setting};
 use super::{FileFormat, Session, UsageError, is_standard, rows};
+use crate::cli::against_running::note_tiers_that_do_not_run;
 use crate::cli::keys::arguments::ChangeOptions;
 use crate::cli::output::RecordFormat;
 use crate::policy::api_key::{KeyId, os_entropy};
-use crate::policy::key_record::{Action, LastChange};
+use crate::policy::key_record::{Action, LastChange, TierName};
 use crate::policy::words::counted;
 use crate::store::{ChangeMark, Imported};
 
@@ -77,6 +78,8 @@ pub(in crate::cli::keys) async fn import(
         ..ImportOutcome::default()
     };
     outcome.imported = keys.len() - outcome.present;
+    let tiers: BTreeSet<&TierName> = keys.iter().map(|key| &key.record.tier).collect();
+    note_tiers_that_do_not_run(&session.config, tiers);
     let mut mark = None;
     if !order.dry_run {
         let mut writing = Writing::new(session, keys.len());

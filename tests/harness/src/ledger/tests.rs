@@ -49,6 +49,7 @@ fn problem(id: &str, status: u16, code: &str) -> Entry {
 fn line(id: &str, status: u16, outcome: &str, units: u64, refunded: bool) -> AccessLine {
     AccessLine {
         request_id: id.into(),
+        is_untiered: false,
         key_id: Some(key().id),
         method: "GET".into(),
         path: PATH.into(),
