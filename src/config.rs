@@ -138,6 +138,7 @@ impl Config {
         })?;
         let listener = running.and_then(|running| running.config.listen.https.as_ref());
         let surroundings = Surroundings {
+            file: Some(path),
             env: &variable,
             resolve: &resolve,
             purpose,
@@ -175,6 +176,7 @@ impl Config {
         resolve: &dyn Fn(&str) -> std::io::Result<Vec<SocketAddr>>,
     ) -> Result<Config, ConfigErrors> {
         let surroundings = Surroundings {
+            file: None,
             env,
             resolve,
             purpose: Purpose::Serve,

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::io::{self, Read};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde_yaml::Value;
 
@@ -16,6 +16,8 @@ const SECRET_BYTES_MAX: u64 = 64 * 1024;
 
 /// Access to environment variables and to the resolver.
 pub(super) struct Surroundings<'a> {
+    /// The file itself, if the text is one's.
+    pub(super) file: Option<&'a Path>,
     /// The value of an environment variable.
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
     /// The addresses of a `host:port`.
@@ -120,6 +122,33 @@ pub(super) fn missing_directory(file: &Path) -> Option<String> {
     let directory = file.parent().filter(|directory| *directory != "")?;
     let shown = directory.display().to_string();
     (!directory.is_dir()).then(|| format!("there is no directory {}", without_password(&shown)))
+}
+
+/// The place of a file, the same for all names of it: absolute and without `.` and `..`; links are followed if files are read.
+pub(super) fn place_of(file: &Path, purpose: Purpose) -> PathBuf {
+    let absolute = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    let mut plain = PathBuf::new();
+    for component in absolute.components() {
+        match component {
+            Component::ParentDir => {
+                plain.pop();
+            }
+            Component::CurDir => {}
+            Component::Prefix(_) | Component::RootDir | Component::Normal(_) => {
+                plain.push(component);
+            }
+        }
+    }
+    if purpose == Purpose::Offline {
+        return plain;
+    }
+    let in_directory = || {
+        let (directory, name) = plain.parent().zip(plain.file_name())?;
+        Some(directory.canonicalize().ok()?.join(name))
+    };
+    // A link to a directory makes `..` another one.
+    let found = absolute.canonicalize().ok();
+    found.or_else(in_directory).unwrap_or(plain)
 }
 
 pub(super) fn unreadable(file: &Path, error: &io::Error) -> Wrong {

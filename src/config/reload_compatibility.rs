@@ -95,6 +95,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
             },
         };
         let surroundings = Surroundings {
+            file: None,
             env: &|_| None,
             resolve: &|name| panic!("{name}"),
             purpose: Purpose::Serve,

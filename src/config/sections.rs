@@ -33,6 +33,7 @@ pub(super) mod events;
 pub(super) mod https;
 pub(super) mod limits;
 pub(super) mod listen;
+mod own_files;
 mod pairs;
 pub(super) mod redis;
 mod retirement;
@@ -311,7 +312,10 @@ pub(super) fn config(
         upstreams: root.upstreams.as_deref(),
         calendar: root.quota.timezone.as_ref(),
     };
-    let endpoints = traffic::endpoints(check, root.endpoints, &known)?;
+    let endpoints = traffic::endpoints(check, root.endpoints, &known);
+    let (listen, store, logging) = (&root.listen, &root.store, &root.logging);
+    own_files::note_shared(check, &places, listen, store, logging);
+    let endpoints = endpoints?;
     let effective = Effective::of(&hash, &check.readings, &endpoints);
     Some(Config {
         hash,

@@ -47,6 +47,7 @@ fn resolve(server: &str) -> io::Result<Vec<SocketAddr>> {
 
 fn parse(text: &str) -> Result<Config, ConfigErrors> {
     let surroundings = outside::Surroundings {
+        file: None,
         env: &env,
         resolve: &resolve,
         purpose: Purpose::Serve,

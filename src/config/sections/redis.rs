@@ -181,10 +181,6 @@ fn relations(check: &mut Check<'_>, at: &Path, rows: &RedisRows) {
         let hint = "write master: and the sentinels' name for it";
         check.wrong(&master_at, "the key is missing", hint);
     }
-    if rows.journal == rows.replica {
-        let hint = "give journal and replica a file each";
-        check.wrong_key(&at.key("journal"), "the replica has the same file", hint);
-    }
 }
 
 fn tls(check: &mut Check<'_>, at: &Path, rows: RedisTlsRows) -> Option<RedisTls> {

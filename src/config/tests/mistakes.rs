@@ -331,6 +331,18 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
             "listen: {http: {}, upgrade: Cargo.toml}",
             "1:29 listen.upgrade: Cargo.toml is a file of another kind",
         ),
+        (
+            "store: {redis: {replica: ./src/../var/journal.db}}",
+            "1:26 store.redis.replica: store.redis.journal has the same file (by default)",
+        ),
+        (
+            "listen: {http: {}, upgrade: src/u}\nlogging: {access_log: ./src/../src/u}",
+            "2:23 logging.access_log: listen.upgrade has the same file (line 4)",
+        ),
+        (
+            "store: {embedded: {path: src/u}}\nlogging: {access_log: /proc/self/cwd/src/u}",
+            "2:23 logging.access_log: store.embedded.path has the same file (line 4)",
+        ),
         ("1: x", "1:1 1: there is no such key"),
     ];
     for (more, expected) in cases {
@@ -601,4 +613,17 @@ fn a_file_that_cannot_be_read_is_one_problem() {
     assert_eq!(problem(), "1:1 : the file is too large");
     std::fs::write(&file, format!("{NEEDED}#").into_bytes()).unwrap();
     assert!(Config::load(&file).is_ok());
+}
+
+#[test]
+fn no_file_of_the_gateway_is_the_configuration_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gateway.yaml");
+    let (link, log) = (directory.path().join("link"), file.display());
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    std::fs::write(&file, format!("{NEEDED}logging: {{access_log: {log}}}")).unwrap();
+    let expected = "4:23 logging.access_log: this is the configuration file itself";
+    assert_eq!(problems_of(Config::load(&link), 0), [expected]);
+    // A command does not use that file.
+    assert!(Config::load_for(&file, Purpose::Commands).is_ok());
 }

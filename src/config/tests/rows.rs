@@ -301,6 +301,7 @@ fn a_reload_changes_every_row_but_those_that_need_a_restart_which_it_refuses_at_
             keys_of: &|_| Ok(0),
         };
         let surroundings = outside::Surroundings {
+            file: None,
             env: &env,
             resolve: &resolve,
             purpose: Purpose::Serve,
@@ -437,6 +438,7 @@ fn what_a_variable_holds_is_in_no_problem() {
 /// The paths of the problems of a file that is read for `purpose` where there is no name, file or variable.
 fn problems_alone(file: &Value, purpose: Purpose) -> Vec<String> {
     let surroundings = outside::Surroundings {
+        file: None,
         env: &|_| None,
         resolve: &|name| panic!("{name}"),
         purpose,
