@@ -5,6 +5,7 @@
 //! same text. A `Config` that exists is valid: names that endpoints refer to exist, patterns do not overlap, every number is
 //! within its bounds. This module does not know how a configuration is used.
 
+use std::fs::File;
 use std::io::Read;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
@@ -30,7 +31,7 @@ use outside::Surroundings;
 
 pub use choices::{Cleartext, ClientMode, Level, Protocol, ProxyProtocol};
 pub use effective::{About, Difference, Effective};
-pub use outside::Purpose;
+pub use outside::{Purpose, open_regular};
 pub use places::{SourcePosition, SourcePositions};
 pub use problem::{ConfigErrors, Problem};
 pub use reload_compatibility::Running;
@@ -128,7 +129,13 @@ impl Config {
         running: Option<&Running<'_>>,
     ) -> Result<Config, ConfigErrors> {
         let name = path.display().to_string();
-        let bytes = read_at_most(path, FILE_BYTES_MAX + 1).map_err(|error| {
+        let file = match running {
+            // The reload would wait for the writer of a pipe. A command waits for it too, as that is what its operator wants.
+            Some(_) => open_regular(path),
+            None => File::open(path),
+        };
+        let bytes = file.and_then(|file| read_at_most(file, FILE_BYTES_MAX + 1));
+        let bytes = bytes.map_err(|error| {
             let message = format!("cannot read the file: {error}");
             let hint = match running {
                 Some(_) => "restore the file, which is tried again every five seconds",
@@ -248,11 +255,9 @@ fn resolve(server: &str) -> std::io::Result<Vec<SocketAddr>> {
     found.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
 }
 
-fn read_at_most(path: &Path, bytes_max: usize) -> std::io::Result<Vec<u8>> {
+fn read_at_most(file: File, bytes_max: usize) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    std::fs::File::open(path)?
-        .take(bytes_max as u64)
-        .read_to_end(&mut bytes)?;
+    file.take(bytes_max as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

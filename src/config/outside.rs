@@ -2,6 +2,7 @@
 //! decides which of them are read.
 
 use std::cell::Cell;
+use std::fs::File;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
@@ -107,10 +108,22 @@ fn is_variable(name: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
+/// Opens a file for a gateway that runs.
+///
+/// # Errors
+/// Also if it is of another kind, with [`io::ErrorKind::InvalidInput`]: to open a pipe would wait for its writer.
+pub fn open_regular(file: &Path) -> io::Result<File> {
+    if !file.metadata()?.is_file() {
+        let message = "it is not a regular file";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    File::open(file)
+}
+
 /// A file that can be opened.
 pub(super) fn readable(name: &str) -> Result<PathBuf, Wrong> {
     let file = PathBuf::from(name);
-    match std::fs::File::open(&file) {
+    match File::open(&file) {
         Ok(_) => Ok(file),
         Err(error) => Err(unreadable(&file, &error)),
     }
@@ -161,7 +174,7 @@ pub(super) fn unreadable(file: &Path, error: &io::Error) -> Wrong {
 /// The contents of a file without the newlines at the end.
 pub(super) fn read_secret(file: &Path) -> io::Result<String> {
     let mut text = String::new();
-    std::fs::File::open(file)?
+    File::open(file)?
         .take(SECRET_BYTES_MAX + 1)
         .read_to_string(&mut text)?;
     if text.len() as u64 > SECRET_BYTES_MAX {

@@ -5,11 +5,13 @@
 //! distinguish two writes in the same tick of a file system's clock; most files are small, and none that is accepted is larger than
 //! 1 MiB.
 
-use std::io::ErrorKind::{NotFound, PermissionDenied};
+use std::io::ErrorKind::{InvalidInput, NotFound, PermissionDenied};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
+
+use crate::config::open_regular;
 
 /// The part of a file that is compared: more than any accepted configuration or certificate.
 const FILE_BYTES_MAX: u64 = 2 * 1024 * 1024;
@@ -22,7 +24,7 @@ pub struct FileContents(Vec<Content>);
 enum Content {
     /// The digest.
     Read([u8; 32]),
-    /// There is no such file, or it may not be read.
+    /// There is no such file, it is of another kind, or it may not be read.
     Absent,
     /// It cannot be read at this moment: the process has too many open files, or the disk or the network fails.
     Unknown,
@@ -48,13 +50,15 @@ impl FileContents {
 fn content_of(path: &Path) -> Content {
     let digest = || {
         let mut bytes = Vec::new();
-        let file = std::fs::File::open(path)?;
+        let file = open_regular(path)?;
         file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
         io::Result::Ok(Sha256::digest(bytes).into())
     };
     match digest() {
         Ok(digest) => Content::Read(digest),
-        Err(error) if matches!(error.kind(), NotFound | PermissionDenied) => Content::Absent,
+        Err(error) if matches!(error.kind(), NotFound | PermissionDenied | InvalidInput) => {
+            Content::Absent
+        }
         Err(_) => Content::Unknown,
     }
 }

@@ -1,6 +1,7 @@
 //! A changed `gateway.yaml`, applied to the running gateway or refused, and what neither of them touches.
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -261,6 +262,10 @@ async fn a_file_that_cannot_be_used_leaves_the_last_good_one_in_force_and_report
 
     std::fs::remove_file(&scene.gateways[0].config).unwrap();
     refused_with(&scene, &["cannot read the file", "restore the file"]).await;
+    let mut pipe = Command::new("mkfifo");
+    let pipe = pipe.arg(&scene.gateways[0].config).status();
+    assert!(pipe.unwrap().success());
+    refused_with(&scene, &["cannot read the file: it is not a regular file"]).await;
     scene.gateways[0].put_file(&good);
     let after = eventually("the good file is in force again", async || {
         let config = config_of(&scene).await;
