@@ -6,7 +6,7 @@
 //! within its bounds. This module does not know how a configuration is used.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
@@ -137,9 +137,13 @@ impl Config {
         let bytes = file.and_then(|file| read_at_most(file, FILE_BYTES_MAX + 1));
         let bytes = bytes.map_err(|error| {
             let message = format!("cannot read the file: {error}");
-            let hint = match running {
-                Some(_) => "restore the file, which is tried again every five seconds",
-                None => "name it with --config FILE or TOUCHLINE_CONFIG",
+            let hint = match (running, error.kind()) {
+                (Some(_), ErrorKind::PermissionDenied) => {
+                    "make it readable for the gateway's user; it is tried again every five seconds"
+                }
+                (Some(_), _) => "restore the file, which is tried again every five seconds",
+                (None, ErrorKind::PermissionDenied) => "make it readable for this user",
+                (None, _) => "name it with --config FILE or TOUCHLINE_CONFIG",
             };
             ConfigErrors::new(&name, vec![Position::START.of_file(&message, hint)])
         })?;
@@ -206,7 +210,7 @@ fn parse_in(
     }
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let valid = bytes.get(..error.valid_up_to()).unwrap_or_default();
-        let end = end_of(&String::from_utf8_lossy(valid));
+        let end = Position::after(&String::from_utf8_lossy(valid));
         vec![end.of_file("the file is not UTF-8", "save it as UTF-8")]
     })?;
     // Some editors put a byte order mark before the text.
@@ -259,14 +263,6 @@ fn read_at_most(file: File, bytes_max: usize) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(bytes_max as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
-}
-
-/// The position just after `text`.
-fn end_of(text: &str) -> Position {
-    Position {
-        line: text.matches('\n').count() + 1,
-        column: text.chars().rev().take_while(|c| *c != '\n').count() + 1,
-    }
 }
 
 #[cfg(test)]

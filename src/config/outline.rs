@@ -60,6 +60,14 @@ impl Position {
         }
     }
 
+    /// The position just after `text`.
+    pub(super) fn after(text: &str) -> Position {
+        Position {
+            line: text.matches('\n').count() + 1,
+            column: text.chars().rev().take_while(|c| *c != '\n').count() + 1,
+        }
+    }
+
     /// A problem of the whole file.
     pub(super) fn of_file(self, message: &str, hint: &str) -> Problem {
         self.problem(&Path::default(), message, Some(hint))
@@ -150,6 +158,11 @@ impl Outline {
 /// A syntax error, with a hint if its line suggests one. An indenting tab is reported at its own position, because parsers
 /// report it only where the line before seems to continue.
 pub(super) fn syntax_problem(text: &str, position: Position, message: &str) -> Problem {
+    // The parser does not name its line.
+    let is_of_character = message.starts_with("control characters are not allowed");
+    if let Some(problem) = is_of_character.then(|| control_character(text)).flatten() {
+        return problem;
+    }
     for (number, line) in (1..)
         .zip(text.lines())
         .skip(position.line.saturating_sub(1))
@@ -171,14 +184,26 @@ pub(super) fn syntax_problem(text: &str, position: Position, message: &str) -> P
         .lines()
         .nth(position.line.saturating_sub(1))
         .unwrap_or_default();
-    let hint = line
-        .contains("${")
-        .then_some("put a value with ${VARIABLE} in double quotes");
-    position.problem(
-        &Path::default(),
-        &format!("this is not YAML: {message}"),
-        hint,
-    )
+    let is_quoted = |before: &str| before.matches(['"', '\'']).count() % 2 == 1;
+    let in_path = line.split_once("/{").map(|(before, _)| before);
+    let hint = if line.contains("${") {
+        "put a value with ${VARIABLE} in double quotes"
+    } else if in_path.is_some_and(|before| !is_quoted(before)) {
+        "put a path with {…} in double quotes"
+    } else {
+        "compare the indentation, colons, quotes and brackets of this line and the one above with other entries"
+    };
+    position.of_file(&format!("this is not YAML: {message}"), hint)
+}
+
+/// The problem of the first control character in a text.
+fn control_character(text: &str) -> Option<Problem> {
+    // YAML 1.2.2 section 5.1.
+    let is_refused = |c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\u{85}');
+    let (at, found) = text.char_indices().find(|(_, c)| is_refused(*c))?;
+    let code = u32::from(found);
+    let message = format!("this is not YAML: the control character U+{code:04X}");
+    Some(Position::after(text.get(..at)?).of_file(&message, "remove it"))
 }
 
 /// A mapping or list whose end has not been read yet.

@@ -584,6 +584,10 @@ fn what_is_not_a_configuration_at_all_is_one_problem() {
         ("a: [\n", "2:1 : this is not YAML: "),
         ("a: 1\n\tb: 2\n", "2:1 : this is not YAML: "),
         (
+            "a: 1\nb: 2 # é\u{7}\n",
+            "2:9 : this is not YAML: the control character U+0007",
+        ),
+        (
             "a: 1\na: 1\n",
             "2:1 a: the key is given twice, first on line 1",
         ),
@@ -626,4 +630,27 @@ fn no_file_of_the_gateway_is_the_configuration_itself() {
     assert_eq!(problems_of(Config::load(&link), 0), [expected]);
     // A command does not use that file.
     assert!(Config::load_for(&file, Purpose::Commands).is_ok());
+}
+
+#[test]
+fn a_syntax_error_has_a_hint_that_fits_its_line() {
+    for (text, expected) in [
+        (
+            "- { path: /v1/o/{id}, tiers: [pro] }",
+            "put a path with {…} in",
+        ),
+        (
+            "a: { b: ${NAME}, c: [1] }",
+            "put a value with ${VARIABLE} in",
+        ),
+        ("a: 1\n b: 2", "compare the indentation"),
+        (
+            "- { path: \"/v1/o/{id}\", tiers: [pro }",
+            "compare the indentation",
+        ),
+    ] {
+        let problems = parse(text).unwrap_err().problems;
+        let hint = problems[0].hint.as_deref().unwrap_or_default();
+        assert!(hint.starts_with(expected), "{text}: {problems:?}");
+    }
 }
