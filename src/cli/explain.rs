@@ -12,13 +12,14 @@ use serde_json::Value;
 
 use super::key_argument::KeyArgument;
 use super::output::{RecordFormat, escape, prose, to_the_second, write_record, write_table};
-use super::session::{Session, require_content};
+use super::session::{Session, note, require_content};
 use crate::config::{Config, SourcePosition, Tier};
 use crate::policy::admission::{AdmissionStep, Verdict};
 use crate::policy::api_key::KeyId;
 use crate::policy::enforcement::ShadowViolation;
 use crate::policy::explanation::{self, Outcome, Question, Step};
 use crate::policy::http1::fields::FieldList;
+use crate::policy::key_record::KeyRecord;
 use crate::policy::rejection::challenge;
 use crate::proxy::respond::{announce, insert_quota_status, refusal_fields};
 use crate::proxy::well_formed;
@@ -102,6 +103,14 @@ async fn explain(
     let day = config.calendar.day_at(now)?;
     let id = arguments.key_id.id(session).await?;
     let record = session.store.key(id).await?;
+    let is_later = |record: &KeyRecord| arguments.at.is_some_and(|at| at < record.created);
+    if let Some(record) = record.as_ref().filter(|record| is_later(record)) {
+        let created = record.created;
+        note(&format!(
+            "the key was created at {created}: requests before that are refused"
+        ));
+    }
+    let record = record.filter(|record| !is_later(record));
     let usage = session.store.usage(day.date, day.date, Some(id)).await?;
     let tier = record.as_ref().and_then(|record| config.tier(&record.tier));
     let head = well_formed::judge(&arguments.method, &arguments.path, &config.limits);

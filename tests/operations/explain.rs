@@ -166,7 +166,7 @@ async fn every_state_of_a_key_is_explained_and_answered_alike() {
             assert!(reason.starts_with(reported), "{reason}");
             assert_reported(&after, &client.get(&key, MARKETS).await);
         }
-        // Before the subscription ends, and behind it.
+        // Before the key is issued, before the subscription ends, and behind it.
         let key = scene
             .issue_with("starter", &["--expires", "2099-01-31"])
             .await;
@@ -174,6 +174,7 @@ async fn every_state_of_a_key_is_explained_and_answered_alike() {
             "explain", "--key-id", &key.id, "--path", MARKETS, "--output", "json", "--at",
         ];
         for (at, result) in [
+            ("2001-01-01T00:00:00Z", "refused"),
             ("2099-01-31T23:59:59Z", "forwarded"),
             ("2099-02-01T00:00:00Z", "refused"),
         ] {
