@@ -4,7 +4,7 @@
 //! output can be piped. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stored but not confirmed by every gateway, 78 bad
 //! configuration (`EX_CONFIG` of BSD's sysexits). A reader that closes the pipe early (`| head`) is no failure, and hides none.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -123,8 +123,14 @@ pub fn run() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            print_usage_error(&error);
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE));
+            return match print_usage_error(&error) {
+                Ok(()) => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE)),
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+                Err(error) => {
+                    note(&format!("touchline: {error}"));
+                    ExitCode::from(EXIT_FAILED)
+                }
+            };
         }
     };
     match dispatch(&arguments) {
@@ -143,10 +149,10 @@ pub fn run() -> ExitCode {
 }
 
 /// Prints help, or the mistake in the arguments without arguments that may be API keys.
-fn print_usage_error(error: &clap::Error) {
+fn print_usage_error(error: &clap::Error) -> io::Result<()> {
     if !error.use_stderr() {
-        // If standard output is closed, there is nothing left to do.
-        return drop(error.print());
+        error.print()?;
+        return io::stdout().flush();
     }
     let given = std::env::args_os().skip(1);
     let given: Vec<String> = given
@@ -160,6 +166,7 @@ fn print_usage_error(error: &clap::Error) {
     };
     let text = key_argument::without_arguments(&message, &given);
     note(text.trim_end());
+    Ok(())
 }
 
 fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {

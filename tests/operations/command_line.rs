@@ -1,10 +1,11 @@
 //! The command line as an operator types it: short flags, what is refused and how, and that no message repeats an API key.
 
-use std::process::Command;
+use std::fs::File;
+use std::process::{Command, Stdio};
 
 use harness::{PATIENCE, Scene, Store};
 
-use super::{Ran, TOUCHLINE, run_beside};
+use super::{Ran, TOUCHLINE, closed_pipe, run_beside};
 
 async fn scene() -> Scene {
     Scene::builder(TOUCHLINE)
@@ -232,4 +233,19 @@ async fn before_a_revocation_its_effect_is_stated() {
         assert!(refused.contains(part), "{refused}");
     }
     assert!(!refused.contains("By this"));
+}
+
+#[test]
+fn help_that_cannot_be_written_is_a_failure_and_help_that_is_not_read_is_none() {
+    for line in ["help", "--version", "keys issue --help"] {
+        let into = |output: Stdio| {
+            let mut command = Command::new(TOUCHLINE);
+            let output = command.args(line.split(' ')).stdout(output).output();
+            Ran::from(output.unwrap())
+        };
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let message = into(full.into()).failed(1);
+        assert!(message.contains("No space left"), "{line}: {message}");
+        assert_eq!(into(closed_pipe().into()).done(), "");
+    }
 }
