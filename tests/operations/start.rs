@@ -189,6 +189,19 @@ async fn the_first_line_states_where_it_listens() {
 }
 
 #[tokio::test]
+async fn a_start_that_creates_an_empty_database_logs_it_once() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let file = scene.gateways[0].process().stderr.clone();
+    let created = || {
+        let text = std::fs::read_to_string(&file).unwrap();
+        text.matches("created the database: it has no keys").count()
+    };
+    assert_eq!(created(), 1);
+    scene.gateways[0].restart().await;
+    assert_eq!(created(), 1);
+}
+
+#[tokio::test]
 async fn the_log_names_the_addresses_in_fields_of_their_own() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let file = scene.gateways[0].process().stderr.clone();

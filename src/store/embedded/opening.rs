@@ -42,6 +42,7 @@ pub(super) fn open(
         timeout,
         keeping,
     } = settings;
+    let is_new = !path.exists();
     schema::create_file(&path)?;
     let connect = || schema::connect(&path, durability);
     let mut writing = connect()?;
@@ -66,6 +67,10 @@ pub(super) fn open(
         schema::enlarge_cache(&writing).map_err(|error| schema::failure(&path, &error))?;
     }
     load(&writing, &keys, gateway.as_ref()).map_err(|error| schema::failure(&path, &error))?;
+    if is_new {
+        // Of a gateway: commands write no log.
+        tracing::info!(path = %path.display(), "created the database: it has no keys");
+    }
 
     let connections = [writing, following, syncing];
     let (at_work, writing) = watch::channel(());
