@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::against_running::note_tiers_that_do_not_run;
 use super::key_argument::KeyArgument;
 use super::output::{RecordFormat, escape, prose, to_the_second, write_record, write_table};
 use super::session::{Session, note, require_content};
@@ -111,6 +112,9 @@ async fn explain(
         ));
     }
     let record = record.filter(|record| !is_later(record));
+    let tier = record.as_ref().map(|record| &record.tier);
+    let tier = tier.filter(|tier| config.tier(tier).is_some());
+    note_tiers_that_do_not_run(config, tier);
     let usage = session.store.usage(day.date, day.date, Some(id)).await?;
     let tier = record.as_ref().and_then(|record| config.tier(&record.tier));
     let head = well_formed::judge(&arguments.method, &arguments.path, &config.limits);

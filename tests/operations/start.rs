@@ -141,6 +141,9 @@ async fn a_gateway_that_starts_without_a_tier_that_keys_have_reports_it_and_serv
     let warning = "warning: the running gateway has no tier gold: requests of its keys get 500";
     assert!(moved.stderr.contains(warning), "{moved:?}");
     moved.done();
+    let explain = ["explain", "--key-id", &lost.id, "--path", MARKETS];
+    let explained = run_on(&other, &explain).await;
+    assert!(explained.stderr.contains(warning), "{explained:?}");
     degraded(&mut scene, "gold").await;
     assert_eq!(client.get(&lost, MARKETS).await.status, 500);
     let line =
