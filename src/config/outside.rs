@@ -123,7 +123,7 @@ pub fn open_regular(file: &Path) -> io::Result<File> {
 /// A file that can be opened.
 pub(super) fn readable(name: &str) -> Result<PathBuf, Wrong> {
     let file = PathBuf::from(name);
-    match File::open(&file) {
+    match open_regular(&file) {
         Ok(_) => Ok(file),
         Err(error) => Err(unreadable(&file, &error)),
     }

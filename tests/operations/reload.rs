@@ -12,6 +12,12 @@ use serde_json::Value;
 use super::certificates::write_pair;
 use super::{MARKETS, RANKINGS, STORES, TOUCHLINE};
 
+/// Makes a named pipe that nothing writes into.
+fn put_pipe(place: &Path) {
+    let made = Command::new("mkfifo").arg(place).status();
+    assert!(made.unwrap().success());
+}
+
 /// The part of `/readyz` about the configuration.
 async fn config_of(scene: &Scene) -> Value {
     let (status, body) = scene.admin(0, "/readyz").await;
@@ -262,9 +268,7 @@ async fn a_file_that_cannot_be_used_leaves_the_last_good_one_in_force_and_report
 
     std::fs::remove_file(&scene.gateways[0].config).unwrap();
     refused_with(&scene, &["cannot read the file", "restore the file"]).await;
-    let mut pipe = Command::new("mkfifo");
-    let pipe = pipe.arg(&scene.gateways[0].config).status();
-    assert!(pipe.unwrap().success());
+    put_pipe(&scene.gateways[0].config);
     refused_with(&scene, &["cannot read the file: it is not a regular file"]).await;
     scene.gateways[0].put_file(&good);
     let after = eventually("the good file is in force again", async || {
@@ -506,7 +510,9 @@ async fn a_hangup_signal_applies_a_secret_of_a_file_also_while_a_certificate_is_
         client.call(call).await.status == 200
     };
     assert!(opens(&scene, old).await);
-    std::fs::write(&pair.certificate, "rubbish").unwrap();
+    // To open it would wait for its writer.
+    std::fs::remove_file(&pair.certificate).unwrap();
+    put_pipe(&pair.certificate);
     eventually("the certificate is refused", async || {
         let output = scene.gateways[0].output();
         output.contains("certificate refused").then_some(())

@@ -1,6 +1,8 @@
 //! TLS to an upstream: the trusted authorities and the gateway's own certificate. The files are read and checked with the rest of
 //! the configuration, so a mistake in them refuses the configuration, and a renewed file makes a new one.
 
+use std::fs::File;
+use std::io::BufReader;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +15,7 @@ use rustls::{Error, InconsistentKeys};
 use super::pairs::certificate_and_key;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
-use crate::config::outside::readable;
+use crate::config::outside::{open_regular, readable};
 use crate::config::rows::{file, rows, text};
 
 /// A chain of certificates, X.509 in DER.
@@ -102,7 +104,7 @@ pub(super) fn certificates(file: &str) -> Result<(PathBuf, Chain), Wrong> {
 /// # Errors
 /// With the mistake in the file.
 pub fn certificates_in(file: &FilePath) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
+    let read: Result<Vec<_>, _> = CertificateDer::pem_reader_iter(reader(file)?).collect();
     match read {
         Ok(chain) if chain.is_empty() => Err(mistake(&pem::Error::NoItemsFound, "certificate")),
         Ok(chain) => Ok(chain),
@@ -115,7 +117,14 @@ pub fn certificates_in(file: &FilePath) -> Result<Vec<CertificateDer<'static>>, 
 /// # Errors
 /// With the mistake in the file; nothing of the key is shown.
 pub fn private_key_in(file: &FilePath) -> Result<PrivateKeyDer<'static>, String> {
-    PrivateKeyDer::from_pem_file(file).map_err(|error| mistake(&error, "private key"))
+    let key = PrivateKeyDer::from_pem_reader(reader(file)?);
+    key.map_err(|error| mistake(&error, "private key"))
+}
+
+fn reader(file: &FilePath) -> Result<BufReader<File>, String> {
+    let opened = open_regular(file);
+    let opened = opened.map_err(|error| format!("the file cannot be read: {error}"))?;
+    Ok(BufReader::new(opened))
 }
 
 /// The mistake in a PEM file that should have `wanted`.
