@@ -158,20 +158,25 @@ pub fn upstreams(metrics: &Metrics) -> Vec<UpstreamNow> {
             server: place.1,
         });
     }
-    for upstream in all.values_mut() {
-        let sum = |all: Vec<Series>, counts: &dyn Fn(&Series) -> bool| -> u64 {
-            let own = all
-                .iter()
-                .filter(|one| one.label("upstream") == upstream.name);
-            own.filter(|one| counts(one)).map(Series::count).sum()
-        };
-        upstream.retries = sum(series(&metrics.upstream_retries), &|_| true);
-        upstream.ejections = sum(series(&metrics.upstream_ejections), &|_| true);
-        upstream.checks_failed = sum(series(&metrics.upstream_checks), &|one| {
-            one.label("outcome") == "failed"
-        });
-        upstream.resolve_failures = sum(series(&metrics.upstream_resolve_failures), &|_| true);
-    }
+    let mut add = |family: Vec<Series>, count: &dyn Fn(&mut UpstreamNow) -> &mut u64| {
+        for one in family {
+            if let Some(upstream) = all.get_mut(one.label("upstream")) {
+                *count(upstream) += one.count();
+            }
+        }
+    };
+    add(series(&metrics.upstream_retries), &|upstream| {
+        &mut upstream.retries
+    });
+    add(series(&metrics.upstream_ejections), &|upstream| {
+        &mut upstream.ejections
+    });
+    add(series(&metrics.upstream_resolve_failures), &|upstream| {
+        &mut upstream.resolve_failures
+    });
+    let mut checks = series(&metrics.upstream_checks);
+    checks.retain(|one| one.label("outcome") == "failed");
+    add(checks, &|upstream| &mut upstream.checks_failed);
     all.into_values().collect()
 }
 
