@@ -23,8 +23,10 @@ use crate::store::NodeName;
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// The same while no webhook is configured.
 const LOOK_WITHOUT_WEBHOOK: Duration = Duration::from_secs(1);
-/// How long the lease lasts beyond a reading and its attempts.
+/// How long the lease lasts beyond the timeout of an attempt.
 const LEASE_SLACK: Duration = Duration::from_secs(10);
+/// How long after a reading other events of it may be sent: with their timeout, within the lease.
+const LOOK_MAX: Duration = Duration::from_secs(5);
 /// The most concurrent attempts.
 const AT_ONCE: usize = 8;
 /// The pause if no client can be made because root certificates are missing.
@@ -87,7 +89,7 @@ impl Courier {
     }
 
     async fn look(&mut self, webhook: &Webhook, client: &reqwest::Client) {
-        let lease = webhook.timeout + LEASE_SLACK;
+        let (lease, began) = (webhook.timeout + LEASE_SLACK, Instant::now());
         let events = match self.gate.store.undelivered(&self.node, lease).await {
             Ok(Some(events)) => events,
             Ok(None) => return self.rest(),
@@ -108,21 +110,40 @@ impl Courier {
                 .get(&event.id)
                 .is_none_or(|failed| failed.again <= now)
         };
-        let due: Vec<Event> = events.into_iter().filter(is_due).take(AT_ONCE).collect();
+        let due: Vec<Event> = events.into_iter().filter(is_due).collect();
+        for some in due.chunks(AT_ONCE) {
+            // A receiver that refuses is asked for few of them before the next reading.
+            if !self.deliver(some, webhook, client).await || began.elapsed() > LOOK_MAX {
+                return;
+            }
+        }
+    }
+
+    /// Makes one attempt for each of these events, at the same time; whether all were accepted.
+    async fn deliver(
+        &mut self,
+        events: &[Event],
+        webhook: &Webhook,
+        client: &reqwest::Client,
+    ) -> bool {
         let mut attempts = JoinSet::new();
-        for event in due {
-            if self.is_too_old(&event, webhook) {
-                self.give_up(&event).await;
+        for event in events {
+            if self.is_too_old(event, webhook) {
+                self.give_up(event).await;
                 continue;
             }
-            let request = request(client, &event, webhook, self.gate.store.now());
+            let request = request(client, event, webhook, self.gate.store.now());
+            let event = event.clone();
             attempts.spawn(async move { (event, attempt(request).await) });
         }
+        let mut all_accepted = true;
         while let Some(joined) = attempts.join_next().await {
             if let Ok((event, outcome)) = joined {
+                all_accepted &= outcome.is_ok();
                 self.note(&event, outcome).await;
             }
         }
+        all_accepted
     }
 
     fn is_too_old(&self, event: &Event, webhook: &Webhook) -> bool {
