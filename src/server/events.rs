@@ -165,6 +165,8 @@ impl Claimer {
             }
         }
         if claim == Claim::Undeliverable {
+            let attempts = &self.gate.metrics.webhook_attempts;
+            attempts.with_label_values(&["given_up"]).inc();
             tracing::error!(
                 event = threshold_event.id(),
                 "no event is sent to the webhook: too many are pending"

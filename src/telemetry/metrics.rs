@@ -103,12 +103,16 @@ families! {
         /// `touchline_quota_crossings_total{tier,share}`: keys that reached a share of their limit, each once a day.
         pub threshold_events: IntCounterVec = counters(&registry, "touchline_quota_crossings_total", &["tier", "share"],
             "Keys that reached a share of their limit, each once a day")?;
-        /// `touchline_webhook_attempts_total{outcome}`: attempts to deliver an event, `delivered` and `failed`, and events `given_up`.
+        /// `touchline_webhook_attempts_total{outcome}`: attempts to deliver an event, `delivered` and `failed`, and events `given_up`: after
+        /// events.webhook.give_up, or at once because too many were pending.
         pub webhook_attempts: IntCounterVec = counters(&registry, "touchline_webhook_attempts_total", &["outcome"],
             "Attempts to deliver an event, and events given up")?;
         /// `touchline_webhook_pending`: events pending for the webhook, on the gateway that delivers them.
         pub webhook_pending: IntGauge = gauge(&registry, "touchline_webhook_pending",
             "Events pending for the webhook, on the gateway that delivers them")?;
+        /// `touchline_webhook_age_seconds`: since the oldest pending event, on the gateway that delivers them; 0 if none is pending.
+        pub webhook_age: IntGauge = gauge(&registry, "touchline_webhook_age_seconds",
+            "Seconds since the oldest event pending for the webhook, on the gateway that delivers them")?;
         /// `touchline_trace_spans_total{outcome}`: spans `exported`, and `dropped` because the queue was full or the collector failed.
         pub trace_spans: IntCounterVec = counters(&registry, "touchline_trace_spans_total", &["outcome"],
             "Spans exported, and dropped because the queue was full or the collector failed")?;

@@ -199,6 +199,11 @@ async fn an_event_is_delivered_after_refusals_and_a_gateways_death() {
             (refused.load(Ordering::SeqCst) >= 2).then_some(())
         })
         .await;
+        eventually("its age is reported", async || {
+            let age = scene.metric("touchline_webhook_age_seconds").await;
+            (age >= 1.0).then_some(())
+        })
+        .await;
         scene.gateways[0].kill9();
         killed.store(1, Ordering::SeqCst);
         let before = receiver.take();

@@ -85,7 +85,17 @@ impl Courier {
     /// Forgets attempts, because another gateway has the lease.
     fn rest(&mut self) {
         self.failed.clear();
-        self.gate.metrics.webhook_pending.set(0);
+        self.note_pending(&[]);
+    }
+
+    fn note_pending(&self, events: &[Event]) {
+        let (metrics, now) = (&self.gate.metrics, self.gate.store.now());
+        let pending = i64::try_from(events.len()).unwrap_or(i64::MAX);
+        metrics.webhook_pending.set(pending);
+        let ages = events
+            .iter()
+            .map(|event| now.duration_since(event.since).as_secs());
+        metrics.webhook_age.set(ages.max().unwrap_or(0).max(0));
     }
 
     async fn look(&mut self, webhook: &Webhook, client: &reqwest::Client) {
@@ -98,10 +108,7 @@ impl Courier {
                 return;
             }
         };
-        self.gate
-            .metrics
-            .webhook_pending
-            .set(i64::try_from(events.len()).unwrap_or(i64::MAX));
+        self.note_pending(&events);
         self.failed
             .retain(|id, _| events.iter().any(|event| event.id == *id));
         let now = Instant::now();
