@@ -1,9 +1,9 @@
 //! Results as tables for people, and as JSON and CSV for programs. Characters that a terminal would act on are escaped.
 
-use std::fs::{self, File, Metadata, OpenOptions};
-use std::io::{self, IsTerminal, Read, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -84,18 +84,6 @@ pub(super) fn fit_to_terminal() {
     if let Some(columns) = columns_of(io::stdout()) {
         let _ = COLUMNS.set(columns);
     }
-}
-
-/// Whether standard output was closed when the process began. The runtime then opens the null device in its place, for reading too,
-/// as `> /dev/null` does not.
-pub(super) fn is_stdout_closed() -> bool {
-    let Ok(own) = io::stdout().as_fd().try_clone_to_owned() else {
-        return true;
-    };
-    let mut own = File::from(own);
-    let device = |metadata: io::Result<Metadata>| metadata.ok().map(|metadata| metadata.rdev());
-    let null = device(fs::metadata("/dev/null"));
-    null.is_some() && null == device(own.metadata()) && own.read(&mut [0]).is_ok()
 }
 
 /// The columns of a stream that is a terminal.

@@ -1,12 +1,11 @@
 //! `touchline keys` beside a running gateway, on both stores.
 
 use std::fs::File;
-use std::process::{Command, Stdio};
 
 use harness::{IssuedKey, Protocol, Scene, Store};
 use serde_json::Value;
 
-use super::{MARKETS, RANKINGS, Ran, STORES, TOUCHLINE, closed_pipe, run_beside, run_into};
+use super::{MARKETS, RANKINGS, STORES, TOUCHLINE, closed_pipe, run_beside, run_into};
 
 async fn scene(store: Store) -> Scene {
     Scene::builder(TOUCHLINE).store(store).start().await
@@ -325,27 +324,4 @@ async fn a_reader_that_went_away_is_no_failure_unless_a_key_is_lost() {
     assert!(message.contains("rotate the key again"), "{message}");
     let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
     assert_eq!(answer.status, 401);
-}
-
-#[tokio::test]
-async fn no_key_is_made_if_standard_output_is_closed() {
-    let scene = scene(Store::Embedded).await;
-    let key = scene.issue("starter").await;
-    let trail = async || scene.cli(&["audit", "--output", "csv"]).await;
-    let config = &scene.gateways[0].config;
-    for command in [
-        vec!["keys", "issue", "--tier", "pro", "--customer", "Acme"],
-        vec!["keys", "rotate", &key.id, "--overlap", "0s", "--yes"],
-    ] {
-        let before = trail().await;
-        let mut shell = Command::new("sh");
-        shell.args(["-c", r#"exec "$0" "$@" >&-"#, TOUCHLINE]);
-        let ran = shell.args(&command).arg("--config").arg(config).output();
-        let message = Ran::from(ran.unwrap()).failed(1);
-        assert!(message.contains("nothing was changed"), "{message}");
-        assert_eq!(trail().await, before);
-        // Discarded on purpose.
-        run_into(config, Stdio::null(), &command).done();
-        assert_ne!(trail().await, before);
-    }
 }
