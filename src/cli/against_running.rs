@@ -98,16 +98,17 @@ pub(super) fn run(
     judged(shown, Err(refused))
 }
 
-/// Writes a note for each of these tiers that the gateway behind the file's admin listener does not have; none if there is no answer.
+/// Writes a note for each of these tiers that the gateway behind the file's admin listener does not have; none if there is no answer, or
+/// if it needs a token: another process may listen there.
 pub(super) fn note_tiers_that_do_not_run<'t>(
     config: &Config,
     tiers: impl IntoIterator<Item = &'t TierName>,
 ) {
     let admin = &config.listen.admin;
-    if admin.address.port() == 0 {
+    if admin.address.port() == 0 || admin.token.is_some() {
         return;
     }
-    let Ok(running) = ask(admin.address, admin.token.as_ref(), PATIENCE_OF_NOTE) else {
+    let Ok(running) = ask(admin.address, None, PATIENCE_OF_NOTE) else {
         return;
     };
     for tier in tiers.into_iter().filter(|tier| !running.has_tier(tier)) {

@@ -204,10 +204,11 @@ fn path_at(url: &[u8], host: &[u8]) -> Option<HeaderValue> {
     if !is_host(host) && !host.strip_suffix(port).is_some_and(is_host) {
         return None;
     }
-    // A second slash would begin another host (RFC 3986 section 4.2).
     let before = match path.as_bytes() {
-        [b'/', b'/', ..] => "/.",
-        [b'/', ..] => "",
+        [b'/'] => "",
+        // Browsers take a second slash, and a backslash or tab that becomes one, for the beginning of another host (RFC 3986 section 4.2).
+        [b'/', second, ..] if second.is_ascii_alphanumeric() || b"-._~%?#".contains(second) => "",
+        [b'/', ..] => "/.",
         _ => "/",
     };
     HeaderValue::try_from(format!("{before}{path}")).ok()
@@ -384,6 +385,16 @@ mod tests {
             (&host, "http://10.0.0.1:9000/v1/a?b#c", "/v1/a?b#c"),
             (&host, "HTTPS://10.0.0.1:9000", "/"),
             (&host, "http://10.0.0.1:9000?b", "/?b"),
+            (
+                &host,
+                "http://10.0.0.1:9000/\\evil.example/",
+                "/./\\evil.example/",
+            ),
+            (
+                &host,
+                "http://10.0.0.1:9000/\t/evil.example/",
+                "/./\t/evil.example/",
+            ),
             (
                 &host,
                 "http://10.0.0.1:9000//evil.example/",

@@ -25,8 +25,6 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const LOOK_WITHOUT_WEBHOOK: Duration = Duration::from_secs(1);
 /// How long the lease lasts beyond the timeout of an attempt.
 const LEASE_SLACK: Duration = Duration::from_secs(10);
-/// How long after a reading other events of it may be sent: with their timeout, within the lease.
-const LOOK_MAX: Duration = Duration::from_secs(5);
 /// The most concurrent attempts.
 const AT_ONCE: usize = 8;
 /// The pause if no client can be made because root certificates are missing.
@@ -100,6 +98,8 @@ impl Courier {
 
     async fn look(&mut self, webhook: &Webhook, client: &reqwest::Client) {
         let (lease, began) = (webhook.timeout + LEASE_SLACK, Instant::now());
+        // A lease is renewed when half of it is over; the last attempts must end within the other half.
+        let look_max = LEASE_SLACK.saturating_sub(webhook.timeout) / 2;
         let events = match self.gate.store.undelivered(&self.node, lease).await {
             Ok(Some(events)) => events,
             Ok(None) => return self.rest(),
@@ -120,7 +120,7 @@ impl Courier {
         let due: Vec<Event> = events.into_iter().filter(is_due).collect();
         for some in due.chunks(AT_ONCE) {
             // A receiver that refuses is asked for few of them before the next reading.
-            if !self.deliver(some, webhook, client).await || began.elapsed() > LOOK_MAX {
+            if !self.deliver(some, webhook, client).await || began.elapsed() > look_max {
                 return;
             }
         }
@@ -189,7 +189,7 @@ impl Courier {
         tracing::error!(
             event = event.id,
             body = event.body,
-            "an event was given up: the webhook did not accept it within events.webhook.give_up"
+            "an event was given up: it was not delivered within events.webhook.give_up"
         );
         self.failed.remove(&event.id);
         self.forget(event).await;
