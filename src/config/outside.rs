@@ -155,11 +155,11 @@ pub(super) fn place_of(file: &Path, purpose: Purpose) -> PathBuf {
     if purpose == Purpose::Offline {
         return plain;
     }
+    // A link to a directory makes `..` another one.
     let in_directory = || {
-        let (directory, name) = plain.parent().zip(plain.file_name())?;
+        let (directory, name) = absolute.parent().zip(absolute.file_name())?;
         Some(directory.canonicalize().ok()?.join(name))
     };
-    // A link to a directory makes `..` another one.
     let found = absolute.canonicalize().ok();
     found.or_else(in_directory).unwrap_or(plain)
 }

@@ -34,7 +34,7 @@ fn push_escaped(out: &mut Vec<u8>, text: &str) {
 /// Whether a terminal would act on the character, or reorder others, instead of showing it.
 pub fn is_unshowable(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// Appends `before`, which is the separator and name of a member, and a number as its value.

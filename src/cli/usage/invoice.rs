@@ -242,9 +242,9 @@ pub(super) async fn run(
 
 /// Fails if the configuration lacks the tier of a line: without its price, the sum would be too small.
 fn check_tiers(terms: &BillingTerms<'_>, lines: &[InvoiceLine]) -> anyhow::Result<()> {
-    let tiers = lines
-        .iter()
-        .filter_map(|line| line.tier.parse::<TierName>().ok());
+    // Lines without a day cost nothing.
+    let priced = lines.iter().filter(|line| line.days > 0);
+    let tiers = priced.filter_map(|line| line.tier.parse::<TierName>().ok());
     let missing: BTreeSet<TierName> = tiers
         .filter(|tier| terms.config.tier(tier).is_none())
         .collect();

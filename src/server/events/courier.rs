@@ -25,6 +25,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const LOOK_WITHOUT_WEBHOOK: Duration = Duration::from_secs(1);
 /// How long the lease lasts beyond the timeout of an attempt.
 const LEASE_SLACK: Duration = Duration::from_secs(10);
+/// How long after a reading other events of it may be sent: with their timeout, within the lease, 5 s of which may have been over.
+const LOOK_MAX: Duration = Duration::from_secs(4);
 /// The most concurrent attempts.
 const AT_ONCE: usize = 8;
 /// The pause if no client can be made because root certificates are missing.
@@ -98,8 +100,6 @@ impl Courier {
 
     async fn look(&mut self, webhook: &Webhook, client: &reqwest::Client) {
         let (lease, began) = (webhook.timeout + LEASE_SLACK, Instant::now());
-        // A lease is renewed when half of it is over; the last attempts must end within the other half.
-        let look_max = LEASE_SLACK.saturating_sub(webhook.timeout) / 2;
         let events = match self.gate.store.undelivered(&self.node, lease).await {
             Ok(Some(events)) => events,
             Ok(None) => return self.rest(),
@@ -120,7 +120,7 @@ impl Courier {
         let due: Vec<Event> = events.into_iter().filter(is_due).collect();
         for some in due.chunks(AT_ONCE) {
             // A receiver that refuses is asked for few of them before the next reading.
-            if !self.deliver(some, webhook, client).await || began.elapsed() > look_max {
+            if !self.deliver(some, webhook, client).await || began.elapsed() > LOOK_MAX {
                 return;
             }
         }

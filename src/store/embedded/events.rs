@@ -30,6 +30,8 @@ const SWEEP_EVENTS: &str = "DELETE FROM events WHERE (since, event) IN
 const COURIER: &str = "INSERT INTO courier (only, node, until) VALUES (1, ?1, ?2)
     ON CONFLICT DO UPDATE SET node = excluded.node, until = excluded.until
     WHERE node = excluded.node OR until < ?3";
+/// How much of a lease may be over at a reading.
+const LEASE_RENEWAL_MS: i64 = 5_000;
 const LEASE: &str = "SELECT until FROM courier WHERE node = ?1";
 const OLDEST: &str = "SELECT since, event, body FROM events ORDER BY since, event LIMIT ?1";
 const DROP: &str = "DELETE FROM events WHERE since = ?1 AND event = ?2";
@@ -88,10 +90,10 @@ pub(super) fn undelivered(
 ) -> rusqlite::Result<Option<Vec<Event>>> {
     let now = now.as_millisecond();
     let until = now.saturating_add(i64::try_from(lease.as_millis()).unwrap_or(i64::MAX));
-    // Renewed only when half of the lease is over, so that polling does not write twice a second.
+    // Renewed only from time to time, so that polling does not write twice a second.
     let held = connection.query_row(LEASE, [&courier.0], |row| row.get::<_, i64>(0));
     let (left, whole) = (held.optional()?.unwrap_or(0) - now, until - now);
-    let lasts = left > whole / 2 && left <= whole;
+    let lasts = left > (whole - LEASE_RENEWAL_MS).max(whole / 2) && left <= whole;
     if !lasts && connection.execute(COURIER, (&courier.0, until, now))? == 0 {
         return Ok(None);
     }
