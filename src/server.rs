@@ -60,7 +60,7 @@ use logs::{note_certificates, open_access_log, warn_of};
 use reload::Reloader;
 pub use stores::open_store;
 pub use tls::CertificateError;
-use unknown_tiers::{log_unknown_tiers, unknown_tiers};
+use unknown_tiers::{log_unknown_tiers, unknown_tiers, unknown_tiers_of};
 use upkeep::Upkeep;
 
 /// How often a stopping gateway checks whether it is idle.
@@ -364,7 +364,7 @@ fn admin(
 
 /// Why a gateway that its store calls ready is degraded.
 fn reasons(gate: &Gate, snapshot: &Snapshot) -> Vec<String> {
-    let unknown = unknown_tiers(&*gate.store, &snapshot.config);
+    let unknown = unknown_tiers_of(gate);
     let unknown = unknown.iter().map(ToString::to_string);
     servers_out(snapshot).into_iter().chain(unknown).collect()
 }

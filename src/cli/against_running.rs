@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
@@ -135,9 +135,14 @@ fn ask(
         "GET /config HTTP/1.1\r\nHost: {address}\r\n{authorization}Connection: close\r\n\r\n"
     );
     socket.write_all(request.as_bytes())?;
+    let end = Instant::now() + patience;
     let mut answer = BufReader::new(socket.take(ANSWER_BYTES_MAX));
     let mut head = String::new();
-    while answer.read_line(&mut head)? > "\r\n".len() {}
+    while answer.read_line(&mut head)? > "\r\n".len() {
+        if Instant::now() > end {
+            bail!("the answer takes too long");
+        }
+    }
     let status = head.lines().next().unwrap_or_default();
     if status.split(' ').nth(1) != Some("200") {
         bail!("the answer is {status:?}: another program, or a gateway of another version");

@@ -29,6 +29,8 @@ pub const KEY_CHARS_MAX: usize = 256;
 
 /// A longer part of a secret is redacted in texts; a shorter one is useless to an attacker.
 const REDACTED_CHARS_MIN: usize = 8;
+/// How often a text may be percent-encoded so that a secret in it is found.
+const DECODINGS_MAX: usize = 3;
 
 /// Why a text is not of the expected type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -306,13 +308,18 @@ pub fn issued_id(text: &str) -> Result<Option<KeyId>, KeyError> {
 }
 
 /// `text` with the secrets of our keys redacted, so that a key in a path or an id never reaches a log: whole secrets, whatever the
-/// prefix of their key, because keys of earlier prefixes stay valid, and parts of secrets after `prefix`. If there is one and a part of
-/// it is percent-encoded, the text is shown decoded. Allocates only if there is one, or a `%`.
+/// prefix of their key, because keys of earlier prefixes stay valid, and parts of secrets after `prefix`. If there is one, letters, digits
+/// and `_` that are percent-encoded are shown decoded. Allocates only if there is one, or a `%`.
 pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
-    if text.contains('%')
-        && let Some(shown) = without_secrets(&decoded(text), prefix)
-    {
-        return Cow::Owned(shown);
+    let mut plain = Cow::Borrowed(text);
+    for _ in 0..DECODINGS_MAX {
+        if !plain.contains('%') {
+            break;
+        }
+        plain = Cow::Owned(decoded(&plain));
+        if let Some(shown) = without_secrets(&plain, prefix) {
+            return Cow::Owned(shown);
+        }
     }
     without_secrets(text, prefix).map_or(Cow::Borrowed(text), Cow::Owned)
 }
@@ -341,7 +348,7 @@ fn without_secrets(text: &str, prefix: &KeyPrefix) -> Option<String> {
     Some(shown)
 }
 
-/// `text` with the percent-encoded characters of keys decoded.
+/// `text` with the percent-encoded characters of keys decoded, and `%` itself.
 fn decoded(text: &str) -> String {
     let mut decoded = String::with_capacity(text.len());
     let mut rest = text;
@@ -349,7 +356,7 @@ fn decoded(text: &str) -> String {
         decoded.push_str(before);
         let octet = after.get(..2).map(|digits| u8::from_str_radix(digits, 16));
         rest = match octet {
-            Some(Ok(octet)) if octet.is_ascii_alphanumeric() || octet == b'_' => {
+            Some(Ok(octet)) if octet.is_ascii_alphanumeric() || matches!(octet, b'_' | b'%') => {
                 decoded.push(char::from(octet));
                 after.get(2..).unwrap_or_default()
             }
@@ -530,7 +537,7 @@ mod tests {
         let shown = format!("/a/live_{}_REDACTED/é", earlier.id());
         let logged = format!("/a/{}/é", earlier.reveal());
         assert_eq!(redacted(&logged, &prefix), shown);
-        for (plain, encoded) in [("_", "%5F"), ("_", "%5f"), ("fpd", "%66p%64")] {
+        for (plain, encoded) in [("_", "%5F"), ("_", "%255f"), ("fpd", "%66p%64")] {
             let logged = format!("/a%2Fb%/{}%", key.reveal().replace(plain, encoded));
             let shown = format!("/a%2Fb%/fpd_{}_REDACTED%", key.id());
             assert_eq!(redacted(&logged, &prefix), shown);

@@ -6,8 +6,10 @@ const KIB: u64 = 1024;
 /// A request that waits for its upstream: its task and the connection to the upstream. In clear over HTTP/1.1, 12 KiB were measured; TLS
 /// takes more.
 const REQUEST_BYTES: u64 = 36 * KIB;
-/// What is kept of a request's body for another attempt without being counted by itself.
-pub const KEPT_BYTES: u64 = 16 * KIB;
+/// The most that is kept of a request's body for another attempt.
+pub const KEPT_BYTES_MAX: u64 = 64 * KIB;
+/// What of that is counted from the beginning if the body's length is not announced.
+const KEPT_BYTES_UNANNOUNCED: u64 = 16 * KIB;
 /// The parts of an answer that are written to the client together.
 const ANSWER_BYTES: u64 = 64 * KIB;
 /// The part of a body that may have been read beyond those: one buffer.
@@ -69,10 +71,16 @@ impl MemoryShares {
     }
 }
 
-/// The memory of a request by the size of its head, the most that its body may have, and how much its upstream may send unasked.
-pub fn request_bytes(head_bytes: u64, body_bytes_max: u64, window_bytes: u32) -> u64 {
-    let waiting = body_bytes_max.min(u64::from(STREAM_WINDOW_BYTES));
-    let upload = body_bytes_max.min(KEPT_BYTES) + waiting;
+/// What is counted from the beginning for what is kept of a body, whose length may be announced.
+pub fn kept_bytes(announced: Option<u64>) -> u64 {
+    announced.map_or(KEPT_BYTES_UNANNOUNCED, |bytes| bytes.min(KEPT_BYTES_MAX))
+}
+
+/// The memory of a request by the size of its head, the announced length of its body, and how much its upstream may send unasked.
+pub fn request_bytes(head_bytes: u64, announced: Option<u64>, window_bytes: u32) -> u64 {
+    let window = u64::from(STREAM_WINDOW_BYTES);
+    let waiting = announced.map_or(window, |bytes| bytes.min(window));
+    let upload = kept_bytes(announced) + waiting;
     // The head exists twice: as received and as forwarded.
     REQUEST_BYTES + 2 * head_bytes + upload + u64::from(window_bytes)
 }
@@ -84,13 +92,13 @@ mod tests {
     #[test]
     fn the_default_allowance_lets_dozens_of_requests_be_worked_on() {
         let shares = MemoryShares::of(4 * 1024 * KIB);
-        assert_eq!(shares.requests_bytes / request_bytes(200, 0, 0), 37);
-        assert_eq!(shares.requests_bytes / request_bytes(200, u64::MAX, 0), 19);
-        let over_http2 = request_bytes(200, 0, UPSTREAM_WINDOW_BYTES);
+        assert_eq!(shares.requests_bytes / request_bytes(200, Some(0), 0), 37);
+        assert_eq!(shares.requests_bytes / request_bytes(200, None, 0), 19);
+        let over_http2 = request_bytes(200, Some(0), UPSTREAM_WINDOW_BYTES);
         assert_eq!(shares.requests_bytes / over_http2, 19);
         assert!(shares.answers_bytes > 2 * UNSEEN_BYTES);
         let first = shares.first().requests_bytes;
-        assert_eq!(first / request_bytes(200, 0, 0), 6);
-        assert_eq!(first / request_bytes(200, u64::MAX, 0), 3);
+        assert_eq!(first / request_bytes(200, Some(0), 0), 6);
+        assert_eq!(first / request_bytes(200, None, 0), 3);
     }
 }

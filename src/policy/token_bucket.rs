@@ -2,7 +2,8 @@
 //!
 //! A bucket is stored as the instant at which it will be full again (the generic cell rate algorithm), so full buckets are not
 //! stored and there are no fractions. Time is an argument. Invariant: in any span of time, a key gets at most the burst and one
-//! token for each interval of the span. The rate is an argument too: if it changes, missing tokens stay missing.
+//! token for each interval of the span. The rate is an argument too: if it changes, missing tokens stay missing, but no more than the new
+//! burst.
 
 use std::collections::HashMap;
 use std::hash::Hash;

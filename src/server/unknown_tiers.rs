@@ -28,11 +28,8 @@ pub struct UnknownTier {
     keys: u64,
 }
 
-/// The tiers of a store's known keys that a configuration lacks; none while the keys are not known.
+/// The tiers of a store's known keys that a configuration lacks.
 pub fn unknown_tiers(store: &dyn Store, config: &Config) -> Vec<UnknownTier> {
-    if !store.freshness().usable {
-        return Vec::new();
-    }
     let tiers = store.keys().by_tier().into_iter();
     let unknown = tiers.filter(|(tier, _)| config.tier(tier).is_none());
     unknown
@@ -40,11 +37,19 @@ pub fn unknown_tiers(store: &dyn Store, config: &Config) -> Vec<UnknownTier> {
         .collect()
 }
 
+/// Those of a gateway that runs; none while its keys may not be used, because they may have been moved.
+pub fn unknown_tiers_of(gate: &Gate) -> Vec<UnknownTier> {
+    match gate.store.freshness().usable {
+        true => unknown_tiers(&*gate.store, &gate.snapshot().config),
+        false => Vec::new(),
+    }
+}
+
 /// Logs each unknown tier once, until it is dropped; one that was known in between is logged again.
 pub async fn log_unknown_tiers(gate: Arc<Gate>) {
     let mut logged = BTreeSet::new();
     loop {
-        let found = unknown_tiers(&*gate.store, &gate.snapshot().config);
+        let found = unknown_tiers_of(&gate);
         for unknown in found.iter().filter(|found| !logged.contains(&found.tier)) {
             tracing::error!(error = %unknown, "requests of some keys are answered with 500");
         }

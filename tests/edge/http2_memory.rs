@@ -1,7 +1,8 @@
 //! HTTP/2 clients that ask for much and take nothing: what they cost is bounded, others do not notice, and a client that
 //! takes its answers gets all of them.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use harness::upstream::Script;
@@ -243,6 +244,33 @@ async fn all_are_served(protocol: &'static str) {
         assert_eq!((answer.status, answer.body.len()), (200, MIB));
     }
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn uploads_of_announced_length_on_a_new_connection_are_all_kept_to_be_sent_again() {
+    let (scene, key) = scene_over("http2", "response_write: 60s", 0).await;
+    let first_attempts = Mutex::new(HashSet::new());
+    scene.upstream.behave(move |asked| {
+        let is_first = first_attempts.lock().unwrap().insert(asked.id.clone());
+        match is_first {
+            // REFUSED_STREAM, after the whole body.
+            true => Behaviour::ResetStream(7),
+            false => Behaviour::Echo,
+        }
+    });
+    let client = scene.client(Protocol::Http2Tls);
+    let body = vec![b'x'; 40 * 1024];
+    let calls = (0..4).map(|_| {
+        let call = Call::new("POST", MARKETS).body(body.clone());
+        client.call(call.key(&key))
+    });
+    for answer in futures_util::future::join_all(calls).await {
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+    let sent = scene.upstream.recorded();
+    assert_eq!(sent.len(), 8);
+    assert!(sent.iter().all(|asked| asked.body == body));
+    scene.expect_used(&key, 4).await;
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
 
 use crate::config::Limits;
-use crate::policy::http2_memory::{KEPT_BYTES, MemoryShares, UNSEEN_BYTES};
+use crate::policy::http2_memory::{MemoryShares, UNSEEN_BYTES};
 use crate::policy::limit_hit::LimitHit;
 use crate::proxy::failure::Failure;
 use crate::telemetry::limit_hits::LimitHits;
@@ -106,8 +106,9 @@ impl Allowance {
         })
     }
 
-    /// Waits for the turn of a request of this size. Cost without waiting: a few uncontended locks of the connection.
-    pub async fn turn(self: &Arc<Allowance>, request_bytes: u64) -> Arc<Turn> {
+    /// Waits for the turn of a request of this size, in which `kept_bytes` are for what is kept of its body. Cost without waiting: a few
+    /// uncontended locks of the connection.
+    pub async fn turn(self: &Arc<Allowance>, request_bytes: u64, kept_bytes: u64) -> Arc<Turn> {
         let turns = u32::try_from(request_bytes.div_ceil(TURN_BYTES)).unwrap_or(u32::MAX);
         let turns = turns.min(self.turns_max);
         let (mut permit, mut waited) = (None, Duration::ZERO);
@@ -127,6 +128,7 @@ impl Allowance {
             allowance: self.clone(),
             turns,
             permit,
+            kept_bytes,
             kept: Mutex::new(None),
             waited,
             has_grown: AtomicBool::new(false),
@@ -239,7 +241,9 @@ pub struct Turn {
     turns: u32,
     /// `None` if it did not come in time.
     permit: Option<OwnedSemaphorePermit>,
-    /// What is kept of the request's body beyond [`KEPT_BYTES`].
+    /// The part of it for what is kept of the request's body.
+    kept_bytes: u64,
+    /// What is kept beyond that.
     kept: Mutex<Option<OwnedSemaphorePermit>>,
     waited: Duration,
     /// Whether its request has added to the allowance.
@@ -262,9 +266,10 @@ impl Turn {
         self.waited
     }
 
-    /// Whether this many bytes of the request's body may be kept for another attempt: only those that no other request waits for.
+    /// Whether this many bytes of the request's body may be kept for another attempt: beyond those of its turn, only what no other request
+    /// waits for.
     pub fn may_keep(&self, bytes: usize) -> bool {
-        let bytes = (bytes as u64).saturating_sub(KEPT_BYTES);
+        let bytes = (bytes as u64).saturating_sub(self.kept_bytes);
         let turns = usize::try_from(bytes.div_ceil(TURN_BYTES)).unwrap_or(usize::MAX);
         let mut kept = self.kept.lock();
         let have = kept.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);

@@ -20,7 +20,7 @@ use super::on_wake::OnWake;
 use crate::config::Limits;
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
-use crate::policy::http2_memory::{MemoryShares, STREAM_WINDOW_BYTES, request_bytes};
+use crate::policy::http2_memory::{MemoryShares, STREAM_WINDOW_BYTES, kept_bytes, request_bytes};
 use crate::policy::limit_hit::LimitHit;
 use crate::proxy::client::http2::Http2Side;
 use crate::proxy::client::{Client, Side};
@@ -36,7 +36,7 @@ const ERROR_RESETS_MAX: usize = 48;
 const STREAMS_ASSUMED: usize = 100;
 /// How long a client may take to acknowledge that its connection accepts no further stream (RFC 9113 section 6.8).
 const CLOSING: Duration = Duration::from_secs(5);
-/// How long after the last one a request may still be in transit: longer than a round trip.
+/// A connection is at rest if no stream was open for so long: its client sends less than a request a second, so one is seldom in transit.
 const REST: Duration = Duration::from_secs(1);
 /// RFC 9113 adds 32 bytes for each header to its text (section 6.5.2), the gateway's own limit adds 4. Also, a head that is
 /// slightly too large gets the gateway's answer instead of the library's bare 431.
@@ -116,7 +116,8 @@ pub(super) async fn serve(
         };
         let Some(accepted) = accepted else {
             if open.are_at_rest(&terms.connection) {
-                // It names the last stream, so a client whose next request meets it sends that on another connection.
+                // It names the last stream: a client that reads it with its next request sends that on another connection. One that was in
+                // transit is not served, and may be sent again (RFC 9113 section 6.8).
                 connection.abrupt_shutdown(Reason::NO_ERROR);
             } else {
                 // Requests in transit are served; a later GOAWAY names the last of them.
@@ -156,14 +157,14 @@ async fn serve_stream(
         let head_bytes = well_formed::lighten(&mut head, &snapshot.config.limits);
         (head_bytes, snapshot.window_bytes)
     };
-    let body_bytes_max = match head.framing() {
-        _ if body.is_end_stream() => 0,
-        Framing::Empty => 0,
-        Framing::Length(bytes) => bytes,
-        Framing::Chunked => u64::MAX,
+    let announced = match head.framing() {
+        _ if body.is_end_stream() => Some(0),
+        Framing::Empty => Some(0),
+        Framing::Length(bytes) => Some(bytes),
+        Framing::Chunked => None,
     };
-    let bytes = request_bytes(head_bytes as u64, body_bytes_max, window_bytes);
-    let turn = terms.allowance.turn(bytes).await;
+    let bytes = request_bytes(head_bytes as u64, announced, window_bytes);
+    let turn = terms.allowance.turn(bytes, kept_bytes(announced)).await;
     let side = Http2Side::new(&head, body, respond, turn, terms.timeouts);
     let side = Side::Http2(Box::new(side));
     let mut client = Client::new(terms.connection.clone(), head, side);
@@ -198,7 +199,7 @@ impl OpenStreams {
         }
     }
 
-    /// Whether no stream has been open for so long that none is likely to be in transit.
+    /// Whether no stream has been open for [`REST`].
     fn are_at_rest(&self, connection: &Connection) -> bool {
         self.last_use(connection).elapsed() >= REST
     }

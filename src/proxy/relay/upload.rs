@@ -4,12 +4,10 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
+use crate::policy::http2_memory::KEPT_BYTES_MAX;
 use crate::proxy::connection::allowance::Turn;
 use crate::proxy::exchange::Forwarding;
 use crate::proxy::failure::{ClientFault, Failure};
-
-/// The most bytes kept of a body.
-const KEPT_BYTES_MAX: usize = 64 * 1024;
 
 /// The part of a request's body that was read.
 #[derive(Debug)]
@@ -57,7 +55,9 @@ impl Upload {
             return;
         }
         let bytes = self.kept.len() + part.len();
-        if bytes <= KEPT_BYTES_MAX && self.turn.as_ref().is_none_or(|turn| turn.may_keep(bytes)) {
+        if bytes as u64 <= KEPT_BYTES_MAX
+            && self.turn.as_ref().is_none_or(|turn| turn.may_keep(bytes))
+        {
             self.kept.extend_from_slice(part);
         } else {
             self.forget();
