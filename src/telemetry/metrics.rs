@@ -89,7 +89,7 @@ families! {
             "operation", &STORE_BUCKETS, "Seconds that a request waited for the store")?;
         /// Its series of charges, which is in every gateway.
         charge_duration: Histogram = store_duration.with_label_values(&[CHARGE]);
-        /// `touchline_store_errors_total{operation}`: calls of the store that failed.
+        /// `touchline_store_errors_total{operation}`: charges and readings that failed, not those decided without Redis.
         pub store_errors: IntCounterVec = counters(&registry, "touchline_store_errors_total", &["operation"],
             "Calls of the store that failed")?;
         /// `touchline_quota_units_total{tier,change}`: units `charged` and `refunded`.
@@ -97,9 +97,9 @@ families! {
             "Units charged and refunded")?;
         /// `touchline_refunds_total{reason}`: refunded requests.
         pub refunds: IntCounterVec = counters(&registry, "touchline_refunds_total", &["reason"], "Refunded requests by reason")?;
-        /// `touchline_shadow_refusals_total{tier,refusal}`: requests that a tier that is not enforced would have refused.
+        /// `touchline_shadow_refusals_total{tier,refusal}`: forwarded requests that a tier that is not enforced would have refused.
         pub shadow_refusals: IntCounterVec = counters(&registry, "touchline_shadow_refusals_total", &["tier", "refusal"],
-            "Served requests that their tier would have refused if it were enforced")?;
+            "Forwarded requests that their tier would have refused if it were enforced")?;
         /// `touchline_quota_crossings_total{tier,share}`: keys that reached a share of their limit, each once a day.
         pub threshold_events: IntCounterVec = counters(&registry, "touchline_quota_crossings_total", &["tier", "share"],
             "Keys that reached a share of their limit, each once a day")?;
