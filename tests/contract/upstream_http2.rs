@@ -252,7 +252,7 @@ async fn a_post_that_is_refused_before_its_body_has_come_is_sent_again_with_all_
             );
             socket.write_all(head.as_bytes()).await.unwrap();
             socket.write_all(&body.as_bytes()[..come]).await.unwrap();
-            // While it comes the reason may be hidden by the failed write: see docs/configuration.md, Protocol.
+            // While it comes the reason may be hidden by the failed write: see docs/upstreams.md, Protocol.
             refused += 1;
             eventually("it is refused and sent again", async || {
                 (scene.upstream.http2_heads() == 2 * refused).then_some(())
