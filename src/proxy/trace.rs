@@ -121,13 +121,18 @@ impl Recording {
             // An attempt that is followed by another ends where that begins, and has failed.
             let next = self.attempts.get(number + 1);
             let attempt_ended = next.map_or(ended, |next| at(next.began));
-            let server = attempt.server.as_ref();
-            let server = server.map(|server| Attribute::text("server.address", &server.name));
+            let server = attempt.server.iter().flat_map(|server| {
+                let port = server.address.port().into();
+                [
+                    Attribute::text("server.address", server.host()),
+                    Attribute::number("server.port", port),
+                ]
+            });
             let tried = i64::try_from(number).unwrap_or(i64::MAX);
             let again = (number > 0).then(|| Attribute::number("http.request.resend_count", tried));
             spans.push(Span {
                 span_id: bytes(attempt.span),
-                attributes: server.into_iter().chain(again).collect(),
+                attributes: server.chain(again).collect(),
                 status: Status::of(next.is_some() || is_failed),
                 ..part(
                     "upstream",
