@@ -2,11 +2,13 @@
 //! decides which of them are read.
 
 use std::cell::Cell;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
+use rustix::fs::OFlags;
 use serde_yaml::Value;
 
 use super::problem::Wrong;
@@ -108,16 +110,21 @@ fn is_variable(name: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-/// Opens a file for a gateway that runs.
+/// Opens a file that a running gateway reads again.
 ///
 /// # Errors
 /// Also if it is of another kind, with [`io::ErrorKind::InvalidInput`]: to open a pipe would wait for its writer.
 pub fn open_regular(file: &Path) -> io::Result<File> {
-    if !file.metadata()?.is_file() {
+    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(nonblocking)
+        .open(file)?;
+    if !opened.metadata()?.is_file() {
         let message = "it is not a regular file";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
-    File::open(file)
+    Ok(opened)
 }
 
 /// A file that can be opened.
@@ -174,7 +181,7 @@ pub(super) fn unreadable(file: &Path, error: &io::Error) -> Wrong {
 /// The contents of a file without the newlines at the end.
 pub(super) fn read_secret(file: &Path) -> io::Result<String> {
     let mut text = String::new();
-    File::open(file)?
+    open_regular(file)?
         .take(SECRET_BYTES_MAX + 1)
         .read_to_string(&mut text)?;
     if text.len() as u64 > SECRET_BYTES_MAX {
@@ -190,6 +197,8 @@ pub(super) fn read_secret(file: &Path) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{FileType, Mode};
+
     use super::*;
 
     #[test]
@@ -225,5 +234,9 @@ mod tests {
         std::fs::write(&file, "\n").unwrap();
         assert!(read_secret(&file).is_err());
         assert!(read_secret(dir.path()).is_err());
+        // Without a writer, which would be waited for.
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        assert!(read_secret(&pipe).is_err());
     }
 }
