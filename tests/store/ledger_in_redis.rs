@@ -542,26 +542,6 @@ async fn a_gateway_whose_clocks_disagree_drops_nothing_from_redis() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_expiry_that_an_older_version_gave_a_day_is_taken_off() {
-    let server = RedisServer::start().await;
-    let key = issue(&gateway(&server).await).await;
-    let day = put_day(&server, &key, 3).await;
-    let (counts, entries) = names(&key, day);
-    let until = day.end + 396 * 86_400;
-    for name in [&counts, &entries] {
-        run(&server, &format!("EXPIREAT {name} {until}")).await;
-    }
-    run(&server, "DEL touchline:unexpiring").await;
-    let _store = gateway(&server).await;
-    eventually("nothing expires", async || {
-        let expire = run(&server, &format!("EXPIRETIME {counts}")).await
-            + run(&server, &format!("EXPIRETIME {entries}")).await;
-        (expire == -2).then_some(())
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_that_waits_has_no_expiry_and_goes_after_a_week_of_a_clock_that_is_trusted() {
     let server = RedisServer::start().await;
     let store = gateway_with(settings(&server)).await;

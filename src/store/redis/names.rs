@@ -16,7 +16,7 @@
 //! | `<prefix>:{gateways}:trail` | hash | the audit trail of the register: version -> entry |
 //! | `<prefix>:days` | set | dates that have counts |
 //! | `<prefix>:complete:{<prefix>:days}` | string | set while no date is missing from that set, and lost with it |
-//! | `<prefix>:unexpiring` | string | set once no count, ledger or waiting event has an expiry, which an older version gave them |
+//! | `<prefix>:late_marked` | string | set once every day with late units has its `l<date>`, which version 0.2.0 did not write |
 //! | `<prefix>:{events}:claimed:<date>` | hash | event -> the node that claimed it; kept two days after the day |
 //! | `<prefix>:{events}:pending` | sorted set | events to be delivered, by the time of their claim; dropped after a week |
 //! | `<prefix>:{events}:courier` | string | the node that delivers them; expires |
@@ -91,12 +91,6 @@ impl Names {
     pub fn key_of_record(&self, name: &str) -> Option<KeyId> {
         let id = name.strip_prefix(&self.prefix)?.strip_prefix(":k:{")?;
         id.strip_suffix('}')?.parse().ok()
-    }
-
-    /// Patterns that all counts and all ledgers match.
-    pub fn all_days(&self) -> [String; 2] {
-        let escaped = self.escaped();
-        ["q", "e"].map(|kind| format!("{escaped}:{kind}:{{*}}:*"))
     }
 
     /// The prefix as a pattern that matches nothing else.
@@ -201,9 +195,9 @@ impl Names {
         format!("{}:complete:{{{}}}", self.prefix, self.days())
     }
 
-    /// Set if no count, ledger or waiting event has an expiry.
-    pub fn unexpiring(&self) -> String {
-        format!("{}:unexpiring", self.prefix)
+    /// Set once every day with late units is marked.
+    pub fn late_marked(&self) -> String {
+        format!("{}:late_marked", self.prefix)
     }
 
     /// Written to check that Redis accepts writes.

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use jiff::civil::Date;
-use redis::{Cmd, FromRedisValue, Value};
+use redis::{Cmd, FromRedisValue};
 use tokio::time::Instant;
 
 use super::events;
@@ -22,7 +22,6 @@ use crate::store::StoreError;
 use crate::store::redis::counts::ledger::listed_days;
 use crate::store::redis::names::Names;
 use crate::store::redis::parts::Parts;
-use crate::store::redis::wire::link::ScanPlace;
 use crate::store::redis::wire::request::{LinkError, pipeline};
 
 /// How often days are dropped: one becomes due each day.
@@ -33,28 +32,16 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const DROP_BATCH: usize = 128;
 /// Days that are kept whatever the clock reads.
 const KEPT_MIN: usize = 2;
-/// The names of one step of a walk over all names.
-const STEP: u32 = 1_000;
 
 impl Parts {
     /// Drops old days. Never returns.
     pub async fn retain_for_ever(self: Arc<Self>) {
         let mut dropped: Option<Instant> = None;
-        let mut are_unexpiring = false;
         let mut seen_losses = None;
         loop {
             next_tick(LOOK_EVERY).await;
             if !self.command_link.is_whole() {
                 continue;
-            }
-            if !are_unexpiring {
-                match self.take_off_expiries().await {
-                    Ok(()) => are_unexpiring = true,
-                    Err(error) => {
-                        tracing::debug!(%error, "the ledger's expiries could not be removed; trying again");
-                        continue;
-                    }
-                }
             }
             let losses = Some(self.losses.load(Ordering::Acquire));
             if losses != seen_losses && self.feed.as_ref().is_some_and(|feed| feed.is_loaded()) {
@@ -120,34 +107,5 @@ impl Parts {
             tracing::info!(%date, "a day of the ledger was dropped: its retention is over");
         }
         Ok(())
-    }
-
-    /// Removes the expiries that older versions set; once per store. A new store has no days, and is not walked over: a walk occupies
-    /// the server for a second with each million names of whatever owner.
-    async fn take_off_expiries(&self) -> Result<(), StoreError> {
-        let link = &self.command_link;
-        if self.exists(&link.names.unexpiring()).await? {
-            return Ok(());
-        }
-        let patterns = match self.exists(&link.names.days()).await? {
-            true => link.names.all_days().to_vec(),
-            false => Vec::new(),
-        };
-        for pattern in patterns {
-            let mut place = Some(ScanPlace::default());
-            while let Some(from) = place {
-                let (next, found) = link.scan(from, &pattern, STEP).await?;
-                place = next;
-                link.replies::<Value>(found.iter().map(Cmd::persist))
-                    .await?;
-            }
-        }
-        link.ask(&Cmd::persist(link.names.events())).await?;
-        link.ask(&Cmd::set(link.names.unexpiring(), "1")).await?;
-        Ok(())
-    }
-
-    async fn exists(&self, name: &str) -> Result<bool, StoreError> {
-        self.command_link.read(&Cmd::exists(name)).await
     }
 }

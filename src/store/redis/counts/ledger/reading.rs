@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use jiff::Timestamp;
 use jiff::civil::Date;
-use redis::Cmd;
+use redis::{Cmd, Value};
 
 use super::cells;
 use super::days::{days_kept, listed_days};
@@ -59,6 +59,29 @@ pub async fn late_days(
         }
     }
     Ok(late)
+}
+
+/// Marks the late days of all `keys`, once per store: version 0.2.0 left no mark. Cost, once: a question for each key and day with
+/// counts.
+pub async fn mark_late_days(link: &RedisLink, keys: &[KeyId]) -> Result<(), StoreError> {
+    for date in dates(link, Date::MIN, Date::MAX).await? {
+        let mark = Names::late_mark(date);
+        for batch in keys.chunks(READ_BATCH) {
+            let ask = batch
+                .iter()
+                .map(|key| Cmd::hkeys(link.names.counts(*key, date)));
+            let fields: Vec<Vec<String>> = link.replies(ask).await?;
+            let is_late = |fields: &[String]| fields.iter().any(|field| field.starts_with('a'));
+            let late = batch
+                .iter()
+                .zip(&fields)
+                .filter(|(_, fields)| is_late(fields));
+            let marks = late.map(|(key, _)| Cmd::hset(link.names.record(*key), &mark, 1));
+            link.replies::<Value>(marks).await?;
+        }
+    }
+    link.ask(&Cmd::set(link.names.late_marked(), 1)).await?;
+    Ok(())
 }
 
 /// The ledger and the counts of each key and day. The ledger is read before the counts, so that it contains no unit that was not
