@@ -38,12 +38,12 @@
 //! |---|---|---|
 //! | 5 | `main`, [`cli`] | arguments, subcommands, exit codes |
 //! | 4 | [`server`] | composition: configuration → store, services, listeners; reload, drain |
-//! | 3 | [`proxy`] | the edge: the request path, forwarding, answers; connections to upstreams are pingora's |
+//! | 3 | [`proxy`] | the edge: the request path, forwarding, answers; connections to upstreams are made by pingora |
 //! | 3 | [`admin`] | the admin listener: `/livez`, `/readyz`, `/config`, `/metrics`, the dashboard |
 //! | 2 | [`config`] | `gateway.yaml`: a row for each key → checked `Config`; problems with positions |
 //! | 2 | [`store`] | keys, counts, ledger: one trait, `embedded` and `redis` |
 //! | 1 | [`telemetry`] | metric families, the last hour of them, access log, diagnostic log |
-//! | 0 | [`policy`] | every decision of the contract as a pure function |
+//! | 0 | [`policy`] | the decisions of the contract as pure functions |
 //! | 0 | [`clock`] | the wall clock as a value |
 //!
 //! # Invariants
