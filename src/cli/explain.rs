@@ -131,7 +131,7 @@ async fn explain(
     let (result, would_refuse) = match &explanation.outcome {
         Outcome::Forwarded(permit) => (
             "forwarded",
-            permit.shadow_violation().map(ShadowViolation::as_str),
+            permit.shadow_violation.map(ShadowViolation::as_str),
         ),
         Outcome::Answered(_) => ("answered", None),
         Outcome::Refused(_) => ("refused", None),
@@ -186,8 +186,8 @@ impl ExplainedAnswer {
                 (Some(StatusCode::OK), None, None)
             }
             Outcome::Forwarded(permit) => {
-                insert_quota_status(&mut fields, permit.quota_status(), now);
-                announce(&mut fields, &permit.endpoint().retirement);
+                insert_quota_status(&mut fields, permit.quota_status, now);
+                announce(&mut fields, &permit.endpoint.retirement);
                 (None, None, None)
             }
         };

@@ -455,6 +455,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
             quota_status,
             shadow_violation: self.caller.shadow_violation.or(by_quota),
             grant,
+            _charged: end::OnlyByCharge,
         })
     }
 

@@ -50,14 +50,12 @@ pub struct Exchange {
     pub origin: Option<Origin>,
     /// The trace of its admission.
     pub admission_trace: AdmissionTrace,
-    /// Its stage.
-    pub stage: Stage,
     /// Why it was not forwarded completely, although it was answered.
     pub cause: Option<String>,
     _in_flight: InFlight,
 }
 
-/// The stage of a request.
+/// The stage of a request, beside its [`Exchange`], which a forwarding reads.
 #[derive(Debug)]
 pub enum Stage {
     /// Not decided yet.
@@ -212,7 +210,6 @@ impl Exchange {
             hsts: None,
             origin: None,
             admission_trace: AdmissionTrace::default(),
-            stage: Stage::Arrived,
             cause: None,
             _in_flight: InFlight::enter(&gate.metrics.in_flight),
         }
@@ -230,17 +227,6 @@ impl Exchange {
     }
 }
 
-impl Served {
-    /// A request about to be served.
-    pub fn new(path: OwnPath, key: Option<Arc<KeyEntry>>) -> Served {
-        Served {
-            path,
-            key,
-            ending: None,
-        }
-    }
-}
-
 impl Forwarding {
     /// Begins with a permit that was given at `since`; its receipt is kept until it is refunded. `client_blocked` is how long the
     /// client's connection has refused bytes so far.
@@ -250,19 +236,16 @@ impl Forwarding {
         since: Instant,
         client_blocked: Duration,
     ) -> Forwarding {
-        let key = permit.key().clone();
-        let endpoint = permit.endpoint().clone();
-        let (quota_status, shadow_violation) = (permit.quota_status(), permit.shadow_violation());
         let Grant {
             receipt,
             upstream,
             slot,
-        } = permit.into_grant();
+        } = permit.grant;
         Forwarding {
-            key,
-            endpoint,
-            quota_status,
-            shadow_violation,
+            key: permit.key,
+            endpoint: permit.endpoint,
+            quota_status: permit.quota_status,
+            shadow_violation: permit.shadow_violation,
             units: receipt.units,
             upstream,
             attempts: 0,

@@ -19,13 +19,19 @@ use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
 
 /// Writes the request's line in the access log and counts it.
-pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, exchange: &Exchange) {
+pub fn record(
+    gate: &Gate,
+    client: &Client<'_>,
+    failure: Option<&Failure>,
+    exchange: &Exchange,
+    stage: &Stage,
+) {
     let head = &client.head;
     let prefix = &exchange.snapshot.config.keys.prefix;
     let status = client.status().map_or(0, |status| status.as_u16());
     let line = Line {
         status,
-        ..of_stage(failure, &exchange.stage)
+        ..of_stage(failure, stage)
     };
     let endpoint = line.endpoint.unwrap_or(NONE);
     // Over HTTP/2 a request is examined when its turn has come.
@@ -33,7 +39,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
     let duration = waited + exchange.started.elapsed();
     let metrics = &gate.metrics;
     let tier = line.tier.unwrap_or(NONE);
-    match &exchange.stage {
+    match stage {
         Stage::Forwarding(forwarding) if forwarding.ending.is_none() => {
             let table = &exchange.snapshot.series;
             table.with(metrics, endpoint, tier, |series| {
@@ -53,7 +59,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
         let refusals = &metrics.shadow_refusals;
         refusals.with_label_values(&[tier, limit]).inc();
     }
-    if let (Stage::Forwarding(forwarding), Some(waited)) = (&exchange.stage, line.upstream_ms) {
+    if let (Stage::Forwarding(forwarding), Some(waited)) = (stage, line.upstream_ms) {
         let durations = &forwarding.upstream.series(metrics).duration;
         durations.observe(waited.as_secs_f64());
     }
@@ -63,7 +69,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
     if is_left_out && recording.is_none() {
         return;
     }
-    let cause = match (&exchange.stage, failure) {
+    let cause = match (stage, failure) {
         (Stage::Refused(refusal), _) if refusal.cause.is_some() => refusal.cause.clone(),
         (Stage::Refused(refusal), _) if matches!(refusal.rejection, Rejection::Maintenance(_)) => {
             Some("the endpoint is under maintenance".to_owned())

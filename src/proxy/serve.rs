@@ -23,6 +23,7 @@ use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::request_id;
 use crate::policy::token_bucket::Empty;
+use crate::store::KeyEntry;
 
 /// Serves a request: admits it, and answers or forwards it; then records its outcome.
 pub async fn serve(gate: &Arc<Gate>, client: &mut Client<'_>) {
@@ -31,9 +32,16 @@ pub async fn serve(gate: &Arc<Gate>, client: &mut Client<'_>) {
         gate,
         client,
         exchange,
+        stage: Stage::Arrived,
         served: None,
     };
-    let mut served = answer(gate, recorded.client, &mut recorded.exchange).await;
+    let Recorded {
+        client,
+        exchange,
+        stage,
+        ..
+    } = &mut recorded;
+    let mut served = answer(gate, client, exchange, stage).await;
     if let Err(failure) = &mut served
         && matches!(failure.fault, Fault::Client(_))
         && gate.is_cut_off()
@@ -48,14 +56,18 @@ struct Recorded<'a, 'c> {
     gate: &'a Gate,
     client: &'a mut Client<'c>,
     exchange: Exchange,
+    stage: Stage,
     /// The outcome, or `None` if the task was dropped first.
     served: Option<Result<(), Failure>>,
 }
 
 impl Drop for Recorded<'_, '_> {
     fn drop(&mut self) {
+        if let Stage::Forwarding(forwarding) = &mut self.stage {
+            forwarding.charged.give_up_unsent();
+        }
         let abandoned = || {
-            if let Stage::Forwarding(forwarding) = &mut self.exchange.stage {
+            if let Stage::Forwarding(forwarding) = &mut self.stage {
                 settlement::settle_dropped(self.gate, self.client, forwarding);
             }
             Err(match self.gate.is_cut_off() {
@@ -67,7 +79,8 @@ impl Drop for Recorded<'_, '_> {
         if failure.is_some() {
             self.client.break_off();
         }
-        record::record(self.gate, self.client, failure.as_ref(), &self.exchange);
+        let (exchange, stage) = (&self.exchange, &self.stage);
+        record::record(self.gate, self.client, failure.as_ref(), exchange, stage);
     }
 }
 
@@ -79,6 +92,7 @@ async fn answer(
     gate: &Arc<Gate>,
     client: &mut Client<'_>,
     exchange: &mut Exchange,
+    stage: &mut Stage,
 ) -> Result<(), Failure> {
     let snapshot = exchange.snapshot.clone();
     let limits = &snapshot.config.limits;
@@ -110,20 +124,18 @@ async fn answer(
         Err(malformed) => Err(Refusal::of(Rejection::BadRequest(malformed))),
     };
     match admitted {
-        Err(refusal) => refuse(gate, client, exchange, refusal).await,
+        Err(refusal) => refuse(gate, client, exchange, stage, refusal).await,
         Ok(Admitted::Document) => {
             let answer = Answer::with_document(&client.head, exchange, &snapshot.document);
-            let served = Served::new(OwnPath::Document, None);
-            serve_own(gate, client, exchange, answer, served).await
+            serve_own(gate, client, stage, answer, OwnPath::Document, None).await
         }
         Ok(Admitted::Usage(usage)) => {
             let (method, now) = (client.head.method(), gate.store.now());
             let answer =
                 Answer::with_usage(method, exchange, usage.report, usage.quota_status, now);
-            let served = Served::new(OwnPath::Usage, Some(usage.key));
-            serve_own(gate, client, exchange, answer, served).await
+            serve_own(gate, client, stage, answer, OwnPath::Usage, Some(usage.key)).await
         }
-        Ok(Admitted::Forward(permit)) => forward(gate, client, exchange, permit).await,
+        Ok(Admitted::Forward(permit)) => forward(gate, client, exchange, stage, permit).await,
     }
 }
 
@@ -132,9 +144,10 @@ async fn forward(
     gate: &Arc<Gate>,
     client: &mut Client<'_>,
     exchange: &mut Exchange,
+    stage: &mut Stage,
     permit: Permit,
 ) -> Result<(), Failure> {
-    let (tier, endpoint) = (permit.key().record.tier.as_str(), permit.endpoint());
+    let (tier, endpoint) = (permit.key.record.tier.as_str(), &permit.endpoint);
     let charged = u64::from(endpoint.cost.get());
     let table = &exchange.snapshot.series;
     table.with(&gate.metrics, &endpoint.pattern, tier, |series| {
@@ -143,11 +156,8 @@ async fn forward(
     let since = exchange.admission_trace.store_answered;
     let since = since.unwrap_or_else(Instant::now);
     let forwarding = Forwarding::begin(gate, permit, since, client.blocked());
-    let mut under_way = UnderWay {
-        exchange,
-        forwarding: Some(Box::new(forwarding)),
-    };
-    let (Some(forwarding), exchange) = (&mut under_way.forwarding, &mut *under_way.exchange) else {
+    *stage = Stage::Forwarding(Box::new(forwarding));
+    let Stage::Forwarding(forwarding) = stage else {
         return Ok(());
     };
     let relayed = if client.turn().is_some_and(|turn| turn.is_missed()) {
@@ -188,31 +198,17 @@ async fn forward(
     Err(failure)
 }
 
-/// A forwarding in progress, returned to its request's record also if its task is dropped.
-struct UnderWay<'a> {
-    exchange: &'a mut Exchange,
-    forwarding: Option<Box<Forwarding>>,
-}
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        if let Some(mut forwarding) = self.forwarding.take() {
-            forwarding.charged.give_up_unsent();
-            self.exchange.stage = Stage::Forwarding(forwarding);
-        }
-    }
-}
-
 /// Answers a refused request and keeps the connection usable for the next one if that is safe.
 async fn refuse(
     gate: &Gate,
     client: &mut Client<'_>,
-    exchange: &mut Exchange,
+    exchange: &Exchange,
+    stage: &mut Stage,
     refusal: Refusal,
 ) -> Result<(), Failure> {
     // Before anything is awaited: the record of a request whose task is dropped shows why it was refused.
-    exchange.stage = Stage::Refused(refusal);
-    let Stage::Refused(refusal) = &exchange.stage else {
+    *stage = Stage::Refused(refusal);
+    let Stage::Refused(refusal) = stage else {
         return Ok(());
     };
     let ambiguous = matches!(refusal.rejection, Rejection::BadRequest(_));
@@ -269,16 +265,17 @@ fn note_failed_authentication(gate: &Gate, client: &mut Client<'_>, exchange: &E
 async fn serve_own(
     gate: &Gate,
     client: &mut Client<'_>,
-    exchange: &mut Exchange,
+    stage: &mut Stage,
     answer: Answer,
-    served: Served,
+    path: OwnPath,
+    key: Option<Arc<KeyEntry>>,
 ) -> Result<(), Failure> {
     // It remains so if this task is dropped.
     let ending = Some(Ending::Cut);
-    exchange.stage = Stage::Served(Served { ending, ..served });
+    *stage = Stage::Served(Served { path, key, ending });
     let written = answer.write(client).await;
-    if let Stage::Served(served) = &mut exchange.stage {
-        served.ending = match &written {
+    if let Stage::Served(Served { ending, .. }) = stage {
+        *ending = match &written {
             Ok(()) => None,
             Err(_) if gate.is_cut_off() => Some(Ending::Cut),
             Err(_) => Some(Ending::ClientClosed),

@@ -97,7 +97,7 @@ async fn call_without_pause(
         let quota_status = match admitted {
             Ok(Admitted::Document | Admitted::Usage(_)) => panic!("an endpoint is forwarded"),
             Ok(Admitted::Forward(permit)) => {
-                let quota_status = permit.quota_status();
+                let quota_status = permit.quota_status;
                 *permits.entry(quota_status.day.date).or_default() += 1;
                 quota_status
             }

@@ -11,39 +11,22 @@ use crate::policy::rejection::Rejection;
 /// The right to forward one request: authenticated, allowed, charged. Only a granted charge makes one.
 #[derive(Debug)]
 pub struct Permit<K, G> {
-    pub(super) key: K,
-    pub(super) endpoint: Arc<Endpoint>,
-    pub(super) quota_status: QuotaStatus,
-    pub(super) shadow_violation: Option<ShadowViolation>,
-    pub(super) grant: G,
-}
-
-impl<K, G> Permit<K, G> {
     /// The key that pays.
-    pub fn key(&self) -> &K {
-        &self.key
-    }
-
+    pub key: K,
     /// The endpoint of the path.
-    pub fn endpoint(&self) -> &Arc<Endpoint> {
-        &self.endpoint
-    }
-
+    pub endpoint: Arc<Endpoint>,
     /// The quota status of the key with this request counted.
-    pub fn quota_status(&self) -> QuotaStatus {
-        self.quota_status
-    }
-
+    pub quota_status: QuotaStatus,
     /// The first limit that would have refused the request if the key's tier were enforced.
-    pub fn shadow_violation(&self) -> Option<ShadowViolation> {
-        self.shadow_violation
-    }
-
-    /// Exchanges the permit for the proof of its charge.
-    pub fn into_grant(self) -> G {
-        self.grant
-    }
+    pub shadow_violation: Option<ShadowViolation>,
+    /// The proof of the charge.
+    pub grant: G,
+    pub(super) _charged: OnlyByCharge,
 }
+
+/// Private to the steps, so that nothing else makes a permit.
+#[derive(Debug)]
+pub(super) struct OnlyByCharge;
 
 /// What a path leads to.
 #[derive(Debug)]

@@ -198,10 +198,9 @@ impl Case {
                     break;
                 }
                 Next::Permitted(permit) => {
-                    (ran.answer, ran.shadow_violation) =
-                        ("permit".into(), permit.shadow_violation());
-                    ran.quota_status = Some(permit.quota_status());
-                    assert_eq!(permit.quota_status().used, Some(permit.into_grant()));
+                    (ran.answer, ran.shadow_violation) = ("permit".into(), permit.shadow_violation);
+                    ran.quota_status = Some(permit.quota_status);
+                    assert_eq!(permit.quota_status.used, Some(permit.grant));
                     break;
                 }
                 Next::Refused(refusal) => {

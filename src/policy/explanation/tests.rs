@@ -116,7 +116,7 @@ fn a_request_is_counted_in_the_quota_status_of_the_answer_and_a_refused_one_is_n
     let Outcome::Forwarded(permit) = explained(MARKETS, 8, Enforcement::Enforced).outcome else {
         panic!("8 of 10 and a cost of 2");
     };
-    assert_eq!(permit.quota_status().remaining(), Some(0));
+    assert_eq!(permit.quota_status.remaining(), Some(0));
     let refused = explained(MARKETS, 9, Enforcement::Enforced).outcome;
     let Outcome::Refused(refusal) = refused else {
         panic!("9 of 10 and a cost of 2");
@@ -138,7 +138,7 @@ fn a_shadow_tier_reports_the_first_step_that_would_refuse() {
             panic!("{path} is served");
         };
         assert_eq!(
-            permit.shadow_violation().map(ShadowViolation::as_str),
+            permit.shadow_violation.map(ShadowViolation::as_str),
             word,
             "{path} at {used}"
         );
