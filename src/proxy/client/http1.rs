@@ -17,7 +17,7 @@ use crate::policy::http1::body::{BodyReader, ChunkLimits};
 use crate::policy::http1::framing::AnswerFraming;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::http1::writer::{BodyWriter, ConnectionFate, HeadWriter, WrongLength};
-use crate::proxy::connection::wire::Http1Wire;
+use crate::proxy::connection::wire::ClientWire;
 use crate::proxy::failure::{ClientFault, Failure, ServerFault};
 
 /// Bytes that a client may send ahead while a request is answered; more waits in the system's buffers.
@@ -44,7 +44,7 @@ fn broke(error: io::Error) -> Failure {
 
 /// One request on its connection.
 pub struct Http1Side<'c> {
-    wire: &'c mut Http1Wire,
+    wire: &'c mut ClientWire,
     body: BodyReader,
     is_body_empty: bool,
     /// When the body must have arrived; `None` if there is none.
@@ -61,7 +61,7 @@ pub struct Http1Side<'c> {
 impl<'c> Http1Side<'c> {
     /// A request with this head, whose body must arrive within `read_timeout`.
     pub fn new(
-        wire: &'c mut Http1Wire,
+        wire: &'c mut ClientWire,
         head: &RequestHead,
         read_timeout: Duration,
     ) -> Http1Side<'c> {

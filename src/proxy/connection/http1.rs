@@ -10,12 +10,9 @@ use bytes::BytesMut;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::Connection;
 use super::on_wake::OnWake;
-use super::transport::Transport;
 use super::unserved::Unserved;
-use super::wire::Http1Wire;
-use super::writes::{Patience, Writes};
+use super::wire::ClientWire;
 use crate::config::Limits;
 use crate::policy::http1::HeadBounds;
 use crate::policy::http1::request::{RequestHead, RequestReader};
@@ -46,13 +43,12 @@ struct Deadlines {
 /// A connection.
 pub struct Http1Connection {
     gate: Arc<Gate>,
-    wire: Http1Wire,
+    wire: ClientWire,
     bounds: HeadBounds,
     deadlines: Deadlines,
     /// The rule by which the connection only redirects to HTTPS, if it does.
     redirect: Option<Rule>,
     requests: u64,
-    requests_max: u64,
 }
 
 /// The next event on a connection between two requests.
@@ -84,20 +80,16 @@ impl<F: Future<Output = ()> + Unpin> EndRequest<F> {
 }
 
 impl Http1Connection {
-    /// A connection on which `unread` was received so far. Its first request is redirected if there is a `redirect`.
+    /// A connection of which some bytes may have been received already. Its first request is redirected if there is a `redirect`.
     pub(super) fn new(
         gate: Arc<Gate>,
-        connection: Arc<Connection>,
-        transport: Transport,
-        unread: BytesMut,
+        wire: ClientWire,
         limits: &Limits,
         redirect: Option<Rule>,
     ) -> Http1Connection {
-        let writes = Writes::new(Patience::of(limits));
-        let limit_hits = gate.metrics.limit_hits.clone();
         Http1Connection {
             gate,
-            wire: Http1Wire::new(connection, transport, unread, writes, limit_hits),
+            wire,
             bounds: bounds_of(limits),
             deadlines: Deadlines {
                 head: limits.request_head,
@@ -106,7 +98,6 @@ impl Http1Connection {
             },
             redirect,
             requests: 0,
-            requests_max: limits.requests_per_connection,
         }
     }
 
@@ -123,7 +114,8 @@ impl Http1Connection {
         loop {
             match self.next(deadline, limit, &mut end).await {
                 NextInput::Request(head) => {
-                    self.note_request();
+                    self.requests += 1;
+                    self.wire.note_requests(self.requests);
                     match self.serve(head).await {
                         After::Request => {}
                         After::Close => break,
@@ -225,15 +217,6 @@ impl Http1Connection {
         match client.into_side() {
             Side::Http1(side) => side.finish().await,
             Side::Http2(_) => After::Nothing,
-        }
-    }
-
-    /// Retires the connection once it has had the maximum number of requests.
-    fn note_request(&mut self) {
-        self.requests += 1;
-        if self.requests >= self.requests_max && !self.wire.connection.is_retired() {
-            self.wire.note_limit(LimitHit::RequestsPerConnection);
-            self.wire.connection.retire();
         }
     }
 }

@@ -3,8 +3,6 @@
 use std::io;
 use std::sync::Arc;
 
-use bytes::BytesMut;
-use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -14,7 +12,7 @@ use super::guard::Guard;
 use super::http1::Http1Connection;
 use super::streams::{self, StreamTerms};
 use super::transport::{Agreed, Transport};
-use super::wire::READ_BYTES;
+use super::wire::ClientWire;
 use crate::config::Limits;
 use crate::policy::http2::PREFACE;
 use crate::policy::limit_hit::LimitHit;
@@ -36,40 +34,40 @@ pub enum Opened {
 pub async fn open(
     gate: &Arc<Gate>,
     connection: Arc<Connection>,
-    mut transport: Transport,
+    transport: Transport,
     limits: &Limits,
     redirect: Option<Rule>,
 ) -> Result<Opened, Option<LimitHit>> {
     let start = Instant::now();
     let agreed = transport.agreed();
-    let mut unread = BytesMut::new();
+    let limit_hits = gate.metrics.limit_hits.clone();
+    let mut wire = ClientWire::new(connection, transport, limits, limit_hits);
     let is_http2 = match agreed {
         Agreed::Http1 => false,
         Agreed::Open if redirect.is_some() => false,
         Agreed::Http2 | Agreed::Open => {
-            let first = tokio::time::timeout_at(
-                start + limits.request_head,
-                first_bytes(gate, &mut transport, &mut unread),
-            );
-            match (first.await, agreed) {
-                (Ok(Ok(is_preface)), Agreed::Open) => is_preface,
+            match (
+                is_preface(gate, &mut wire, start + limits.request_head).await,
+                agreed,
+            ) {
+                (Ok(Some(is_preface)), Agreed::Open) => is_preface,
                 // The library refuses a wrong preface.
-                (Ok(Ok(_)), _) => true,
-                (Ok(Err(_)), _) => return Err(None),
-                (Err(_), Agreed::Http2) => return Err(Some(LimitHit::H2Preface)),
+                (Ok(Some(_)), _) => true,
+                (Err(_), _) => return Err(None),
+                (Ok(None), Agreed::Http2) => return Err(Some(LimitHit::H2Preface)),
                 // The bytes so far are answered.
-                (Err(_), _) if !unread.is_empty() => false,
-                (Err(_), _) => return Err(Some(LimitHit::RequestHead)),
+                (Ok(None), _) if !wire.unread.is_empty() => false,
+                (Ok(None), _) => return Err(Some(LimitHit::RequestHead)),
             }
         }
     };
     let gate = gate.clone();
     Ok(if is_http2 {
-        let terms = StreamTerms::new(&gate, &connection, limits);
-        let guard = Guard::new(gate, connection, transport, unread, limits);
+        let terms = StreamTerms::new(&gate, &wire.connection, limits);
+        let guard = Guard::new(gate, wire, limits);
         Opened::Http2(Box::new(guard), Arc::new(terms))
     } else {
-        let http1 = Http1Connection::new(gate, connection, transport, unread, limits, redirect);
+        let http1 = Http1Connection::new(gate, wire, limits, redirect);
         Opened::Http1(Box::new(http1), start)
     })
 }
@@ -93,24 +91,25 @@ impl Opened {
     }
 }
 
-/// Reads until the first bytes are the HTTP/2 preface or differ from it.
-async fn first_bytes(
+/// Reads until the first bytes are the HTTP/2 preface or differ from it; returns which, or `None` if neither is known at `deadline`.
+async fn is_preface(
     gate: &Gate,
-    transport: &mut Transport,
-    unread: &mut BytesMut,
-) -> io::Result<bool> {
+    wire: &mut ClientWire,
+    deadline: Instant,
+) -> io::Result<Option<bool>> {
     let mut _arrival = None;
     loop {
-        let compared = unread.len().min(PREFACE.len());
-        if unread.get(..compared) != PREFACE.get(..compared) {
-            return Ok(false);
+        let compared = wire.unread.len().min(PREFACE.len());
+        if wire.unread.get(..compared) != PREFACE.get(..compared) {
+            return Ok(Some(false));
         }
         if compared == PREFACE.len() {
-            return Ok(true);
+            return Ok(Some(true));
         }
-        unread.reserve(READ_BYTES);
-        if transport.read_buf(unread).await? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        match wire.read_more(deadline).await? {
+            Some(1..) => {}
+            Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            None => return Ok(None),
         }
         _arrival.get_or_insert_with(|| gate.arrival());
     }

@@ -1,6 +1,6 @@
-//! The bytes of a connection over HTTP/1, in both directions.
+//! The bytes of a connection, in both directions.
 //!
-//! Invariant: a request begins at the byte after the one before.
+//! Invariant: over HTTP/1, a request begins at the byte after the one before.
 
 use std::future::poll_fn;
 use std::io;
@@ -16,48 +16,79 @@ use tokio::time::Instant;
 
 use super::Connection;
 use super::transport::Transport;
-use super::writes::{Writes, note_slow};
+use super::writes::{Patience, Writes};
 use crate::clock::timer::Timer;
+use crate::config::Limits;
 use crate::policy::limit_hit::LimitHit;
 use crate::telemetry::limit_hits::LimitHits;
 
 /// The bytes read from the socket at a time.
-pub(super) const READ_BYTES: usize = 8 * 1024;
+const READ_BYTES: usize = 8 * 1024;
 /// After the last answer, the client's further bytes are read and discarded, so that the answer reaches it: a connection closed
 /// with unread bytes is reset (RFC 9112 section 9.6). At most this many bytes, for this long.
 const LINGER_BYTES: usize = 256 * 1024;
 const LINGER: Duration = Duration::from_secs(1);
 
 /// The bytes received and not read yet, and those to be written.
-pub struct Http1Wire {
+pub struct ClientWire {
     pub(in crate::proxy) connection: Arc<Connection>,
-    transport: Transport,
+    pub(super) transport: Transport,
     pub(in crate::proxy) unread: BytesMut,
     pub(in crate::proxy) writes: Writes,
     pub(in crate::proxy) timer: Timer,
-    limit_hits: LimitHits,
+    pub(super) limit_hits: LimitHits,
+    requests_max: u64,
 }
 
-impl Http1Wire {
+impl ClientWire {
     pub(super) fn new(
         connection: Arc<Connection>,
         transport: Transport,
-        unread: BytesMut,
-        writes: Writes,
+        limits: &Limits,
         limit_hits: LimitHits,
-    ) -> Http1Wire {
-        Http1Wire {
+    ) -> ClientWire {
+        ClientWire {
             connection,
             transport,
-            unread,
-            writes,
+            unread: BytesMut::new(),
+            writes: Writes::new(Patience::of(limits)),
             timer: Timer::default(),
             limit_hits,
+            requests_max: limits.requests_per_connection,
         }
     }
 
     pub(super) fn note_limit(&self, limit: LimitHit) {
         self.limit_hits.note(limit);
+    }
+
+    /// Retires the connection once it has had the maximum number of requests.
+    pub(super) fn note_requests(&self, requests: u64) {
+        if requests >= self.requests_max && !self.connection.is_retired() {
+            self.note_limit(LimitHit::RequestsPerConnection);
+            self.connection.retire();
+        }
+    }
+
+    /// Counts a client that did not read its answers, if this is why a write failed.
+    fn note_slow(&self, error: &io::Error) {
+        if error.kind() == io::ErrorKind::TimedOut {
+            self.note_limit(LimitHit::ResponseRate);
+        }
+    }
+
+    pub(super) fn poll_write(
+        &mut self,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(self.writes.poll_write(&mut self.transport, context, bytes));
+        Poll::Ready(written.inspect_err(|error| self.note_slow(error)))
+    }
+
+    pub(super) fn poll_flush(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = ready!(self.writes.poll_flush(&mut self.transport, context));
+        Poll::Ready(flushed.inspect_err(|error| self.note_slow(error)))
     }
 
     /// Reads available bytes after the unread ones: returns their number, 0 at the end; `None` if none arrived before `deadline`.
@@ -88,11 +119,7 @@ impl Http1Wire {
 
     pub(in crate::proxy) async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let written =
-                poll_fn(|context| self.writes.poll_write(&mut self.transport, context, bytes));
-            let written = written
-                .await
-                .inspect_err(|error| note_slow(&self.limit_hits, error))?;
+            let written = poll_fn(|context| self.poll_write(context, bytes)).await?;
             if written == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
@@ -110,10 +137,7 @@ impl Http1Wire {
     }
 
     pub(in crate::proxy) async fn flush(&mut self) -> io::Result<()> {
-        let flushed = poll_fn(|context| self.writes.poll_flush(&mut self.transport, context));
-        flushed
-            .await
-            .inspect_err(|error| note_slow(&self.limit_hits, error))
+        poll_fn(|context| self.poll_flush(context)).await
     }
 
     /// Ends the gateway's direction after the written bytes, over TLS by the alert `close_notify` (RFC 8446 section 6.1); whether
@@ -144,7 +168,7 @@ impl Http1Wire {
     }
 }
 
-impl Drop for Http1Wire {
+impl Drop for ClientWire {
     /// The written part of an interrupted answer is still sent, as far as the socket accepts it at once, so that the client sees
     /// the head and the cut.
     fn drop(&mut self) {

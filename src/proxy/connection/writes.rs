@@ -16,8 +16,6 @@ use tokio::time::Instant;
 use super::transport::Transport;
 use crate::clock::timer::Timer;
 use crate::config::Limits;
-use crate::policy::limit_hit::LimitHit;
-use crate::telemetry::limit_hits::LimitHits;
 
 /// The most bytes gathered: header and body of most answers.
 const GATHERED_BYTES_MAX: usize = 16 * 1024;
@@ -37,13 +35,6 @@ impl Patience {
         let window = limits.response_write;
         let bytes = limits.response_rate.saturating_mul(window.as_secs());
         Patience { window, bytes }
-    }
-}
-
-/// Counts a client that did not read its answers, if this is why a write failed.
-pub fn note_slow(limit_hits: &LimitHits, error: &io::Error) {
-    if error.kind() == io::ErrorKind::TimedOut {
-        limit_hits.note(LimitHit::ResponseRate);
     }
 }
 

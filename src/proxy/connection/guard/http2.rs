@@ -109,20 +109,20 @@ impl Guard {
     ) -> Poll<io::Result<()>> {
         ready!(self.http2.breath.poll(context));
         let before = buffer.filled().len();
-        if self.unread.is_empty() {
-            ready!(Pin::new(&mut self.transport).poll_read(context, buffer))?;
+        if self.wire.unread.is_empty() {
+            ready!(Pin::new(&mut self.wire.transport).poll_read(context, buffer))?;
         } else {
-            let bytes = self.unread.len().min(buffer.remaining());
-            buffer.put_slice(self.unread.get(..bytes).unwrap_or_default());
-            self.unread.advance(bytes);
-            if self.unread.is_empty() {
-                self.unread = BytesMut::new();
+            let bytes = self.wire.unread.len().min(buffer.remaining());
+            buffer.put_slice(self.wire.unread.get(..bytes).unwrap_or_default());
+            self.wire.unread.advance(bytes);
+            if self.wire.unread.is_empty() {
+                self.wire.unread = BytesMut::new();
             }
         }
         let http2 = &mut self.http2;
         let flood = http2.note_received(buffer.filled().get(before..).unwrap_or_default());
         let streams = http2.budgets.streams();
-        self.note_requests(streams);
+        self.wire.note_requests(streams);
         let Some(flood) = flood else {
             return Poll::Ready(Ok(()));
         };
@@ -132,12 +132,13 @@ impl Guard {
 
     /// Ends the connection, with a GOAWAY if that does not interrupt a frame.
     pub(super) fn calm_down(&mut self, flood: LimitHit, context: &mut Context<'_>) -> io::Error {
-        self.gate.metrics.limit_hits.note(flood);
+        self.wire.note_limit(flood);
         if self.http2.sent.is_between() {
-            self.writes.gathered().extend_from_slice(&CALM_DOWN);
+            self.wire.writes.gathered().extend_from_slice(&CALM_DOWN);
         }
         // One attempt: a client that floods may also not read.
-        let _ = self.writes.poll_flush(&mut self.transport, context);
+        let wire = &mut self.wire;
+        let _ = wire.writes.poll_flush(&mut wire.transport, context);
         let reason = format!("too many frames: {flood}");
         io::Error::new(io::ErrorKind::ConnectionAborted, reason)
     }
