@@ -196,21 +196,16 @@ fn retirement_members(retirement: &Retirement) -> Map<String, Value> {
         .map(|(relation, target)| (relation.as_str().to_owned(), json!(target.as_str())))
         .collect();
     let ends = retirement.deprecation().is_some() || retirement.sunset().is_some();
-    let members = [
-        ("deprecated", ends.then_some(json!(true))),
-        (
-            "x-deprecation",
-            retirement.deprecation().map(|instant| json!(instant)),
-        ),
-        (
-            "x-sunset",
-            retirement.sunset().map(|instant| json!(instant)),
-        ),
-        ("x-links", (!links.is_empty()).then(|| json!(links))),
-    ];
-    members
-        .into_iter()
-        .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+    let members = json!({
+        "deprecated": ends.then_some(true),
+        "x-deprecation": retirement.deprecation(),
+        "x-sunset": retirement.sunset(),
+        "x-links": (!links.is_empty()).then_some(links),
+    });
+    let members = members.as_object().into_iter().flatten();
+    let present = members.filter(|(_, value)| !value.is_null());
+    present
+        .map(|(name, value)| (name.clone(), value.clone()))
         .collect()
 }
 

@@ -3,7 +3,6 @@
 //! Every answer has two components, one for `HEAD` without a body. If the service behind the gateway may send an answer of the
 //! same status, which is forwarded unchanged, the schema states this.
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -16,7 +15,6 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::policy::rate_limit::{self, QuotaStatus};
 use crate::policy::rejection::{ExceededLimit, Malformed, Rejection, challenge};
-use crate::policy::token_bucket::Rate;
 use crate::policy::words::words;
 
 /// The request id of every example.
@@ -145,17 +143,20 @@ impl Sort {
         caller == ClientKind::Authenticated && ENDPOINT_ERRORS.contains(&self)
     }
 
-    fn rejections(self, example: &Example) -> Vec<Rejection> {
+    fn rejections(self, api: &Api<'_>) -> Vec<Rejection> {
+        let status = example_status(&api.tiers);
+        let exceeding = |limit| Rejection::RateLimitExceeded(limit, status);
         vec![match self {
             Sort::BadRequest | Sort::OwnBadRequest => Rejection::BadRequest(Malformed::Host),
             Sort::Unauthorized => return vec![Rejection::MissingApiKey, Rejection::InvalidApiKey],
-            Sort::TierInsufficient => match example.tier.clone() {
-                Some(tier) => Rejection::TierInsufficient {
-                    tier,
-                    required: example.required.clone(),
-                },
-                None => return Vec::new(),
-            },
+            Sort::TierInsufficient => {
+                let mut names = api.tiers.iter().map(|(name, _)| (*name).clone());
+                let Some(tier) = names.next() else {
+                    return Vec::new();
+                };
+                let required = names.collect();
+                Rejection::TierInsufficient { tier, required }
+            }
             Sort::NotFound => Rejection::NotFound,
             Sort::MethodNotAllowed
             | Sort::DocumentMethodNotAllowed
@@ -164,10 +165,19 @@ impl Sort {
             },
             Sort::PayloadTooLarge => Rejection::PayloadTooLarge,
             Sort::UriTooLong | Sort::OwnUriTooLong => Rejection::UriTooLong,
-            Sort::DailyQuotaExceeded => return example.exceeded(),
+            Sort::DailyQuotaExceeded => {
+                let burst = api.burst.map(|rate| ExceededLimit::Burst {
+                    rate,
+                    wait: rate.interval,
+                });
+                let concurrent = api.concurrent;
+                let concurrent = concurrent.map(|allowed| ExceededLimit::Concurrent { allowed });
+                let limits = [Some(ExceededLimit::Daily), burst, concurrent];
+                return limits.into_iter().flatten().map(exceeding).collect();
+            }
             Sort::UsageReadTooOften => {
                 let wait = Duration::from_secs(1);
-                example.exceeding(ExceededLimit::Usage { wait })
+                exceeding(ExceededLimit::Usage { wait })
             }
             Sort::HeadersTooLarge | Sort::OwnHeadersTooLarge => Rejection::HeadersTooLarge,
             Sort::Internal => Rejection::Internal,
@@ -175,13 +185,14 @@ impl Sort {
     }
 }
 
-/// The values of all examples.
-struct Example {
-    quota_status: QuotaStatus,
-    tier: Option<TierName>,
-    required: Vec<TierName>,
-    burst: Option<Rate>,
-    concurrent: Option<NonZeroU32>,
+/// The quota status of all examples: the first tier's daily quota, used up.
+fn example_status(tiers: &[(&TierName, u64)]) -> QuotaStatus {
+    let limit = tiers.first().map_or(1_000, |(_, daily)| *daily);
+    QuotaStatus {
+        limit,
+        used: Some(limit),
+        day: EXAMPLE_DAY,
+    }
 }
 
 /// The error answers of an operation, by status.
@@ -206,14 +217,9 @@ pub fn reference(name: &str, method: &str) -> Value {
 
 /// All answers, by name.
 pub fn responses(api: &Api<'_>) -> Map<String, Value> {
-    let example = Example {
-        burst: api.burst,
-        concurrent: api.concurrent,
-        ..Example::of(&api.tiers)
-    };
     let mut all: Vec<(String, Value)> = Sort::ALL
         .into_iter()
-        .map(|sort| (sort.to_string(), error(sort, &example, api)))
+        .map(|sort| (sort.to_string(), error(sort, api)))
         .collect();
     let quota_status = header_references(ClientKind::Authenticated, announced(api));
     let anything = json!({ "*/*": {} });
@@ -231,7 +237,7 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
             "headers": header_references(ClientKind::Authenticated, &[CACHE_CONTROL.as_str()]),
             "content": { "application/json": {
                 "schema": { "$ref": "#/components/schemas/Usage" },
-                "example": usage_example(&example),
+                "example": usage_example(api),
             } },
         })),
         ("Document".to_owned(), json!({
@@ -266,7 +272,7 @@ fn announced(api: &Api<'_>) -> &'static [&'static str] {
     }
 }
 
-fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
+fn error(sort: Sort, api: &Api<'_>) -> Value {
     let now = Timestamp::from_second(EXAMPLE_SECOND).unwrap_or_default();
     let challenge = challenge(api.realm);
     let (status, sender, caller) = sort.kind();
@@ -274,16 +280,12 @@ fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
     let mut codes = Vec::new();
     let mut examples = Map::new();
     let mut details = Vec::new();
-    for rejection in sort.rejections(example) {
+    for rejection in sort.rejections(api) {
         let problem = rejection.problem(EXAMPLE_ID, &challenge, now);
         let body: Value = serde_json::from_slice(&problem.body).unwrap_or_default();
         own_header = problem.header;
         codes.push(rejection.code());
-        details.extend(
-            body.get("detail")
-                .and_then(Value::as_str)
-                .map(str::to_owned),
-        );
+        details.push(rejection.detail().into_owned());
         let name = rejection.policy().unwrap_or(rejection.code());
         examples.insert(name.to_owned(), json!({ "value": body }));
     }
@@ -341,7 +343,7 @@ fn header_references(caller: ClientKind, more: &[&str]) -> Value {
 
 /// All headers of answers, by name.
 pub fn headers() -> Value {
-    let quota_status = Example::of(&[]).quota_status;
+    let quota_status = example_status(&[]);
     let now = Timestamp::from_second(EXAMPLE_SECOND).unwrap_or_default();
     let shown = |wanted: &str| {
         let mut all = quota_status.headers(now);
@@ -405,56 +407,10 @@ pub fn headers() -> Value {
     })
 }
 
-impl Example {
-    /// A caller of the first tier who has used the whole quota; the second tier includes the requested endpoint.
-    fn of(tiers: &[(&TierName, u64)]) -> Example {
-        let (name, limit) = match tiers.first() {
-            Some((name, daily)) => (Some((*name).clone()), *daily),
-            None => (None, 1_000),
-        };
-        let quota_status = QuotaStatus {
-            limit,
-            used: Some(limit),
-            day: EXAMPLE_DAY,
-        };
-        Example {
-            quota_status,
-            tier: name,
-            required: tiers
-                .iter()
-                .skip(1)
-                .map(|(name, _)| (*name).clone())
-                .collect(),
-            burst: None,
-            concurrent: None,
-        }
-    }
-
-    /// The 429 of every policy but `usage`.
-    fn exceeded(&self) -> Vec<Rejection> {
-        let burst = self.burst.map(|rate| ExceededLimit::Burst {
-            rate,
-            wait: rate.interval,
-        });
-        let concurrent = self
-            .concurrent
-            .map(|allowed| ExceededLimit::Concurrent { allowed });
-        let limits = [Some(ExceededLimit::Daily), burst, concurrent].into_iter();
-        limits
-            .flatten()
-            .map(|limit| self.exceeding(limit))
-            .collect()
-    }
-
-    fn exceeding(&self, limit: ExceededLimit) -> Rejection {
-        Rejection::RateLimitExceeded(limit, self.quota_status)
-    }
-}
-
-fn usage_example(example: &Example) -> Value {
-    let quota_status = example.quota_status;
+fn usage_example(api: &Api<'_>) -> Value {
+    let quota_status = example_status(&api.tiers);
     json!({
-        "tier": example.tier,
+        "tier": api.tiers.first().map(|(name, _)| name),
         "limit": quota_status.limit,
         "used": quota_status.limit,
         "remaining": 0,
