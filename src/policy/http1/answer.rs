@@ -8,9 +8,7 @@ use bytes::BytesMut;
 use http::{Method, StatusCode};
 
 use super::body::{BodyReader, ChunkLimits};
-use super::fields::{
-    FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, Lines, NextField, Options,
-};
+use super::fields::{FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, Lines, Options};
 use super::framing::{AnswerFraming, KnownField, is_bodiless, is_chunked, is_lengthless};
 use super::request_line::version_of;
 use super::writer::BodyWriter;
@@ -48,21 +46,24 @@ pub enum AnswerFault {
     Switched,
 }
 
+impl From<FieldFault> for AnswerFault {
+    fn from(fault: FieldFault) -> AnswerFault {
+        match fault {
+            FieldFault::Malformed => AnswerFault::Field,
+            FieldFault::TooLarge => AnswerFault::TooLarge,
+        }
+    }
+}
+
 /// Reads the answers to one request: interim answers, and the final one.
 #[derive(Debug)]
 pub struct AnswerReader {
-    asked: AskedMethod,
+    /// The request's method, to the extent that framing depends on it.
+    asked_head: bool,
     lines: Lines,
     line: Option<StatusLine>,
     fields: FieldReader,
     noted: NotedAnswer,
-}
-
-/// The request's method, to the extent that framing depends on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AskedMethod {
-    Head,
-    Other,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,15 +75,8 @@ struct StatusLine {
 impl AnswerReader {
     /// A reader of the answers to a request with this method.
     pub fn new(method: &Method) -> AnswerReader {
-        AnswerReader::of(match *method {
-            Method::HEAD => AskedMethod::Head,
-            _ => AskedMethod::Other,
-        })
-    }
-
-    fn of(asked: AskedMethod) -> AnswerReader {
         AnswerReader {
-            asked,
+            asked_head: *method == Method::HEAD,
             lines: Lines::default(),
             line: None,
             fields: FieldReader::default(),
@@ -104,9 +98,11 @@ impl AnswerReader {
         let Some(end) = self.read(buffer, bounds)? else {
             return Ok(None);
         };
-        let asked = self.asked;
-        let read = std::mem::replace(self, AnswerReader::of(asked));
-        read.whole(end, buffer).map(Some)
+        let next = AnswerReader {
+            asked_head: self.asked_head,
+            ..AnswerReader::new(&Method::GET)
+        };
+        std::mem::replace(self, next).whole(end, buffer).map(Some)
     }
 
     /// The end of a complete head at the start of `bytes`.
@@ -114,15 +110,8 @@ impl AnswerReader {
         if self.line.is_none() && !self.read_line(bytes, bounds)? {
             return Ok(None);
         }
-        loop {
-            match self.fields.next(bytes, &bounds.fields) {
-                Err(FieldFault::Malformed) => return Err(AnswerFault::Field),
-                Err(FieldFault::TooLarge) => return Err(AnswerFault::TooLarge),
-                Ok(NextField::Partial) => return Ok(None),
-                Ok(NextField::Field(field)) => self.noted.note(field, bytes)?,
-                Ok(NextField::End(end)) => return Ok(Some(end)),
-            }
-        }
+        let note = |field| self.noted.note(field, bytes);
+        self.fields.read(bytes, &bounds.fields, note)
     }
 
     /// Reads the first line; returns whether it is complete.
@@ -156,7 +145,7 @@ impl AnswerReader {
         let StatusLine { version, status } = self.line.ok_or(AnswerFault::StatusLine)?;
         let bytes = buffer.split_to(end.min(buffer.len())).freeze();
         let fields = FieldList::new(bytes, self.fields.places);
-        let framing = self.noted.framing(self.asked, version, status)?;
+        let framing = self.noted.framing(self.asked_head, version, status)?;
         let open = self.noted.options.keeps_open(version) && framing != AnswerFraming::ByClose;
         Ok(AnswerHead {
             version,
@@ -216,7 +205,7 @@ impl NotedAnswer {
     /// The framing.
     fn framing(
         self,
-        asked: AskedMethod,
+        asked_head: bool,
         version: Version,
         status: StatusCode,
     ) -> Result<AnswerFraming, AnswerFault> {
@@ -224,7 +213,7 @@ impl NotedAnswer {
             return Ok(AnswerFraming::Bodiless(None));
         }
         // Such an answer is not framed by these fields, and any value is allowed.
-        if asked == AskedMethod::Head || is_bodiless(status) {
+        if asked_head || is_bodiless(status) {
             let announced = self.length.flatten().filter(|_| self.codings == 0);
             return Ok(AnswerFraming::Bodiless(announced));
         }
@@ -282,46 +271,26 @@ impl AnswerHead {
 
     /// A reader of the body that follows.
     pub fn body(&self, limits: &ChunkLimits) -> BodyReader {
-        BodyReader::of_answer(self.framing, limits)
+        BodyReader::new(self.framing, limits)
     }
 
     /// Whether the upstream accepts another request on this connection (RFC 9112 section 9.3), by the answer's head.
     pub fn keeps_open(&self) -> bool {
         self.keeps_open
     }
-
-    /// The part of the head that a proof of [`Reusable`] needs; `None` for an interim answer.
-    pub fn last(&self) -> Option<LastHead> {
-        let keeps_open = self.keeps_open;
-        (!self.is_interim()).then_some(LastHead { keeps_open })
-    }
 }
 
-/// The part of a final answer's head that concerns the connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LastHead {
-    keeps_open: bool,
-}
-
-/// Proof that an upstream's connection is between two requests: the request was written and the final answer read to the last
-/// byte, the upstream did not announce a close, and nothing more has arrived. Only [`Reusable::prove`] makes one.
+/// Whether an upstream's connection is between two requests: the request was written and the final answer read to the last byte,
+/// the upstream did not announce a close, and nothing more has arrived. `unread` are received bytes that belong to no answer.
 ///
-/// The proof does not cover bytes that were not received yet: before the connection is kept, a read from it must be pending.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reusable(());
-
-impl Reusable {
-    /// The proof, if the connection is reusable. `unread` are received bytes that belong to no answer.
-    pub fn prove(
-        request: &BodyWriter,
-        answer: LastHead,
-        body: &BodyReader,
-        unread: &[u8],
-    ) -> Option<Reusable> {
-        let is_between =
-            request.is_done() && answer.keeps_open && body.is_done() && unread.is_empty();
-        is_between.then_some(Reusable(()))
-    }
+/// This does not cover bytes that were not received yet: before the connection is kept, a read from it must be pending.
+pub fn is_between_requests(
+    request: &BodyWriter,
+    keeps_open: bool,
+    body: &BodyReader,
+    unread: &[u8],
+) -> bool {
+    request.is_done() && keeps_open && body.is_done() && unread.is_empty()
 }
 
 #[cfg(test)]

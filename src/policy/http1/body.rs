@@ -5,10 +5,8 @@
 
 use std::ops::Range;
 
-use bytes::Bytes;
-
-use super::fields::{FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, NextField};
-use super::framing::{AnswerFraming, Framing};
+use super::fields::{FieldBounds, FieldFault, FieldReader};
+use super::framing::AnswerFraming;
 
 /// Hexadecimal digits of a chunk's size: up to 2^48.
 const SIZE_DIGITS_MAX: u8 = 12;
@@ -47,12 +45,20 @@ pub enum BodyFault {
     Cut,
 }
 
+impl From<FieldFault> for BodyFault {
+    fn from(fault: FieldFault) -> BodyFault {
+        match fault {
+            FieldFault::Malformed => BodyFault::Malformed,
+            FieldFault::TooLarge => BodyFault::TooLarge,
+        }
+    }
+}
+
 /// A body that may have been read in part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BodyReader {
     state: BodyProgress,
     limits: ChunkLimits,
-    trailers: Vec<FieldPlace>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,8 +104,6 @@ enum Part {
 pub struct Taken {
     /// The range of the data. Empty only if the body has ended or more bytes are needed.
     pub data: Range<usize>,
-    /// The range of the trailer section, at the end of a chunked body.
-    pub trailers: Range<usize>,
     /// The number of bytes read at the buffer's start, framing and data; the caller must not pass them again.
     pub bytes: usize,
 }
@@ -108,21 +112,15 @@ impl Taken {
     fn data(data: Range<usize>) -> Taken {
         Taken {
             bytes: data.end,
-            trailers: 0..0,
             data,
         }
     }
 }
 
 impl BodyReader {
-    /// The body of a request.
-    pub fn of_request(framing: Framing, limits: &ChunkLimits) -> BodyReader {
-        BodyReader::of_answer(framing.into(), limits)
-    }
-
-    /// The body of an answer.
-    pub fn of_answer(framing: AnswerFraming, limits: &ChunkLimits) -> BodyReader {
-        let state = match framing {
+    /// The body of a request or an answer.
+    pub fn new(framing: impl Into<AnswerFraming>, limits: &ChunkLimits) -> BodyReader {
+        let state = match framing.into() {
             AnswerFraming::Bodiless(_) | AnswerFraming::Length(0) => BodyProgress::Done,
             AnswerFraming::Length(bytes) => BodyProgress::Length(bytes),
             AnswerFraming::Chunked => BodyProgress::FIRST_CHUNK,
@@ -131,7 +129,6 @@ impl BodyReader {
         BodyReader {
             state,
             limits: *limits,
-            trailers: Vec::new(),
         }
     }
 
@@ -178,14 +175,6 @@ impl BodyReader {
         }
     }
 
-    /// The trailer fields; `section` is the bytes at [`Taken::trailers`]. None if that is empty.
-    pub fn trailers(&self, section: &[u8]) -> FieldList {
-        match section {
-            [] => FieldList::default(),
-            _ => FieldList::new(Bytes::copy_from_slice(section), self.trailers.clone()),
-        }
-    }
-
     fn read_chunks(&mut self, bytes: &[u8]) -> Result<Taken, BodyFault> {
         let BodyProgress::Chunked {
             part,
@@ -227,24 +216,12 @@ impl BodyReader {
         let BodyProgress::Trailers(fields) = &mut self.state else {
             return Ok(Taken::data(start..start));
         };
-        loop {
-            match fields.next(section, &self.limits.trailers) {
-                Err(FieldFault::Malformed) => return Err(BodyFault::Malformed),
-                Err(FieldFault::TooLarge) => return Err(BodyFault::TooLarge),
-                Ok(NextField::Partial) => return Ok(Taken::data(start..start)),
-                Ok(NextField::Field(_)) => {}
-                Ok(NextField::End(end)) => {
-                    self.trailers = std::mem::take(&mut fields.places);
-                    self.state = BodyProgress::Done;
-                    let end = start + end;
-                    return Ok(Taken {
-                        data: end..end,
-                        trailers: start..end,
-                        bytes: end,
-                    });
-                }
-            }
-        }
+        let end: Result<_, BodyFault> = fields.read(section, &self.limits.trailers, |_| Ok(()));
+        let Some(end) = end? else {
+            return Ok(Taken::data(start..start));
+        };
+        self.state = BodyProgress::Done;
+        Ok(Taken::data(start + end..start + end))
     }
 }
 

@@ -441,17 +441,6 @@ impl Lines {
     }
 }
 
-/// The result of looking for the next field.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NextField {
-    /// The line is not complete.
-    Partial,
-    /// A field.
-    Field(FieldPlace),
-    /// The end of the section, after its empty line.
-    End(usize),
-}
-
 /// Reads a section of fields, line by line.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct FieldReader {
@@ -473,34 +462,39 @@ impl FieldReader {
         }
     }
 
-    /// The next field. `bytes` is the same buffer each time, with more at its end.
-    pub(super) fn next(
+    /// Passes the fields after those read before to `note`; returns the end of the section, after its empty line, once that has
+    /// arrived. `bytes` is the same buffer each time, with more at its end.
+    pub(super) fn read<E: From<FieldFault>>(
         &mut self,
         bytes: &[u8],
         bounds: &FieldBounds,
-    ) -> Result<NextField, FieldFault> {
-        let start = self.lines.start();
-        let end = self.lines.end(bytes);
-        // The line as received: names and values are counted below, without surrounding white space.
-        if end.unwrap_or(bytes.len()).saturating_sub(self.from) > bounds.bytes_max + SLACK_BYTES {
-            return Err(FieldFault::TooLarge);
+        mut note: impl FnMut(FieldPlace) -> Result<(), E>,
+    ) -> Result<Option<usize>, E> {
+        loop {
+            let start = self.lines.start();
+            let end = self.lines.end(bytes);
+            // The line as received: names and values are counted below, without surrounding white space.
+            let received = end.unwrap_or(bytes.len()).saturating_sub(self.from);
+            if received > bounds.bytes_max + SLACK_BYTES {
+                return Err(FieldFault::TooLarge.into());
+            }
+            let Some(end) = end else {
+                return Ok(None);
+            };
+            self.lines.pass(end);
+            let line = bytes.get(start..end).unwrap_or_default();
+            let text = line.strip_suffix(b"\r\n").ok_or(FieldFault::Malformed)?;
+            if text.is_empty() {
+                return Ok(Some(end));
+            }
+            let field = field(text, start).ok_or(FieldFault::Malformed)?;
+            self.bytes += field.name.of(bytes).len() + field.value.of(bytes).len() + 4;
+            self.places.push(field);
+            if self.places.len() > bounds.count_max || self.bytes > bounds.bytes_max {
+                return Err(FieldFault::TooLarge.into());
+            }
+            note(field)?;
         }
-        let Some(end) = end else {
-            return Ok(NextField::Partial);
-        };
-        self.lines.pass(end);
-        let line = bytes.get(start..end).unwrap_or_default();
-        let text = line.strip_suffix(b"\r\n").ok_or(FieldFault::Malformed)?;
-        if text.is_empty() {
-            return Ok(NextField::End(end));
-        }
-        let field = field(text, start).ok_or(FieldFault::Malformed)?;
-        self.bytes += field.name.of(bytes).len() + field.value.of(bytes).len() + 4;
-        self.places.push(field);
-        if self.places.len() > bounds.count_max || self.bytes > bounds.bytes_max {
-            return Err(FieldFault::TooLarge);
-        }
-        Ok(NextField::Field(field))
     }
 }
 

@@ -9,9 +9,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, request};
 
 use super::body::{BodyReader, ChunkLimits};
-use super::fields::{
-    FieldFault, FieldList, FieldPlace, FieldRange, FieldReader, Lines, NextField, Options,
-};
+use super::fields::{FieldFault, FieldList, FieldPlace, FieldRange, FieldReader, Lines, Options};
 use super::framing::{Framing, KnownField, is_chunked};
 use super::request_line::{self, RequestLine};
 use super::{HeadBounds, TOKEN, Version, is_host, length, unreadable};
@@ -68,13 +66,10 @@ impl RequestReader {
         if self.line.is_none() && !self.read_line(bytes, bounds)? {
             return Ok(None);
         }
-        let field_bounds = bounds.fields();
-        loop {
-            match self.fields.next(bytes, &field_bounds).map_err(refused)? {
-                NextField::Partial => return Ok(None),
-                NextField::Field(field) => self.noted.note(field, bytes)?,
-                NextField::End(end) => return std::mem::take(self).whole(end).map(Some),
-            }
+        let note = |field| self.noted.note(field, bytes);
+        match self.fields.read(bytes, &bounds.fields(), note)? {
+            None => Ok(None),
+            Some(end) => std::mem::take(self).whole(end).map(Some),
         }
     }
 
@@ -138,10 +133,12 @@ fn skip_empty_lines(bytes: &[u8]) -> Result<usize, Rejection> {
     }
 }
 
-fn refused(fault: FieldFault) -> Rejection {
-    match fault {
-        FieldFault::Malformed => unreadable(),
-        FieldFault::TooLarge => Rejection::HeadersTooLarge,
+impl From<FieldFault> for Rejection {
+    fn from(fault: FieldFault) -> Rejection {
+        match fault {
+            FieldFault::Malformed => unreadable(),
+            FieldFault::TooLarge => Rejection::HeadersTooLarge,
+        }
     }
 }
 
@@ -383,7 +380,7 @@ impl RequestHead {
 
     /// A reader of the body that follows.
     pub fn body(&self, limits: &ChunkLimits) -> BodyReader {
-        BodyReader::of_request(self.framing, limits)
+        BodyReader::new(self.framing, limits)
     }
 
     /// Whether the client accepts another answer on its connection (RFC 9112 section 9.3).

@@ -4,20 +4,11 @@
 //! exactly that body, which also has exactly one end. Names and values are fields that were read, valid by their type, or
 //! checked: none of their bytes can end a line.
 
-use std::marker::PhantomData;
-
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use super::fields::{EndToEnd, FieldList};
-use super::framing::{AnswerFraming, Framing, KnownField, is_bodiless, is_lengthless};
+use super::framing::{AnswerFraming, KnownField, is_bodiless, is_lengthless};
 use crate::policy::target::Target;
-
-/// The direction of a request.
-#[derive(Debug)]
-pub struct ToUpstream;
-/// The direction of an answer.
-#[derive(Debug)]
-pub struct ToClient;
 
 /// The fate of the connection after a message, as its head announces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,23 +21,23 @@ pub enum ConnectionFate {
     Close,
 }
 
-/// A head that is being written; [`HeadWriter::end`] or [`HeadWriter::end_answer`] completes it.
+/// A head that is being written; [`HeadWriter::end`] completes it.
 #[derive(Debug)]
 #[must_use = "a head without its end is not complete"]
-pub struct HeadWriter<'a, Direction> {
+pub struct HeadWriter<'a> {
     out: &'a mut Vec<u8>,
+    /// The status of an answer; for a request one that says nothing about the body.
     status: StatusCode,
-    direction: PhantomData<Direction>,
 }
 
-impl<'a> HeadWriter<'a, ToUpstream> {
+impl<'a> HeadWriter<'a> {
     /// Begins an HTTP/1.1 request at the end of `out`, with its `Host`.
     pub fn request(
         out: &'a mut Vec<u8>,
         method: &Method,
         target: Target<'_>,
         host: &HeaderValue,
-    ) -> HeadWriter<'a, ToUpstream> {
+    ) -> HeadWriter<'a> {
         out.extend_from_slice(method.as_str().as_bytes());
         out.push(b' ');
         out.extend_from_slice(target.path.as_bytes());
@@ -59,81 +50,60 @@ impl<'a> HeadWriter<'a, ToUpstream> {
         HeadWriter {
             out,
             status: StatusCode::OK,
-            direction: PhantomData,
         }
     }
 
-    /// Ends the head; returns the writer of its body.
-    pub fn end(self, framing: Framing, connection: ConnectionFate) -> BodyWriter {
-        end(self.out, framing.into(), connection)
-    }
-}
-
-impl<'a> HeadWriter<'a, ToClient> {
     /// Begins an HTTP/1.1 answer at the end of `out`. Answers to clients of any version have this version (RFC 9112 section 2.3),
     /// and the standard reason phrase of the status.
-    pub fn answer(out: &'a mut Vec<u8>, status: StatusCode) -> HeadWriter<'a, ToClient> {
+    pub fn answer(out: &'a mut Vec<u8>, status: StatusCode) -> HeadWriter<'a> {
         out.extend_from_slice(b"HTTP/1.1 ");
         out.extend_from_slice(status.as_str().as_bytes());
         out.push(b' ');
         let reason = status.canonical_reason().unwrap_or_default();
         out.extend_from_slice(reason.as_bytes());
         out.extend_from_slice(b"\r\n");
-        HeadWriter {
-            out,
-            status,
-            direction: PhantomData,
-        }
+        HeadWriter { out, status }
     }
 
     /// Ends the head; returns the writer of its body. There is no body if the status has none; the head announces a close if the
     /// body ends with the connection.
-    pub fn end_answer(self, framing: AnswerFraming, connection: ConnectionFate) -> BodyWriter {
-        let framing = match framing {
-            _ if is_lengthless(self.status) => AnswerFraming::Bodiless(None),
-            AnswerFraming::Bodiless(announced) => AnswerFraming::Bodiless(announced),
-            AnswerFraming::Length(bytes) if is_bodiless(self.status) => {
-                AnswerFraming::Bodiless(Some(bytes))
+    pub fn end(self, framing: impl Into<AnswerFraming>, connection: ConnectionFate) -> BodyWriter {
+        let (length, body) = match framing.into() {
+            _ if is_lengthless(self.status) => (None, BodyForm::Done),
+            AnswerFraming::Bodiless(announced) => (announced, BodyForm::Done),
+            AnswerFraming::Length(bytes) if bytes == 0 || is_bodiless(self.status) => {
+                (Some(bytes), BodyForm::Done)
             }
-            _ if is_bodiless(self.status) => AnswerFraming::Bodiless(None),
-            framing => framing,
+            _ if is_bodiless(self.status) => (None, BodyForm::Done),
+            AnswerFraming::Length(bytes) => (Some(bytes), BodyForm::Length(bytes)),
+            AnswerFraming::Chunked => (None, BodyForm::Chunked),
+            AnswerFraming::ByClose => (None, BodyForm::ByClose),
         };
-        end(self.out, framing, connection)
+        let out = self.out;
+        if let Some(bytes) = length {
+            let mut digits = itoa::Buffer::new();
+            push_field(out, b"content-length", digits.format(bytes).as_bytes());
+        }
+        if body == BodyForm::Chunked {
+            push_field(out, b"transfer-encoding", b"chunked");
+        }
+        let connection = match body == BodyForm::ByClose {
+            true => ConnectionFate::Close,
+            false => connection,
+        };
+        out.extend_from_slice(match connection {
+            ConnectionFate::Implied => b"\r\n",
+            ConnectionFate::KeepAlive => b"connection: keep-alive\r\n\r\n",
+            ConnectionFate::Close => b"connection: close\r\n\r\n",
+        });
+        BodyWriter(body)
     }
-}
 
-/// Writes the end of a head, with the fields of its framing.
-fn end(out: &mut Vec<u8>, framing: AnswerFraming, connection: ConnectionFate) -> BodyWriter {
-    let (length, body) = match framing {
-        AnswerFraming::Bodiless(announced) => (announced, BodyForm::Done),
-        AnswerFraming::Length(0) => (Some(0), BodyForm::Done),
-        AnswerFraming::Length(bytes) => (Some(bytes), BodyForm::Length(bytes)),
-        AnswerFraming::Chunked => (None, BodyForm::Chunked),
-        AnswerFraming::ByClose => (None, BodyForm::ByClose),
-    };
-    if let Some(bytes) = length {
-        let mut digits = itoa::Buffer::new();
-        push_field(out, b"content-length", digits.format(bytes).as_bytes());
-    }
-    if body == BodyForm::Chunked {
-        push_field(out, b"transfer-encoding", b"chunked");
-    }
-    let connection = match body == BodyForm::ByClose {
-        true => ConnectionFate::Close,
-        false => connection,
-    };
-    out.extend_from_slice(match connection {
-        ConnectionFate::Implied => b"\r\n",
-        ConnectionFate::KeepAlive => b"connection: keep-alive\r\n\r\n",
-        ConnectionFate::Close => b"connection: close\r\n\r\n",
-    });
-    BodyWriter(body)
-}
-
-impl<Direction> HeadWriter<'_, Direction> {
     /// Forwards a field as sent, except `Host`, which a request already has.
     pub fn pass(&mut self, field: EndToEnd<'_>) {
-        pass(self.out, field);
+        if !field.is_host() {
+            push_field(self.out, field.name(), field.value());
+        }
     }
 
     /// Forwards the fields that may be forwarded, as sent.
@@ -157,12 +127,6 @@ impl<Direction> HeadWriter<'_, Direction> {
                 push_field(self.out, name, value.as_bytes());
             }
         }
-    }
-}
-
-fn pass(out: &mut Vec<u8>, field: EndToEnd<'_>) {
-    if !field.is_host() {
-        push_field(out, field.name(), field.value());
     }
 }
 
@@ -282,26 +246,17 @@ impl BodyWriter {
         Ok(())
     }
 
-    /// Ends the body, with trailer fields if it is chunked; `Host` is never one (RFC 9110 section 6.5.1). Ending it again writes
-    /// nothing.
+    /// Ends the body. Ending it again writes nothing.
     ///
     /// # Errors
     /// If bytes are missing; the connection cannot be kept.
-    pub fn end<'f>(
-        &mut self,
-        trailers: impl IntoIterator<Item = EndToEnd<'f>>,
-        out: &mut Vec<u8>,
-    ) -> Result<(), WrongLength> {
+    pub fn end(&mut self, out: &mut Vec<u8>) -> Result<(), WrongLength> {
         match self.0 {
             BodyForm::Length(_) => Err(WrongLength),
             // A body that ends with the connection has no other end.
             BodyForm::Done | BodyForm::ByClose => Ok(()),
             BodyForm::Chunked => {
-                out.extend_from_slice(b"0\r\n");
-                for field in trailers {
-                    pass(out, field);
-                }
-                out.extend_from_slice(b"\r\n");
+                out.extend_from_slice(b"0\r\n\r\n");
                 self.0 = BodyForm::Done;
                 Ok(())
             }

@@ -191,7 +191,7 @@ impl<'c> Http1Side<'c> {
         let mut out = HeadWriter::answer(self.wire.writes.gathered(), head.status);
         out.pass_all(&head.fields);
         out.add(&DATE, &get_cached_date());
-        self.answer = Some(out.end_answer(framing, connection));
+        self.answer = Some(out.end(framing, connection));
         self.is_whole = ends;
     }
 
@@ -200,7 +200,7 @@ impl<'c> Http1Side<'c> {
         if self.version != Version::Http10 {
             let mut out = HeadWriter::answer(self.wire.writes.gathered(), head.status);
             out.pass_all(&head.fields);
-            out.end_answer(AnswerFraming::Bodiless(None), ConnectionFate::Implied);
+            out.end(AnswerFraming::Bodiless(None), ConnectionFate::Implied);
         }
     }
 
@@ -228,7 +228,7 @@ impl<'c> Http1Side<'c> {
         }
         if ends {
             let mut end = Vec::new();
-            answer.end([], &mut end).map_err(wrong)?;
+            answer.end(&mut end).map_err(wrong)?;
             self.write(&end).await?;
             self.is_whole = true;
         }

@@ -135,7 +135,7 @@ impl<'a> Unserved<'a> {
         let mut head = HeadWriter::answer(&mut answer, status);
         head.pass_all(&fields);
         head.add(&DATE, &get_cached_date());
-        head.end_answer(framing, ConnectionFate::Close);
+        head.end(framing, ConnectionFate::Close);
         answer.extend_from_slice(&body);
         let (metrics, prefix) = (&self.gate.metrics, &snapshot.config.keys.prefix);
         let requests = &metrics.requests;

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 use super::connections::OwnConnection;
 use super::event::LinkEvent;
-use crate::policy::http1::answer::{AnswerBounds, AnswerHead, AnswerReader, LastHead, Reusable};
+use crate::policy::http1::answer::{AnswerBounds, AnswerHead, AnswerReader, is_between_requests};
 use crate::policy::http1::body::{BodyReader, ChunkLimits};
 use crate::policy::http1::fields::FieldBounds;
 use crate::policy::http1::framing::AnswerFraming;
@@ -52,7 +52,7 @@ pub struct Http1 {
 
 enum Http1Reading {
     Head(AnswerReader),
-    Body(LastHead, BodyReader),
+    Body(bool, BodyReader),
 }
 
 impl Http1 {
@@ -100,7 +100,7 @@ impl Http1 {
         }
         self.upload.write(part, &mut self.outgoing)?;
         if ends {
-            self.upload.end([], &mut self.outgoing)?;
+            self.upload.end(&mut self.outgoing)?;
         }
         self.is_flushed &= self.outgoing.is_empty();
         self.is_reported = self.upload.is_done();
@@ -189,12 +189,12 @@ impl Http1 {
                 let Some(head) = read.map_err(malformed)? else {
                     return Ok(None);
                 };
-                let Some(last) = head.last() else {
+                if head.is_interim() {
                     return Ok(Some(LinkEvent::Interim(Box::new(passed_on(head)))));
-                };
+                }
                 let body = head.body(&ChunkLimits::STANDARD);
                 let ends = body.is_done();
-                self.reading = Http1Reading::Body(last, body);
+                self.reading = Http1Reading::Body(head.keeps_open(), body);
                 Ok(Some(LinkEvent::Head(Box::new(passed_on(head)), ends)))
             }
             Http1Reading::Body(_, body) => {
@@ -231,12 +231,12 @@ impl Http1 {
 
     /// The connection, if its state is proven.
     pub(super) fn into_reusable(self) -> Option<OwnConnection> {
-        let Http1Reading::Body(head, body) = &self.reading else {
+        let Http1Reading::Body(keeps_open, body) = &self.reading else {
             return None;
         };
         let is_sent = self.is_flushed && self.write_error.is_none();
-        let proof = Reusable::prove(&self.upload, *head, body, &self.incoming);
-        (is_sent && proof.is_some()).then_some(self.connection)
+        let is_between = is_between_requests(&self.upload, *keeps_open, body, &self.incoming);
+        (is_sent && is_between).then_some(self.connection)
     }
 }
 

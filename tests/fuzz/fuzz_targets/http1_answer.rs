@@ -37,9 +37,9 @@ fn forward(method: &Method, client: Version, head: &AnswerHead, body: &split::Bo
     for field in head.fields().end_to_end() {
         writer.pass(field);
     }
-    let mut written = writer.end_answer(framing, ConnectionFate::Implied);
+    let mut written = writer.end(framing, ConnectionFate::Implied);
     written.write(&body.data, &mut out).unwrap();
-    written.end([], &mut out).unwrap();
+    written.end(&mut out).unwrap();
     assert_eq!(written.is_done(), framing != AnswerFraming::ByClose);
 
     let mut buffer = BytesMut::from(&out[..]);

@@ -28,7 +28,6 @@ pub fn head<H, F>(
 #[derive(Debug, PartialEq, Eq)]
 pub struct Body {
     pub data: Vec<u8>,
-    pub trailers: Vec<(Vec<u8>, Vec<u8>)>,
     pub done: bool,
     pub left: Vec<u8>,
 }
@@ -36,17 +35,14 @@ pub struct Body {
 /// Reads a body from bytes that arrive in pieces.
 pub fn body(mut reader: BodyReader, bytes: &[u8], piece: usize) -> Result<Body, BodyFault> {
     let (mut buffer, mut at) = (BytesMut::new(), 0_usize);
-    let (mut data, mut trailers) = (Vec::new(), Vec::new());
+    let mut data = Vec::new();
     loop {
         let taken = reader.read(&buffer)?;
         data.extend_from_slice(&buffer[taken.data.clone()]);
-        let fields = reader.trailers(&buffer[taken.trailers.clone()]);
-        trailers.extend(fields.iter().map(|one| (one.name().to_vec(), one.value().to_vec())));
         buffer.advance(taken.bytes);
         if reader.is_done() || (taken.data.is_empty() && at == bytes.len()) {
             return Ok(Body {
                 data,
-                trailers,
                 done: reader.is_done(),
                 left: [&buffer[..], &bytes[at..]].concat(),
             });

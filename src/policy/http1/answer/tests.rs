@@ -200,8 +200,7 @@ fn is_reusable(answer: &str, closed: bool) -> bool {
     if closed {
         let _ = body.close();
     }
-    let prove = |last| Reusable::prove(&request, last, &body, &buffer);
-    head.last().and_then(prove).is_some()
+    !head.is_interim() && is_between_requests(&request, head.keeps_open(), &body, &buffer)
 }
 
 #[test]

@@ -275,7 +275,7 @@ const SHOWN_BYTES: usize = 4_096;
 
 fn compare_chunk(line: &[u8]) {
     let parsed = httparse::parse_chunk_size(line);
-    let mut body = BodyReader::of_request(Framing::Chunked, &ChunkLimits::STANDARD);
+    let mut body = BodyReader::new(Framing::Chunked, &ChunkLimits::STANDARD);
     // Bytes after a line that both accept are not part of the line.
     let line = match parsed {
         Ok(httparse::Status::Complete((at, _))) => &line[..at],
@@ -285,7 +285,7 @@ fn compare_chunk(line: &[u8]) {
     match (&alone, parsed) {
         (Ok(_), Ok(httparse::Status::Complete((at, size)))) => {
             let shown = [line, &[b'x'; SHOWN_BYTES]].concat();
-            let mut body = BodyReader::of_request(Framing::Chunked, &ChunkLimits::STANDARD);
+            let mut body = BodyReader::new(Framing::Chunked, &ChunkLimits::STANDARD);
             match body.read(&shown) {
                 Ok(taken) => {
                     assert_eq!(taken.data.start, at);

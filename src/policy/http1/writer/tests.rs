@@ -1,12 +1,13 @@
 use http::header::{ACCEPT, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, LINK, TRANSFER_ENCODING};
 
+use super::super::framing::Framing;
 use super::*;
 use crate::policy::http1::fields::NoField;
 
 const HOST_VALUE: HeaderValue = HeaderValue::from_static("u:80");
 
 fn request(
-    fill: impl FnOnce(&mut HeadWriter<'_, ToUpstream>),
+    fill: impl FnOnce(&mut HeadWriter<'_>),
     framing: Framing,
     connection: ConnectionFate,
 ) -> (String, BodyWriter) {
@@ -22,7 +23,7 @@ fn answer(status: u16, framing: AnswerFraming, connection: ConnectionFate) -> (S
     let mut out = Vec::new();
     let mut head = HeadWriter::answer(&mut out, StatusCode::from_u16(status).unwrap());
     head.add(&LINK, &HeaderValue::from_static("a"));
-    let body = head.end_answer(framing, connection);
+    let body = head.end(framing, connection);
     (String::from_utf8(out).unwrap(), body)
 }
 
@@ -52,7 +53,7 @@ fn a_request_has_one_host_one_framing_and_one_end() {
             "transfer-encoding: chunked\r\nconnection: keep-alive\r\n\r\n",
         ),
     ] {
-        let forged = |head: &mut HeadWriter<'_, ToUpstream>| {
+        let forged = |head: &mut HeadWriter<'_>| {
             for name in [HOST, CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING] {
                 let value = HeaderValue::from_static("7");
                 head.add(&name, &value);
@@ -69,7 +70,7 @@ fn a_request_has_one_host_one_framing_and_one_end() {
 
 #[test]
 fn fields_are_written_as_they_are_and_no_text_ends_a_line() {
-    let fill = |head: &mut HeadWriter<'_, ToUpstream>| {
+    let fill = |head: &mut HeadWriter<'_>| {
         head.add(&ACCEPT, &HeaderValue::from_static("a/b"));
         head.pass(EndToEnd::of_text(&LINK, b"a b\t").unwrap());
         for bad in ["a\r\nb: c", "\n", "\r", "\0", "\u{7f}"] {
@@ -156,11 +157,11 @@ fn a_body_of_a_length_has_exactly_that() {
     let mut out = Vec::new();
     let mut five = body(Framing::Length(5));
     five.write(b"abc", &mut out).unwrap();
-    assert_eq!(five.end([], &mut out), Err(WrongLength));
+    assert_eq!(five.end(&mut out), Err(WrongLength));
     assert_eq!(five.write(b"def", &mut out), Err(WrongLength));
     five.write(b"de", &mut out).unwrap();
     assert!(five.is_done());
-    assert_eq!(five.end([], &mut out), Ok(()));
+    assert_eq!(five.end(&mut out), Ok(()));
     assert_eq!(five.write(b"", &mut out), Ok(()));
     assert_eq!(five.write(b"f", &mut out), Err(WrongLength));
     assert_eq!(out, b"abcde");
@@ -175,10 +176,10 @@ fn chunks_have_exactly_one_end_and_an_empty_part_is_none() {
     chunks.write(b"", &mut out).unwrap();
     chunks.write(&[b'x'; 0x1a], &mut out).unwrap();
     assert!(!chunks.is_done());
-    chunks.end([], &mut out).unwrap();
+    chunks.end(&mut out).unwrap();
     assert!(chunks.is_done());
     // A known hole in `pingora-proxy`: an end that is written twice is read as a request.
-    chunks.end([], &mut out).unwrap();
+    chunks.end(&mut out).unwrap();
     assert_eq!(chunks.write(b"x", &mut out), Err(WrongLength));
     let expected = format!("5\r\nhello\r\n1a\r\n{}\r\n0\r\n\r\n", "x".repeat(0x1a));
     assert_eq!(String::from_utf8(out).unwrap(), expected);
@@ -194,24 +195,11 @@ fn the_size_of_a_chunk_is_written_whatever_it_is() {
 }
 
 #[test]
-fn trailers_are_written_behind_the_last_chunk() {
-    let mut out = Vec::new();
-    let mut chunks = body(Framing::Chunked);
-    let (name, value) = (
-        HeaderName::from_static("x-sum"),
-        HeaderValue::from_static("1"),
-    );
-    let trailers = [&name, &HOST].map(|name| EndToEnd::of(name, &value).unwrap());
-    chunks.end(trailers, &mut out).unwrap();
-    assert_eq!(out, b"0\r\nx-sum: 1\r\n\r\n");
-}
-
-#[test]
 fn a_body_that_ends_with_the_connection_is_never_done() {
     let mut out = Vec::new();
     let (_, mut body) = answer(200, AnswerFraming::ByClose, ConnectionFate::KeepAlive);
     body.write(b"abc", &mut out).unwrap();
-    body.end([], &mut out).unwrap();
+    body.end(&mut out).unwrap();
     assert!(!body.is_done());
     assert_eq!(out, b"abc");
 }
