@@ -39,6 +39,7 @@ pub mod export;
 mod held_file;
 pub mod key_table;
 pub mod ledger;
+mod ledger_row;
 pub mod redis;
 pub mod shards;
 mod sqlite;

@@ -46,7 +46,6 @@ mod imported_counts;
 mod inbox;
 mod keys;
 mod learnt;
-mod ledger_row;
 mod opening;
 mod retention;
 mod schema;
@@ -227,9 +226,7 @@ impl EmbeddedStore {
             .on_writer(move |connection, desk| {
                 let changed = make(connection, record, desk.clock.now())?;
                 // The caller finds the change in its own table at once; if this fails, the follower applies it.
-                let _ = connection
-                    .prepare(MARK)
-                    .and_then(|mut mark| desk.keys.catch_up(connection, &mut mark));
+                let _ = desk.keys.catch_up(connection);
                 Ok(changed)
             })
             .await?;

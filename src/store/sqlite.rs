@@ -7,7 +7,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, TransactionBehavior};
+use rusqlite::types::FromSql;
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Params, Row, TransactionBehavior};
 
 const WRITE_META: &str = "REPLACE INTO meta (name, value) VALUES (?1, ?2)";
 
@@ -24,8 +25,8 @@ impl SqliteFormat {
     /// The format of a file.
     pub fn of(connection: &Connection) -> rusqlite::Result<SqliteFormat> {
         Ok(SqliteFormat {
-            application_id: number(connection, "PRAGMA application_id")?,
-            version: number(connection, "PRAGMA user_version")?,
+            application_id: value(connection, "PRAGMA application_id", [])?,
+            version: value(connection, "PRAGMA user_version", [])?,
         })
     }
 
@@ -101,29 +102,57 @@ pub fn refused(error: io::Error) -> rusqlite::Error {
 
 /// Whether a file has no tables yet.
 pub fn is_new(connection: &Connection) -> rusqlite::Result<bool> {
-    Ok(number(connection, "SELECT count(*) FROM sqlite_schema")? == 0)
+    Ok(value::<i64>(connection, "SELECT count(*) FROM sqlite_schema", [])? == 0)
 }
 
-/// The number that a query returns.
-pub fn number(connection: &Connection, sql: &str) -> rusqlite::Result<i64> {
-    connection.query_row(sql, [], |row| row.get(0))
+/// Executes a statement, which the connection keeps prepared. Returns the number of changed rows.
+pub fn execute(connection: &Connection, sql: &str, values: impl Params) -> rusqlite::Result<usize> {
+    connection.prepare_cached(sql)?.execute(values)
+}
+
+/// The rows of a query, which the connection keeps prepared.
+pub fn rows<T, C: FromIterator<T>>(
+    connection: &Connection,
+    sql: &str,
+    values: impl Params,
+    read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+) -> rusqlite::Result<C> {
+    connection
+        .prepare_cached(sql)?
+        .query_map(values, read)?
+        .collect()
+}
+
+/// The first row of a query, which the connection keeps prepared, if there is one.
+pub fn first<T>(
+    connection: &Connection,
+    sql: &str,
+    values: impl Params,
+    read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+) -> rusqlite::Result<Option<T>> {
+    let mut query = connection.prepare_cached(sql)?;
+    query.query_row(values, read).optional()
+}
+
+/// The first column of the one row of a query, which the connection keeps prepared.
+pub fn value<T: FromSql>(
+    connection: &Connection,
+    sql: &str,
+    values: impl Params,
+) -> rusqlite::Result<T> {
+    let mut query = connection.prepare_cached(sql)?;
+    query.query_row(values, |row| row.get(0))
 }
 
 /// A value of a file's table `meta`.
 pub fn meta(connection: &Connection, name: &str) -> rusqlite::Result<Option<String>> {
-    connection
-        .query_row("SELECT value FROM meta WHERE name = ?1", [name], |row| {
-            row.get(0)
-        })
-        .optional()
+    let sql = "SELECT value FROM meta WHERE name = ?1";
+    first(connection, sql, [name], |row| row.get(0))
 }
 
 /// Writes a value of a file's table `meta`.
 pub fn write_meta(connection: &Connection, name: &str, value: &str) -> rusqlite::Result<()> {
-    connection
-        .prepare_cached(WRITE_META)?
-        .execute([name, value])?;
-    Ok(())
+    execute(connection, WRITE_META, [name, value]).map(drop)
 }
 
 /// A count as SQLite stores it. Counts stay below the limit, which is below 2^63.
@@ -157,9 +186,9 @@ pub fn packed(value: &impl serde::Serialize) -> rusqlite::Result<String> {
 }
 
 /// A value that a column has as text.
-pub fn parsed<T: std::str::FromStr>(text: &str) -> rusqlite::Result<T>
+pub fn parsed<T: std::str::FromStr>(row: &Row<'_>, column: usize) -> rusqlite::Result<T>
 where
     T::Err: std::error::Error + Send + Sync + 'static,
 {
-    text.parse().map_err(unreadable)
+    row.get_ref(column)?.as_str()?.parse().map_err(unreadable)
 }

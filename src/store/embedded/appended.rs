@@ -18,6 +18,8 @@ use crate::policy::api_key::KeyId;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::ledger::Ceiling;
+use crate::store::ledger_row::Addition;
+use crate::store::sqlite::execute;
 
 pub(super) const TABLES: &str = "
     -- entries: see src/store/embedded/appended.rs.
@@ -343,12 +345,9 @@ impl Mark {
 
 /// Records that counts changed in another way than by groups, so that no process relies on its known counts.
 pub(super) fn note_rewritten(connection: &Connection) -> rusqlite::Result<()> {
-    connection.prepare_cached(REWRITTEN)?.execute([])?;
-    Ok(())
+    execute(connection, REWRITTEN, []).map(drop)
 }
 
-/// The numbers to be added to a row of the ledger.
-pub(super) type Addition = (Totals, Ceiling);
 /// The numbers to be added to the rows of a key and day, by row name.
 pub(super) type Additions = Vec<(Arc<str>, Addition)>;
 

@@ -13,17 +13,21 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use jiff::civil::Date;
-use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior};
+use rusqlite::{Connection, Row, Transaction, TransactionBehavior};
 use tokio::sync::mpsc;
 
-use super::appended::{self, Addition};
-use super::ledger_row::{RowNumbers, add_numbers, numbers_of, read_numbers, tier_and_endpoint};
+use super::appended;
 use crate::policy::api_key::os_entropy;
 use crate::store::Keeping;
 use crate::store::chain::{
     ChainEntry, ChainItem, DayState, LateRow, LedgerRow, RowsDigest, RowsSummary,
 };
-use crate::store::sqlite::{meta, signed, unreadable, unsigned, write_meta};
+use crate::store::ledger_row::{
+    Addition, RowNumbers, add_numbers, numbers_of, read_numbers, tier_and_endpoint,
+};
+use crate::store::sqlite::{
+    execute, first, meta, parsed, signed, unreadable, unsigned, value, write_meta,
+};
 
 /// The number of rows that one turn digests, approximately: one or two milliseconds of the writer. A day of 100,000 keys with five
 /// endpoints each is closed in some eight minutes.
@@ -138,9 +142,7 @@ fn due(
 ) -> rusqlite::Result<Option<String>> {
     let [closed, dropped] = [keeping.settle_window_seconds(), keeping.retention_seconds()]
         .map(|seconds| now.as_second().saturating_sub(seconds));
-    let mut due = connection.prepare_cached(DUE)?;
-    due.query_row([closed, dropped], |row| row.get(0))
-        .optional()
+    first(connection, DUE, [closed, dropped], |row| row.get(0))
 }
 
 /// Marks the oldest day that is due, or uses the mark of another process.
@@ -186,7 +188,7 @@ fn finish(connection: &Connection, under_way: ClosingDay, now: Timestamp) -> rus
     if meta(&transaction, MARK)?.as_ref() != Some(&own) {
         return Ok(());
     }
-    transaction.prepare_cached(DROP_MARK)?.execute([&text])?;
+    execute(&transaction, DROP_MARK, [&text])?;
     let rows = digest.finish();
     let place = (date, now.as_second());
     let entry = append(&transaction, place, DayState::Closed, Some(rows))?;
@@ -201,7 +203,7 @@ fn finish(connection: &Connection, under_way: ClosingDay, now: Timestamp) -> rus
 /// Removes the mark of a day and reopens it at `at` (Unix seconds) if it is closed: this transaction writes rows of it. Returns
 /// whether it was closed.
 pub(super) fn reopen(connection: &Connection, date: &str, at: i64) -> rusqlite::Result<bool> {
-    connection.prepare_cached(DROP_MARK)?.execute([date])?;
+    execute(connection, DROP_MARK, [date])?;
     let is_closed = state(connection, date)?.as_deref() == Some(DayState::Closed.as_str());
     if is_closed {
         let day = date.parse().map_err(unreadable)?;
@@ -212,7 +214,7 @@ pub(super) fn reopen(connection: &Connection, date: &str, at: i64) -> rusqlite::
 
 /// Records that the retention drops a day.
 pub(super) fn let_go(connection: &Connection, date: &str, at: i64) -> rusqlite::Result<()> {
-    connection.prepare_cached(DROP_MARK)?.execute([date])?;
+    execute(connection, DROP_MARK, [date])?;
     match state(connection, date)?.as_deref() {
         Some("closed" | "reopened") => {
             let day = date.parse().map_err(unreadable)?;
@@ -224,8 +226,7 @@ pub(super) fn let_go(connection: &Connection, date: &str, at: i64) -> rusqlite::
 
 /// The day's state in its last entry.
 fn state(connection: &Connection, date: &str) -> rusqlite::Result<Option<String>> {
-    let mut state = connection.prepare_cached(STATE)?;
-    state.query_row([date], |row| row.get(0)).optional()
+    first(connection, STATE, [date], |row| row.get(0))
 }
 
 /// Appends an entry. If two processes append at the same time, one of them fails, because a number is unique.
@@ -235,12 +236,10 @@ fn append(
     state: DayState,
     closed: Option<RowsSummary>,
 ) -> rusqlite::Result<ChainEntry> {
-    let last = connection
-        .prepare_cached(LAST)?
-        .query_row([], |row| Ok((unsigned(row.get(0)?), row.get(1)?)))
-        .optional()?;
+    let read = |row: &Row<'_>| Ok((unsigned(row.get(0)?), row.get(1)?));
+    let last = first(connection, LAST, [], read)?;
     let entry = ChainEntry::after(last, place, state, closed);
-    connection.prepare_cached(APPEND)?.execute((
+    let row = (
         signed(entry.number),
         entry.date.to_string(),
         entry.state.as_str(),
@@ -249,7 +248,8 @@ fn append(
         &entry.rows_sha256,
         &entry.previous,
         &entry.digest,
-    ))?;
+    );
+    execute(connection, APPEND, row)?;
     Ok(entry)
 }
 
@@ -369,12 +369,11 @@ pub(super) fn read(
         let place = (key.to_string(), place.to_string());
         lacking.entry(date).or_default().insert(place, addition);
     }
-    let mut next = instant.prepare(NEXT_DATE)?;
     let mut reached = from
         .yesterday()
         .map_or_else(|_| String::new(), |date| date.to_string());
     loop {
-        let in_ledger: Option<String> = next.query_row([&reached], |row| row.get(0))?;
+        let in_ledger: Option<String> = value(instant, NEXT_DATE, [&reached])?;
         let in_ledger = in_ledger.filter(|date| *date <= to.to_string());
         let appended = lacking.keys().next().map(Date::to_string);
         let Some(date) = in_ledger.into_iter().chain(appended).min() else {
@@ -394,11 +393,10 @@ pub(super) fn read(
 }
 
 fn entry(row: &Row<'_>) -> rusqlite::Result<ChainEntry> {
-    let (date, state): (String, String) = (row.get(1)?, row.get(2)?);
-    let known = DayState::of_str(&state);
+    let known = DayState::of_str(row.get_ref(2)?.as_str()?);
     Ok(ChainEntry {
         number: unsigned(row.get(0)?),
-        date: date.parse().map_err(unreadable)?,
+        date: parsed(row, 1)?,
         state: known.ok_or_else(|| {
             let kind = rusqlite::types::Type::Text;
             rusqlite::Error::InvalidColumnType(2, "state".into(), kind)

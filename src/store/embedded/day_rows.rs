@@ -1,13 +1,11 @@
 //! The rows of one key and day, as the export and the import read them.
 
-use std::collections::BTreeMap;
-
-use rusqlite::{Connection, OptionalExtension, Row};
+use rusqlite::{Connection, Row};
 
 use super::imported_counts::DayRows;
-use super::ledger_row::{counts_of, read_numbers};
 use crate::policy::api_key::KeyId;
-use crate::store::sqlite::unpacked;
+use crate::store::ledger_row::{counts_of, read_numbers};
+use crate::store::sqlite::{first, rows, unpacked, value};
 
 const OWN_NAME: &str = "SELECT value FROM meta WHERE name = 'producer'";
 const ROWS: &str =
@@ -19,28 +17,18 @@ const COPIED: &str = "SELECT body FROM copied WHERE date = ?1 AND key = ?2";
 
 /// The name under which this database's counts are exported.
 pub(super) fn own_name(connection: &Connection) -> rusqlite::Result<String> {
-    connection.query_row(OWN_NAME, [], |row| row.get(0))
+    value(connection, OWN_NAME, [])
 }
 
 /// Reads the rows of a key and day.
 pub(super) fn read(connection: &Connection, date: &str, key: KeyId) -> rusqlite::Result<DayRows> {
     let place = (date, key.as_str());
     let row = |row: &Row<'_>| Ok((row.get(0)?, counts_of(read_numbers(row, 1)?)));
-    let rows = connection
-        .prepare_cached(ROWS)?
-        .query_map(place, row)?
-        .collect::<rusqlite::Result<BTreeMap<String, _>>>()?;
-    let late = connection
-        .prepare_cached(LATE)?
-        .query_map(place, |row| Ok((row.get(0)?, row.get(1)?)))?
-        .collect::<rusqlite::Result<BTreeMap<i64, i64>>>()?;
-    let imported = connection
-        .prepare_cached(COPIED)?
-        .query_row(place, |row| unpacked(row, 0))
-        .optional()?;
+    let late = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    let imported = first(connection, COPIED, place, |row| unpacked(row, 0))?;
     Ok(DayRows {
-        rows,
-        late,
+        rows: rows(connection, ROWS, place, row)?,
+        late: rows(connection, LATE, place, late)?,
         imported: imported.unwrap_or_default(),
     })
 }

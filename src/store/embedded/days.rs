@@ -3,22 +3,17 @@
 use std::path::Path;
 
 use jiff::civil::Date;
-use rusqlite::{OptionalExtension, Row, Statement};
+use rusqlite::{Connection, Row};
 
 use crate::policy::calendar::Day;
 use crate::store::StoreError;
+use crate::store::sqlite::{execute, first};
 
-/// Reads the first second of a day and of the next.
-pub(super) const DAY: &str = "SELECT first, next FROM days WHERE date = ?1";
-/// Adds a day.
-pub(super) const ADD_DAY: &str = "INSERT INTO days (date, first, next) VALUES (?1, ?2, ?3)";
+const DAY: &str = "SELECT first, next FROM days WHERE date = ?1";
+const ADD_DAY: &str = "INSERT INTO days (date, first, next) VALUES (?1, ?2, ?3)";
 
-/// The stored day of a date, if there is one. `day` is the statement [`DAY`], `text` the date as a text.
-pub(super) fn stored_day(
-    day: &mut Statement<'_>,
-    text: &str,
-    date: Date,
-) -> rusqlite::Result<Option<Day>> {
+/// The stored day of a date, if there is one.
+pub(super) fn stored_day(connection: &Connection, date: Date) -> rusqlite::Result<Option<Day>> {
     let read = |row: &Row<'_>| {
         Ok(Day {
             date,
@@ -26,7 +21,13 @@ pub(super) fn stored_day(
             end: row.get(1)?,
         })
     };
-    day.query_row([text], read).optional()
+    first(connection, DAY, [date.to_string()], read)
+}
+
+/// Adds a day.
+pub(super) fn add_day(connection: &Connection, day: Day) -> rusqlite::Result<()> {
+    let row = (day.date.to_string(), day.start, day.end);
+    execute(connection, ADD_DAY, row).map(drop)
 }
 
 /// The error for a day whose stored boundaries differ from the caller's.

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
+use rusqlite::{Connection, Row, TransactionBehavior};
 
 use crate::policy::threshold_event::{Event, ThresholdEvent};
+use crate::store::sqlite::{execute, first, rows, signed, unsigned, value};
 use crate::store::status::EventFacts;
 use crate::store::{
     CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_READ_MAX,
@@ -34,6 +35,9 @@ const COURIER: &str = "INSERT INTO courier (only, node, until) VALUES (1, ?1, ?2
 const LEASE_RENEWAL_MS: i64 = 5_000;
 const LEASE: &str = "SELECT until FROM courier WHERE node = ?1";
 const OLDEST: &str = "SELECT since, event, body FROM events ORDER BY since, event LIMIT ?1";
+const WAITING: &str = "SELECT count(*), min(since) FROM events";
+const PRESENT_COURIER: &str = "SELECT node FROM courier WHERE until >= ?1";
+const RESIGN: &str = "DELETE FROM courier WHERE node = ?1";
 const DROP: &str = "DELETE FROM events WHERE since = ?1 AND event = ?2";
 
 /// Claims an event for a node and stores it, in one transaction. Deletes some rows that have expired at `settled`, the present
@@ -50,9 +54,7 @@ pub(super) fn claim(
     let event = threshold_event.event();
     let until = threshold_event.quota_status.day.end + CLAIMS_KEPT_SECONDS;
     if transaction.execute(CLAIM, (&event.id, &node.0, until))? == 0 {
-        let holder: Option<String> = transaction
-            .query_row(HOLDER, [&event.id], |row| row.get(0))
-            .optional()?;
+        let holder: Option<String> = first(&transaction, HOLDER, [&event.id], |row| row.get(0))?;
         return Ok(match holder.is_some_and(|holder| holder == node.0) {
             true => Claim::Made,
             false => Claim::Held,
@@ -72,8 +74,7 @@ pub(super) fn claim(
 }
 
 fn keep(connection: &Connection, event: &Event) -> rusqlite::Result<Claim> {
-    let kept: i64 = connection.query_row(KEPT, [], |row| row.get(0))?;
-    if u64::try_from(kept).is_ok_and(|kept| kept >= EVENTS_MAX) {
+    if unsigned(value(connection, KEPT, [])?) >= EVENTS_MAX {
         return Ok(Claim::Undeliverable);
     }
     let since = event.since.as_millisecond();
@@ -91,50 +92,38 @@ pub(super) fn undelivered(
     let now = now.as_millisecond();
     let until = now.saturating_add(i64::try_from(lease.as_millis()).unwrap_or(i64::MAX));
     // Renewed only from time to time, so that polling does not write twice a second.
-    let held = connection.query_row(LEASE, [&courier.0], |row| row.get::<_, i64>(0));
-    let (left, whole) = (held.optional()?.unwrap_or(0) - now, until - now);
+    let held: Option<i64> = first(connection, LEASE, [&courier.0], |row| row.get(0))?;
+    let (left, whole) = (held.unwrap_or(0) - now, until - now);
     let lasts = left > (whole - LEASE_RENEWAL_MS).max(whole / 2) && left <= whole;
     if !lasts && connection.execute(COURIER, (&courier.0, until, now))? == 0 {
         return Ok(None);
     }
-    let mut oldest = connection.prepare_cached(OLDEST)?;
-    let read_max = i64::try_from(EVENTS_READ_MAX).unwrap_or(i64::MAX);
-    let rows = oldest.query_map([read_max], |row| {
-        let since: i64 = row.get(0)?;
+    let read = |row: &Row<'_>| {
         Ok(Event {
-            since: Timestamp::from_millisecond(since).unwrap_or(Timestamp::UNIX_EPOCH),
+            since: Timestamp::from_millisecond(row.get(0)?).unwrap_or(Timestamp::UNIX_EPOCH),
             id: row.get(1)?,
             body: row.get(2)?,
         })
-    })?;
-    rows.collect::<rusqlite::Result<Vec<Event>>>().map(Some)
+    };
+    rows(connection, OLDEST, [signed(EVENTS_READ_MAX)], read).map(Some)
 }
 
 /// Lets another node deliver at once, if this one is the courier.
 pub(super) fn resign(connection: &Connection, courier: &NodeName) -> rusqlite::Result<()> {
-    connection.execute("DELETE FROM courier WHERE node = ?1", [&courier.0])?;
-    Ok(())
+    execute(connection, RESIGN, [&courier.0]).map(drop)
 }
 
 /// The pending events.
 pub(super) fn waiting(connection: &Connection, now: Timestamp) -> rusqlite::Result<EventFacts> {
-    let (waiting, oldest) =
-        connection.query_row("SELECT count(*), min(since) FROM events", [], |row| {
-            Ok((row.get::<_, i64>(0)?, row.get::<_, Option<i64>>(1)?))
-        })?;
-    let courier = connection
-        .query_row(
-            "SELECT node FROM courier WHERE until >= ?1",
-            [now.as_millisecond()],
-            |row| row.get(0),
-        )
-        .optional()?;
-    let waiting = u64::try_from(waiting).unwrap_or(0);
+    let read = |row: &Row<'_>| Ok((unsigned(row.get(0)?), row.get(1)?));
+    let (waiting, oldest) = connection.query_row(WAITING, [], read)?;
+    let at = [now.as_millisecond()];
+    let courier = first(connection, PRESENT_COURIER, at, |row| row.get(0))?;
     Ok(EventFacts::of(waiting, oldest, courier, now))
 }
 
 /// Drops a delivered event.
 pub(super) fn delivered(connection: &Connection, event: &Event) -> rusqlite::Result<()> {
-    connection.execute(DROP, (event.since.as_millisecond(), &event.id))?;
-    Ok(())
+    let row = (event.since.as_millisecond(), &event.id);
+    execute(connection, DROP, row).map(drop)
 }

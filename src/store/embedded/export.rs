@@ -15,7 +15,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::StoreError;
 use crate::store::export::{Exported, ExportedEvent, ExportedKey, HeldClaim, WaitingEvent};
-use crate::store::sqlite::parsed;
+use crate::store::sqlite::{parsed, rows, unreadable};
 
 /// The keys of a day that are in memory at once.
 const PAGE_KEYS: i64 = 1_000;
@@ -95,10 +95,8 @@ pub(super) fn keys_of_day(
     date: &str,
     after: &str,
 ) -> rusqlite::Result<Vec<String>> {
-    connection
-        .prepare_cached(KEYS_OF_DAY)?
-        .query_map((date, after, PAGE_KEYS), |row| row.get(0))?
-        .collect()
+    let page = (date, after, PAGE_KEYS);
+    rows(connection, KEYS_OF_DAY, page, |row| row.get(0))
 }
 
 fn export_days(
@@ -112,7 +110,7 @@ fn export_days(
     while let Some(row) = days.next()? {
         let date: String = row.get(0)?;
         let day = Day {
-            date: parsed(&date)?,
+            date: parsed(row, 0)?,
             start: row.get(1)?,
             end: row.get(2)?,
         };
@@ -122,7 +120,7 @@ fn export_days(
             let Some(last) = page.last() else { break };
             reached.clone_from(last);
             for key in page {
-                let key: KeyId = parsed(&key)?;
+                let key: KeyId = key.parse().map_err(unreadable)?;
                 let appended = lacking.remove(&(day.date, key)).unwrap_or_default();
                 export_key_day(connection, (own, exported), (key, day), appended)?;
             }

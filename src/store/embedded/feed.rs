@@ -16,14 +16,13 @@ use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, Row};
 
 use super::closing::is_due;
-use super::keys::MARK;
 use super::retention::drop_old;
 use super::schema::failure;
 use super::writer::Desk;
 use crate::store::clock_watch::LOOK_EVERY;
 use crate::store::current::Current;
 use crate::store::held_file::{Trouble, beside};
-use crate::store::sqlite::unsigned;
+use crate::store::sqlite::{execute, rows, unsigned};
 use crate::store::status::GatewayFacts;
 use crate::store::{NodeName, Unconfirmed};
 
@@ -130,13 +129,6 @@ pub(super) fn follow(
     gateway: Option<&NodeName>,
     stop: &Arc<Stop>,
 ) {
-    let mut mark = match connection.prepare(MARK) {
-        Ok(mark) => mark,
-        Err(error) => {
-            tracing::error!(%error, "the changes of the key table cannot be read");
-            return;
-        }
-    };
     let mut written = (desk.keys.applied(), Instant::now());
     let under_way = Arc::new(AtomicBool::new(false));
     let mut looked = Instant::now();
@@ -155,7 +147,7 @@ pub(super) fn follow(
             continue;
         }
         let caught_up = match log.look(SystemTime::now()) {
-            true => desk.keys.catch_up(connection, &mut mark),
+            true => desk.keys.catch_up(connection),
             false => Ok(false),
         };
         match caught_up {
@@ -255,20 +247,17 @@ pub(super) fn write_heartbeat(
     name: &NodeName,
     applied: i64,
 ) -> rusqlite::Result<()> {
-    connection.execute(HEARTBEAT_ROW, (&name.0, applied, now_ms()))?;
-    Ok(())
+    execute(connection, HEARTBEAT_ROW, (&name.0, applied, now_ms())).map(drop)
 }
 
 /// Forgets gateways that have been dead for long.
 pub(super) fn forget_the_dead(connection: &Connection) -> rusqlite::Result<()> {
-    connection.execute(FORGET, (now_ms(), FORGOTTEN_AFTER_MS))?;
-    Ok(())
+    execute(connection, FORGET, (now_ms(), FORGOTTEN_AFTER_MS)).map(drop)
 }
 
 /// Takes a gateway off the list.
 pub(super) fn leave(connection: &Connection, name: &NodeName) -> rusqlite::Result<()> {
-    connection.execute(LEAVE, [&name.0])?;
-    Ok(())
+    execute(connection, LEAVE, [&name.0]).map(drop)
 }
 
 /// The live gateways that have not applied the change at a place.
@@ -279,10 +268,8 @@ pub(super) fn lagging(connection: &Connection, place: i64) -> rusqlite::Result<V
             silent_since: None,
         })
     };
-    connection
-        .prepare(LAGGING)?
-        .query_map((place, now_ms(), DEAD_AFTER_MS), unconfirmed)?
-        .collect()
+    let behind = (place, now_ms(), DEAD_AFTER_MS);
+    rows(connection, LAGGING, behind, unconfirmed)
 }
 
 /// The live gateways, in the order of their names. One that has applied the `last` change does not lag.
@@ -299,10 +286,7 @@ pub(super) fn live(connection: &Connection, last: u64) -> rusqlite::Result<Vec<G
             ..GatewayFacts::default()
         })
     };
-    connection
-        .prepare(LIVE)?
-        .query_map((now, DEAD_AFTER_MS), facts)?
-        .collect()
+    rows(connection, LIVE, (now, DEAD_AFTER_MS), facts)
 }
 
 /// Unix milliseconds of the system's clock: processes on one machine compare them, so no injected clock is used.

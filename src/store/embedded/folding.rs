@@ -10,10 +10,11 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
+use rusqlite::{Connection, Row, Transaction, TransactionBehavior};
 
 use super::appended::{self, FoldProgress, Mark, Sums};
-use super::ledger_row::execute_with_row;
+use crate::store::ledger_row::execute_with_row;
+use crate::store::sqlite::{execute, first};
 
 /// The number of entries after which folding starts. The more entries, the more of them share rows and pages. They are kept in
 /// memory while they are folded; before, a reader of the ledger needs up to 0.3 s longer.
@@ -257,7 +258,7 @@ fn drop_some(connection: &Connection, mark: Mark) -> rusqlite::Result<FoldStage>
         return Ok(FoldStage::Idle);
     };
     let through = mark.through.min(first.saturating_add(GROUPS_MAX - 1));
-    connection.prepare_cached(DROP)?.execute([through])?;
+    execute(connection, DROP, [through])?;
     Ok(match through < mark.through {
         true => FoldStage::Dropping { mark },
         false => FoldStage::Idle,
@@ -266,17 +267,14 @@ fn drop_some(connection: &Connection, mark: Mark) -> rusqlite::Result<FoldStage>
 
 /// The numbers of the first and the last group, if there are any.
 pub(super) fn first_and_last(connection: &Connection) -> rusqlite::Result<Option<(i64, i64)>> {
-    let mut ends = connection.prepare_cached(FIRST_AND_LAST)?;
-    let ends: Option<(Option<i64>, Option<i64>)> = ends
-        .query_row([], |row| Ok((row.get(0)?, row.get(1)?)))
-        .optional()?;
+    let read = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    let ends: Option<(Option<i64>, Option<i64>)> = first(connection, FIRST_AND_LAST, [], read)?;
     Ok(ends.and_then(|(first, last)| first.zip(last)))
 }
 
 fn put_mark(connection: &Connection, mark: Mark) -> rusqlite::Result<()> {
-    let mut put = connection.prepare_cached(PUT_MARK)?;
-    put.execute((mark.through, mark.reached_text()))?;
-    Ok(())
+    let row = (mark.through, mark.reached_text());
+    execute(connection, PUT_MARK, row).map(drop)
 }
 
 #[cfg(test)]

@@ -23,14 +23,14 @@ use rusqlite::{Connection, Statement};
 
 use super::appended::{self, Mark, Packing};
 use super::closing::{self, GUARDED};
-use super::days::{ADD_DAY, DAY, stored_day};
+use super::days::{add_day, stored_day};
 use super::folding::first_and_last;
 use super::inbox::{Refund, Refusals, Ruling};
-use super::keys::{Follower, MARK};
+use super::keys::Follower;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::ledger::{ADJUSTMENT_STEP_SECONDS, Ceiling};
-use crate::store::sqlite::{signed, unsigned};
+use crate::store::sqlite::{execute, signed, unsigned, value};
 use crate::store::{Charge, Decision, Keeping, Receipt, Totals};
 
 // A sum over the few endpoints of a key, which lie side by side, and what came after the day was closed.
@@ -58,22 +58,16 @@ struct KnownCount {
     turn: u64,
 }
 
-/// The statements of a group, prepared once, and what groups have learnt.
+/// The statements of every group, prepared once, and what groups have learnt.
 pub(super) struct Statements<'c> {
     connection: &'c Connection,
     begin: Statement<'c>,
     commit: Statement<'c>,
-    rollback: Statement<'c>,
-    mark: Statement<'c>,
-    day: Statement<'c>,
-    add_day: Statement<'c>,
     count: Statement<'c>,
     append: Statement<'c>,
-    adjust: Statement<'c>,
     /// The rows of the days table that a committed group has read or written.
     days: HashMap<Date, Day, RandomState>,
     version: Statement<'c>,
-    guarded: Statement<'c>,
     /// The last date that a write may have to reopen; none where there is no closed day.
     guarded_through: Option<Date>,
     /// The version of the database that what is known is of.
@@ -95,16 +89,10 @@ impl<'c> Statements<'c> {
             connection,
             begin: connection.prepare("BEGIN IMMEDIATE")?,
             commit: connection.prepare("COMMIT")?,
-            rollback: connection.prepare("ROLLBACK")?,
-            mark: connection.prepare(MARK)?,
-            day: connection.prepare(DAY)?,
-            add_day: connection.prepare(ADD_DAY)?,
             count: connection.prepare(COUNT)?,
             append: connection.prepare(APPEND)?,
-            adjust: connection.prepare(ADJUST)?,
             days: HashMap::default(),
             version: connection.prepare(VERSION)?,
-            guarded: connection.prepare(GUARDED)?,
             guarded_through: None,
             known_of: None,
             known: HashMap::default(),
@@ -269,9 +257,8 @@ impl<'g, 'c> Group<'g, 'c> {
         let statements = &mut *self.statements;
         let version = statements.version.query_row([], |row| row.get(0))?;
         if statements.known_of != Some(version) {
-            self.keys
-                .catch_up(statements.connection, &mut statements.mark)?;
-            let guarded: String = statements.guarded.query_row([], |row| row.get(0))?;
+            self.keys.catch_up(statements.connection)?;
+            let guarded: String = value(statements.connection, GUARDED, [])?;
             statements.guarded_through = guarded.parse().ok();
             statements.catch_up_with_groups()?;
             statements.known_of = Some(version);
@@ -402,7 +389,7 @@ impl<'g, 'c> Group<'g, 'c> {
     pub(super) fn roll_back(self) {
         self.statements.forget();
         // Without effect where SQLite has rolled back by itself.
-        let _ = self.statements.rollback.execute([]);
+        let _ = self.statements.connection.execute_batch("ROLLBACK");
     }
 
     /// Reopens the closed days that rows are written to: whose units came late, or which were closed by a clock that was ahead.
@@ -433,7 +420,7 @@ impl<'g, 'c> Group<'g, 'c> {
         let came = now - now.rem_euclid(ADJUSTMENT_STEP_SECONDS);
         for ((key, date), units) in &self.late {
             let row = (date.to_string(), key.as_str(), came, -signed(*units));
-            statements.adjust.execute(row)?;
+            execute(statements.connection, ADJUST, row)?;
         }
         if !self.late.is_empty() {
             appended::note_rewritten(statements.connection)?;
@@ -462,15 +449,12 @@ impl<'g, 'c> Group<'g, 'c> {
         if let Some(stored) = self.statements.days.get(&day.date) {
             return Ok(*stored);
         }
-        let date = day.date.to_string();
-        let stored = stored_day(&mut self.statements.day, &date, day.date)?;
-        let stored = match (stored, missing) {
+        let connection = self.statements.connection;
+        let stored = match (stored_day(connection, day.date)?, missing) {
             (Some(stored), _) => stored,
             (None, Missing::Assumed) => return Ok(day),
             (None, Missing::Added) => {
-                self.statements
-                    .add_day
-                    .execute((&date, day.start, day.end))?;
+                add_day(connection, day)?;
                 day
             }
         };

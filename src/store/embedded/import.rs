@@ -5,16 +5,16 @@ use std::path::Path;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use super::day_rows::{own_name, read};
-use super::days::{ADD_DAY, DAY, other_calendar, stored_day};
+use super::days::{add_day, other_calendar, stored_day};
 use super::events::{CLAIM, KEEP};
 use super::folding::fold_all;
 use super::imported_counts::DayRows;
-use super::ledger_row::{UNATTRIBUTED, execute_with_row};
 use super::{appended, closing, keys};
 use crate::policy::api_key::KeyId;
 use crate::store::StoreError;
 use crate::store::export::{Exported, ExportedEvent, ImportCounts, ImportMode, KeyDay};
-use crate::store::sqlite::packed;
+use crate::store::ledger_row::{UNATTRIBUTED, execute_with_row};
+use crate::store::sqlite::{execute, packed, value};
 
 const PUT_ROW: &str = "
     REPLACE INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
@@ -69,14 +69,10 @@ fn import_day(
     counts: &mut ImportCounts,
 ) -> rusqlite::Result<Result<(), StoreError>> {
     let (date, day) = (imported.date.to_string(), imported.day());
-    let stored = stored_day(&mut *connection.prepare_cached(DAY)?, &date, imported.date)?;
-    match stored {
+    match stored_day(connection, day.date)? {
         Some(stored) if stored != day => return Ok(Err(other_calendar(path, day, stored))),
         Some(_) => {}
-        None => {
-            let mut add = connection.prepare_cached(ADD_DAY)?;
-            add.execute((&date, day.start, day.end))?;
-        }
+        None => add_day(connection, day)?,
     }
     let before = read(connection, &date, imported.key)?;
     let mut after = before.clone();
@@ -107,23 +103,16 @@ fn write(
     }
     // Only the row of unattributed units can be gone: all of them are attributed now.
     if !after.rows.contains_key(UNATTRIBUTED) {
-        connection
-            .prepare_cached(DROP_ROW)?
-            .execute((date, key.as_str(), UNATTRIBUTED))?;
+        execute(connection, DROP_ROW, (date, key.as_str(), UNATTRIBUTED))?;
     }
     for (came, units) in &after.late {
         if before.late.get(came) != Some(units) {
-            connection
-                .prepare_cached(PUT_LATE)?
-                .execute((date, key.as_str(), came, units))?;
+            execute(connection, PUT_LATE, (date, key.as_str(), came, units))?;
         }
     }
     if before.imported != after.imported {
-        connection.prepare_cached(PUT_COPIED)?.execute((
-            date,
-            key.as_str(),
-            packed(&after.imported)?,
-        ))?;
+        let row = (date, key.as_str(), packed(&after.imported)?);
+        execute(connection, PUT_COPIED, row)?;
     }
     Ok(())
 }
@@ -136,13 +125,10 @@ fn import_event(
 ) -> rusqlite::Result<()> {
     let is_new = match &event.claim {
         Some(claim) => {
-            let mut put = connection.prepare_cached(CLAIM)?;
-            put.execute((&event.id, &claim.node, claim.until))? == 1
+            let row = (&event.id, &claim.node, claim.until);
+            execute(connection, CLAIM, row)? == 1
         }
-        None => {
-            let mut waits = connection.prepare_cached(WAITS)?;
-            waits.query_row([&event.id], |row| row.get::<_, i64>(0))? == 0
-        }
+        None => value::<i64>(connection, WAITS, [&event.id])? == 0,
     };
     if !is_new {
         counts.events_held += 1;
@@ -150,8 +136,8 @@ fn import_event(
     }
     counts.events_added += 1;
     if let Some(waiting) = &event.waiting {
-        let mut keep = connection.prepare_cached(KEEP)?;
-        keep.execute((waiting.since, &event.id, &waiting.body))?;
+        let row = (waiting.since, &event.id, &waiting.body);
+        execute(connection, KEEP, row)?;
     }
     Ok(())
 }

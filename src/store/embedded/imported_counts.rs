@@ -12,13 +12,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::appended::Additions;
-use super::ledger_row::{UNATTRIBUTED, row_name, tier_and_endpoint};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::export::{KeyDay, LateUnits, ProducerAccount, Sheet, process_of};
 use crate::store::ledger::Ceiling;
+use crate::store::ledger_row::{UNATTRIBUTED, row_name, tier_and_endpoint};
 use crate::store::sqlite::{signed, unsigned};
 
 /// The name of this database's only account.

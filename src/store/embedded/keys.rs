@@ -7,14 +7,14 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, Statement, Transaction, TransactionBehavior};
+use rusqlite::{Connection, Row, Transaction, TransactionBehavior};
 
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
 use crate::store::export::{ExportedKey, ImportCounts, secret_in_use};
 use crate::store::key_table::digests;
-use crate::store::sqlite::{packed, signed, unpacked, unreadable};
+use crate::store::sqlite::{execute, first, packed, parsed, rows, signed, unpacked, value};
 use crate::store::{Imported, KeyTable, StoreError};
 
 /// The number of the last change.
@@ -84,17 +84,13 @@ impl Follower {
     }
 
     /// Applies new changes; returns whether there were any. Threads may do this at the same time: versions only rise.
-    pub(super) fn catch_up(
-        &self,
-        connection: &Connection,
-        mark: &mut Statement<'_>,
-    ) -> rusqlite::Result<bool> {
+    pub(super) fn catch_up(&self, connection: &Connection) -> rusqlite::Result<bool> {
         match self.kept {
             KeptRecords::Whole => {}
             KeptRecords::Nothing => return Ok(false),
         }
         let applied = self.applied();
-        let last: i64 = mark.query_row([], |row| row.get(0))?;
+        let last: i64 = value(connection, MARK, [])?;
         if last <= applied {
             return Ok(false);
         }
@@ -209,28 +205,23 @@ fn put(
     if let Some(old) = old {
         let previous = old.previous.as_ref().map(|previous| previous.digest);
         let previous = previous.as_ref().map(KeyDigest::as_bytes);
-        let mut drop_digests = connection.prepare_cached(DROP_DIGESTS)?;
-        drop_digests.execute((old.digest.as_bytes(), previous))?;
+        execute(connection, DROP_DIGESTS, (old.digest.as_bytes(), previous))?;
     }
     let id = record.id.as_str();
-    let mut add_digest = connection.prepare_cached(ADD_DIGEST)?;
     for digest in digests(record) {
-        let added = add_digest.execute((digest.as_bytes(), id))?;
-        if added == 0
+        if execute(connection, ADD_DIGEST, (digest.as_bytes(), id))? == 0
             && let Some(holder) = holder(connection, &digest)?
             && holder != record.id
         {
             return Ok(Err(holder));
         }
     }
-    let mut last = connection.prepare_cached(MARK)?;
-    let last: i64 = last.query_row([], |row| row.get(0))?;
-    let place = last.saturating_add(1);
+    let place = value::<i64>(connection, MARK, [])?.saturating_add(1);
     let (version, text) = (signed(record.version), record.search_text());
-    let mut put = connection.prepare_cached(PUT)?;
-    put.execute((id, version, place, packed(record)?, text))?;
-    let mut add_audit_entry = connection.prepare_cached(ADD_AUDIT_ENTRY)?;
-    add_audit_entry.execute((place, id, packed(&Entry::of(record))?))?;
+    let row = (id, version, place, packed(record)?, text);
+    execute(connection, PUT, row)?;
+    let entry = (place, id, packed(&Entry::of(record))?);
+    execute(connection, ADD_AUDIT_ENTRY, entry)?;
     Ok(Ok(place))
 }
 
@@ -244,26 +235,20 @@ fn holder_of_any(connection: &Connection, record: &KeyRecord) -> rusqlite::Resul
 }
 
 fn holder(connection: &Connection, digest: &KeyDigest) -> rusqlite::Result<Option<KeyId>> {
-    let mut holder = connection.prepare_cached(HOLDER)?;
-    let found = holder.query_row([digest.as_bytes()], |row| {
-        row.get_ref(0)?.as_str()?.parse().map_err(unreadable)
-    });
-    found.optional()
+    first(connection, HOLDER, [digest.as_bytes()], |row| {
+        parsed(row, 0)
+    })
 }
 
 /// The record of one key.
 pub(super) fn one(connection: &Connection, id: KeyId) -> rusqlite::Result<Option<KeyRecord>> {
-    let mut one = connection.prepare_cached(ONE)?;
-    one.query_row([id.as_str()], read).optional()
+    first(connection, ONE, [id.as_str()], read)
 }
 
 /// The records of some keys; unknown keys are left out.
 pub(super) fn some(connection: &Connection, ids: &[KeyId]) -> rusqlite::Result<Vec<KeyRecord>> {
-    let mut one = connection.prepare_cached(ONE)?;
-    let records = ids
-        .iter()
-        .filter_map(|id| one.query_row([id.as_str()], read).optional().transpose());
-    records.collect()
+    let records = ids.iter().map(|id| one(connection, *id));
+    records.filter_map(Result::transpose).collect()
 }
 
 /// The keys with a text, in lower case, in their search text, in the order of the table.
@@ -273,8 +258,7 @@ pub(super) fn with_text(connection: &Connection, text: &str) -> rusqlite::Result
     while let Some(row) = rows.next()? {
         // SQLite's own instr() takes three times as long.
         if row.get_ref(1)?.as_str()?.contains(text) {
-            let id = row.get_ref(0)?.as_str()?.parse();
-            ids.push(id.map_err(unreadable)?);
+            ids.push(parsed(row, 0)?);
         }
     }
     ids.sort_unstable();
@@ -287,10 +271,7 @@ pub(super) fn page(
     after: Option<KeyId>,
 ) -> rusqlite::Result<Vec<KeyRecord>> {
     let after = after.map_or_else(String::new, |id| id.as_str().to_owned());
-    connection
-        .prepare_cached(PAGE)?
-        .query_map((after, PAGE_RECORDS), read)?
-        .collect()
+    rows(connection, PAGE, (after, PAGE_RECORDS), read)
 }
 
 /// A page of audit entries after a change, of all keys or of one, each with the number of its change.
@@ -301,23 +282,17 @@ pub(super) fn trail(
 ) -> rusqlite::Result<Vec<(i64, Entry)>> {
     let entry = |row: &Row<'_>| Ok((row.get(0)?, unpacked(row, 1)?));
     match key {
-        None => connection
-            .prepare(TRAIL)?
-            .query_map((after, PAGE_RECORDS), entry)?
-            .collect(),
-        Some(key) => connection
-            .prepare(TRAIL_OF_KEY)?
-            .query_map((after, PAGE_RECORDS, key.as_str()), entry)?
-            .collect(),
+        None => rows(connection, TRAIL, (after, PAGE_RECORDS), entry),
+        Some(key) => {
+            let of_key = (after, PAGE_RECORDS, key.as_str());
+            rows(connection, TRAIL_OF_KEY, of_key, entry)
+        }
     }
 }
 
 /// The whole audit trail of one key, or the entries that belong to [none](NO_KEY), in the order of time.
 pub(super) fn trail_of(connection: &Connection, key: &str) -> rusqlite::Result<Vec<Entry>> {
-    let mut entries = connection
-        .prepare_cached(WHOLE_TRAIL)?
-        .query_map([key], |row| unpacked(row, 0))?
-        .collect::<rusqlite::Result<Vec<Entry>>>()?;
+    let mut entries: Vec<Entry> = rows(connection, WHOLE_TRAIL, [key], |row| unpacked(row, 0))?;
     entries.sort_by_key(Entry::place);
     Ok(entries)
 }
@@ -330,8 +305,11 @@ pub(super) fn import_entry(
 ) -> rusqlite::Result<()> {
     let known = trail_of(connection, NO_KEY)?;
     if known.iter().all(|known| known.version != entry.version) {
-        let mut add_audit_entry = connection.prepare_cached(ADD_EARLIER_AUDIT_ENTRY)?;
-        add_audit_entry.execute((NO_KEY, packed(entry)?))?;
+        execute(
+            connection,
+            ADD_EARLIER_AUDIT_ENTRY,
+            (NO_KEY, packed(entry)?),
+        )?;
         counts.audit_entries_added += 1;
     }
     Ok(())
@@ -367,10 +345,10 @@ pub(super) fn import_exported(
             }
         }
     }
-    let mut add_audit_entry = connection.prepare_cached(ADD_EARLIER_AUDIT_ENTRY)?;
     for entry in trail {
         if versions.insert(entry.version) {
-            add_audit_entry.execute((record.id.as_str(), packed(entry)?))?;
+            let row = (record.id.as_str(), packed(entry)?);
+            execute(connection, ADD_EARLIER_AUDIT_ENTRY, row)?;
         }
     }
     let added = versions.difference(&known).count();

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::feed::{self, Stop};
 use super::inbox::Inbox;
-use super::keys::{Follower, KeptRecords, MARK};
+use super::keys::{Follower, KeptRecords};
 use super::learnt::Learnt;
 use super::writer::{self, Desk};
 use super::{Durability, EmbeddedStore, Settings, schema};
@@ -134,7 +134,7 @@ fn load(
         feed::forget_the_dead(connection)?;
         feed::write_heartbeat(connection, name, 0)?;
     }
-    keys.catch_up(connection, &mut connection.prepare(MARK)?)?;
+    keys.catch_up(connection)?;
     if let Some(name) = gateway {
         feed::write_heartbeat(connection, name, keys.applied())?;
     }

@@ -7,11 +7,11 @@
 //! are kept at any time: a process that starts with a wrong clock deletes nothing before its second wrong day.
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension};
+use rusqlite::Connection;
 
 use super::{appended, closing};
 use crate::store::Keeping;
-use crate::store::sqlite::unreadable;
+use crate::store::sqlite::{first, unreadable};
 
 /// The most rows that one turn deletes. A day of 100,000 keys with five endpoints each is deleted in some eight minutes.
 const ROWS_MAX: i64 = 1_000;
@@ -33,9 +33,7 @@ pub(super) fn drop_old(
     now: Timestamp,
 ) -> rusqlite::Result<usize> {
     let before = now.as_second().saturating_sub(keeping.retention_seconds());
-    let oldest = connection
-        .query_row(OLDEST, [before], |row| row.get::<_, String>(0))
-        .optional()?;
+    let oldest: Option<String> = first(connection, OLDEST, [before], |row| row.get(0))?;
     let Some(date) = oldest else {
         return Ok(0);
     };

@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use super::{Durability, events, feed};
 use crate::store::disk::full_disk;
 use crate::store::held_file::beside;
-use crate::store::sqlite::{SqliteFormat, number, unsigned};
+use crate::store::sqlite::{SqliteFormat, unsigned, value};
 use crate::store::status::{EmbeddedFacts, StoreFacts, StoreStatus};
 
 /// Reads everything that `touchline store status` reports.
@@ -18,7 +18,7 @@ pub(super) fn read(
     durability: Durability,
     now: Timestamp,
 ) -> rusqlite::Result<StoreStatus> {
-    let count = |sql: &str| number(connection, sql).map(unsigned);
+    let count = |sql: &str| value(connection, sql, []).map(unsigned);
     // Asked for by name: opening the file beside SQLite would give up its locks.
     let log_bytes = std::fs::metadata(beside(&path, "-wal")).map_or(0, |file| file.len());
     let full_disk = full_disk(&path).map(|error| {

@@ -9,12 +9,12 @@ use jiff::civil::Date;
 use rusqlite::{Connection, Row};
 
 use super::appended;
-use super::ledger_row::{
-    RowNumbers, UNATTRIBUTED, add_numbers, counts_of, numbers_of, read_numbers, tier_and_endpoint,
-};
 use crate::policy::api_key::KeyId;
 use crate::store::ledger::Cell;
-use crate::store::sqlite::{parsed, signed, unreadable};
+use crate::store::ledger_row::{
+    RowNumbers, UNATTRIBUTED, add_numbers, counts_of, numbers_of, read_numbers, tier_and_endpoint,
+};
+use crate::store::sqlite::{parsed, rows, signed, value};
 use crate::store::{Adjustment, DayUsage, Proof};
 
 // The tables are sorted by date, then by key, so a range of keys is looked up date by date; a scan would read every key's rows.
@@ -71,17 +71,10 @@ pub(super) fn keys_and_days(
     from: Date,
     to: Date,
 ) -> rusqlite::Result<(Vec<KeyId>, Vec<String>)> {
-    let mut keys: Vec<KeyId> = connection
-        .prepare_cached(KEYS)?
-        .query_map([], |row| {
-            row.get_ref(0)?.as_str()?.parse().map_err(unreadable)
-        })?
-        .collect::<rusqlite::Result<_>>()?;
+    let mut keys: Vec<KeyId> = rows(connection, KEYS, [], |row| parsed(row, 0))?;
     keys.sort_unstable();
-    let days = connection
-        .prepare_cached(DAYS)?
-        .query_map((from.to_string(), to.to_string()), |row| row.get(0))?
-        .collect::<rusqlite::Result<_>>()?;
+    let between = (from.to_string(), to.to_string());
+    let days = rows(connection, DAYS, between, |row| row.get(0))?;
     Ok((keys, days))
 }
 
@@ -91,9 +84,8 @@ pub(super) fn late_days(
     from: Date,
     to: Date,
 ) -> rusqlite::Result<Vec<KeyDate>> {
-    let mut late = connection.prepare_cached(LATE_DAYS)?;
-    late.query_map((from.to_string(), to.to_string()), place)?
-        .collect()
+    let between = (from.to_string(), to.to_string());
+    rows(connection, LATE_DAYS, between, place)
 }
 
 /// The days of some keys: read in one range if they are neighbours among all keys, or nearly, otherwise key by key.
@@ -129,9 +121,8 @@ fn are_neighbours(
     (first, last): (&KeyId, &KeyId),
 ) -> rusqlite::Result<bool> {
     let most = i64::try_from(wanted.len().saturating_mul(2)).unwrap_or(i64::MAX);
-    let mut between = connection.prepare_cached(KEYS_BETWEEN)?;
     let asked = (first.as_str(), last.as_str(), most);
-    Ok(between.query_row(asked, |row| row.get::<_, i64>(0))? < most)
+    Ok(value::<i64>(connection, KEYS_BETWEEN, asked)? < most)
 }
 
 /// The ledger of some keys from `from` through `to`, in the order of date and key, each day with its faults. The rows are the count, so
@@ -267,6 +258,5 @@ fn adjustment(row: &Row<'_>) -> rusqlite::Result<Adjustment> {
 }
 
 fn place(row: &Row<'_>) -> rusqlite::Result<KeyDate> {
-    let text = |column| row.get_ref(column)?.as_str().map_err(rusqlite::Error::from);
-    Ok((parsed(text(0)?)?, parsed(text(1)?)?))
+    Ok((parsed(row, 0)?, parsed(row, 1)?))
 }

@@ -5,13 +5,14 @@
 
 use std::collections::BTreeSet;
 
-use rusqlite::{Connection, params};
+use rusqlite::Connection;
 
-use super::rows::{self, CountRow, JournalRows, TotalsRow};
+use super::rows::{self as row, CountRow, JournalRows, TotalsRow};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::Totals;
 use crate::store::export::process_of;
+use crate::store::sqlite::{execute, rows};
 
 /// How long the name of a process is kept if its last counts were never read (seconds). They remain in Redis, and reading them
 /// takes all keys of each day since.
@@ -37,48 +38,40 @@ pub struct MissingCounts {
 
 /// Records that a process writes at `now` (Unix seconds).
 pub fn see(connection: &Connection, process: &str, now: i64) -> rusqlite::Result<()> {
-    connection
-        .prepare_cached(
-            "INSERT INTO processes (process, seen) VALUES (?1, ?2)
-             ON CONFLICT DO UPDATE SET seen = max(seen, excluded.seen)",
-        )?
-        .execute(params![process, now])?;
-    Ok(())
+    let sql = "INSERT INTO processes (process, seen) VALUES (?1, ?2)
+        ON CONFLICT DO UPDATE SET seen = max(seen, excluded.seen)";
+    execute(connection, sql, (process, now)).map(drop)
 }
 
 /// Drops the names that are no longer needed at `now` (Unix seconds).
 pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
-    connection
-        .prepare_cached("DELETE FROM processes WHERE seen < ?1")?
-        .execute([now - KEPT_SECONDS])?;
-    Ok(())
+    let sql = "DELETE FROM processes WHERE seen < ?1";
+    execute(connection, sql, [now - KEPT_SECONDS]).map(drop)
 }
 
 /// Removes the name of a process that has written everything.
 pub fn leave(connection: &Connection, process: &str) -> rusqlite::Result<()> {
-    connection.execute("DELETE FROM processes WHERE process = ?1", [process])?;
-    Ok(())
+    let sql = "DELETE FROM processes WHERE process = ?1";
+    execute(connection, sql, [process]).map(drop)
 }
 
 /// All processes but this one.
 pub fn others(connection: &Connection, own: &str) -> rusqlite::Result<Vec<Process>> {
-    let mut ask =
-        connection.prepare_cached("SELECT process, seen FROM processes WHERE process <> ?1")?;
+    let sql = "SELECT process, seen FROM processes WHERE process <> ?1";
     let read = |row: &rusqlite::Row<'_>| {
         Ok(Process {
             name: row.get(0)?,
             seen: row.get(1)?,
         })
     };
-    ask.query_map([own], read)?.collect()
+    rows(connection, sql, [own], read)
 }
 
 /// Removes the names of processes that have not written since they were listed.
 pub fn forget(connection: &Connection, processes: &[Process]) -> rusqlite::Result<()> {
-    let mut forget =
-        connection.prepare_cached("DELETE FROM processes WHERE process = ?1 AND seen = ?2")?;
+    let sql = "DELETE FROM processes WHERE process = ?1 AND seen = ?2";
     for process in processes {
-        forget.execute(params![process.name, process.seen])?;
+        execute(connection, sql, (&process.name, process.seen))?;
     }
     Ok(())
 }
@@ -87,10 +80,10 @@ pub fn forget(connection: &Connection, processes: &[Process]) -> rusqlite::Resul
 pub fn lacking(connection: &Connection, held: &[CountRow]) -> rusqlite::Result<MissingCounts> {
     let mut found = MissingCounts::default();
     for row in held {
-        let (ack, rack) = rows::marks(connection, row)?.unwrap_or_default();
+        let (ack, rack) = row::marks(connection, row)?.unwrap_or_default();
         found.is_ahead |= ack > row.ack || rack > row.rack;
         let process = process_of(&row.producer);
-        if ack < row.ack || rack < row.rack || !rows::is_attributed(connection, process, row)? {
+        if ack < row.ack || rack < row.rack || !row::is_attributed(connection, process, row)? {
             found.days.insert((row.key, row.day));
         }
     }
@@ -101,10 +94,10 @@ pub fn lacking(connection: &Connection, held: &[CountRow]) -> rusqlite::Result<M
 pub fn recover(connection: &Connection, held: &JournalRows) -> rusqlite::Result<bool> {
     let mut is_ahead = false;
     for row in &held.counts {
-        let (ack, rack) = rows::marks(connection, row)?.unwrap_or_default();
+        let (ack, rack) = row::marks(connection, row)?.unwrap_or_default();
         is_ahead |= ack > row.ack || rack > row.rack;
         if ack < row.ack || rack < row.rack {
-            rows::write_count(connection, row)?;
+            row::write_count(connection, row)?;
         }
     }
     Ok(is_ahead | recover_totals(connection, &held.totals)?)
@@ -113,8 +106,8 @@ pub fn recover(connection: &Connection, held: &JournalRows) -> rusqlite::Result<
 fn recover_totals(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Result<bool> {
     let mut is_ahead = false;
     for row in held {
-        let Some(own) = rows::totals(connection, row)? else {
-            rows::write_totals(connection, row)?;
+        let Some(own) = row::totals(connection, row)? else {
+            row::write_totals(connection, row)?;
             continue;
         };
         let (numbers, theirs) = (own.totals.numbers(), row.totals.numbers());
@@ -132,7 +125,7 @@ fn recover_totals(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Resu
                 settled: is_theirs,
                 ..row.clone()
             };
-            rows::write_totals(connection, &merged)?;
+            row::write_totals(connection, &merged)?;
         }
     }
     Ok(is_ahead)

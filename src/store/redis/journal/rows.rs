@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::civil::Date;
-use rusqlite::{Connection, OptionalExtension, Row, Statement, params};
+use rusqlite::{Connection, Row};
 
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
@@ -12,8 +12,11 @@ use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::disk::ROOM_BYTES;
 use crate::store::ledger::Ceiling;
+use crate::store::ledger_row::{bind_numbers, counts_of, read_numbers};
 use crate::store::redis::yielding::CooperativeYield;
-use crate::store::sqlite::{meta, signed, unsigned, write_meta};
+use crate::store::sqlite::{
+    self, execute, first, meta, parsed, signed, unsigned, value, write_meta,
+};
 
 /// How long settled rows are kept after their day.
 const SETTLED_KEPT_AFTER_DAY_SECONDS: i64 = 120;
@@ -88,8 +91,8 @@ const DAYS_OF_COUNTS: &str = "
 const DAYS_OF_TOTALS: &str = "
     SELECT DISTINCT date, key FROM sheets WHERE producer NOT GLOB ?1 AND (date, key) > (?2, ?3)
         ORDER BY date, key LIMIT ?4";
-const SUMS_OF_PROCESS: &str = "
-    SELECT counted.ack, counted.rack, attributed.charged, attributed.refunded FROM
+const IS_ATTRIBUTED: &str = "
+    SELECT counted.ack = attributed.charged AND counted.rack = attributed.refunded FROM
     (SELECT coalesce(sum(ack), 0) AS ack, coalesce(sum(rack), 0) AS rack FROM counts
         WHERE date = ?1 AND key = ?2 AND producer GLOB ?3) AS counted,
     (SELECT coalesce(sum(charged), 0) AS charged, coalesce(sum(refunded), 0) AS refunded FROM sheets
@@ -208,10 +211,10 @@ pub fn drop_old(
             "DELETE FROM {table} WHERE next < ?2 OR (next < ?1 AND (date, key) NOT IN ({UNSETTLED}))
              RETURNING settled, {units}"
         );
-        let mut drop = connection.prepare_cached(&drop)?;
-        let times = params![now - SETTLED_KEPT_AFTER_DAY_SECONDS, now - retention];
-        for row in drop.query_map(times, |row| Ok((row.get(0)?, unsigned(row.get(1)?))))? {
-            let (is_settled, units): (bool, u64) = row?;
+        let times = (now - SETTLED_KEPT_AFTER_DAY_SECONDS, now - retention);
+        let read = |row: &Row<'_>| Ok((row.get(0)?, unsigned(row.get(1)?)));
+        let rows: Vec<(bool, u64)> = sqlite::rows(connection, &drop, times, read)?;
+        for (is_settled, units) in rows {
             if !is_settled {
                 dropped.rows += 1;
                 dropped.units += units;
@@ -224,15 +227,17 @@ pub fn drop_old(
 /// Units served without Redis, and not known to be settled, by producers whose names do not match `own`.
 pub fn unsettled_of_others(connection: &Connection, own: &str) -> rusqlite::Result<u64> {
     let sql = "SELECT coalesce(sum(untold), 0) FROM counts WHERE producer NOT GLOB ?1";
-    connection.query_row(sql, [own], |row| Ok(unsigned(row.get(0)?)))
+    value(connection, sql, [own]).map(unsigned)
 }
 
 /// The number of counts, and of those that Redis is not known to have.
 pub fn how_many(connection: &Connection) -> rusqlite::Result<(u64, u64)> {
     let sql = "SELECT count(*), coalesce(sum(1 - settled), 0) FROM counts";
-    connection.query_row(sql, [], |row| {
-        Ok((unsigned(row.get(0)?), unsigned(row.get(1)?)))
-    })
+    connection.query_row(sql, [], read_pair)
+}
+
+fn read_pair(row: &Row<'_>) -> rusqlite::Result<(u64, u64)> {
+    Ok((unsigned(row.get(0)?), unsigned(row.get(1)?)))
 }
 
 /// The producers whose rows are left out, as patterns of SQLite's `GLOB`. An empty one leaves out none, because every producer has a
@@ -261,11 +266,9 @@ pub fn days_but(
         (DAYS_OF_COUNTS, &left_out.counts),
         (DAYS_OF_TOTALS, &left_out.totals),
     ] {
-        let mut listing = connection.prepare_cached(listing)?;
-        let after = params![left_out, date, key, signed(most as u64)];
-        for day in listing.query_map(after, read_date_and_key)? {
-            days.insert(day?);
-        }
+        let after = (left_out, &date, key, signed(most as u64));
+        let listed: Vec<_> = sqlite::rows(connection, listing, after, read_date_and_key)?;
+        days.extend(listed);
     }
     rows_but(connection, left_out, days.into_iter().take(most))
 }
@@ -276,15 +279,11 @@ pub fn rows_but(
     left_out: &LeftOut,
     days: impl Iterator<Item = DateAndKey>,
 ) -> rusqlite::Result<Vec<(DateAndKey, JournalRows)>> {
-    let mut counts = connection.prepare_cached(COUNTS_BUT)?;
-    let mut totals = connection.prepare_cached(TOTALS_BUT)?;
     let days = days.map(|(date, key)| {
-        let (day, id) = (date.to_string(), key.as_str());
-        let counts = counts.query_map(params![day, id, left_out.counts], read_count)?;
-        let totals = totals.query_map(params![day, id, left_out.totals], read_totals)?;
+        let of = |left_out| (date.to_string(), key.as_str(), left_out);
         let rows = JournalRows {
-            counts: counts.collect::<Result<_, _>>()?,
-            totals: totals.collect::<Result<_, _>>()?,
+            counts: sqlite::rows(connection, COUNTS_BUT, of(&left_out.counts), read_count)?,
+            totals: sqlite::rows(connection, TOTALS_BUT, of(&left_out.totals), read_totals)?,
         };
         Ok(((date, key), rows))
     });
@@ -298,49 +297,30 @@ pub fn is_attributed(
     row: &CountRow,
 ) -> rusqlite::Result<bool> {
     let names = format!("{process}.*");
-    let place = params![row.day.date.to_string(), row.key.as_str(), names];
-    let read = |row: &Row<'_>| {
-        let sum = |column| row.get::<_, i64>(column);
-        Ok((sum(0)?, sum(1)?) == (sum(2)?, sum(3)?))
-    };
-    connection
-        .prepare_cached(SUMS_OF_PROCESS)?
-        .query_row(place, read)
+    let place = (row.day.date.to_string(), row.key.as_str(), names);
+    value(connection, IS_ATTRIBUTED, place)
 }
 
 /// The written units, consumed and refunded, of the same producer, key and day.
 pub fn marks(connection: &Connection, row: &CountRow) -> rusqlite::Result<Option<(u64, u64)>> {
     let sql = "SELECT ack, rack FROM counts WHERE date = ?1 AND key = ?2 AND producer = ?3";
-    let place = params![row.day.date.to_string(), row.key.as_str(), row.producer];
-    let mut ask = connection.prepare_cached(sql)?;
-    ask.query_row(place, |row| {
-        Ok((unsigned(row.get(0)?), unsigned(row.get(1)?)))
-    })
-    .optional()
+    let place = (row.day.date.to_string(), row.key.as_str(), &row.producer);
+    first(connection, sql, place, read_pair)
 }
 
 /// The written row of the same producer, key, day and endpoint.
 pub fn totals(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<Option<TotalsRow>> {
-    let place = params![
-        row.day.date.to_string(),
-        row.key.as_str(),
-        row.producer,
-        &*row.endpoint
-    ];
-    let mut ask = connection.prepare_cached(TOTALS)?;
-    ask.query_row(place, read_totals).optional()
+    let (date, key) = (row.day.date.to_string(), row.key.as_str());
+    let place = (date, key, &row.producer, &*row.endpoint);
+    first(connection, TOTALS, place, read_totals)
 }
 
 /// Marks that Redis has the row, unless it changed.
 pub fn settle_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<()> {
-    connection.prepare_cached(SETTLE_COUNT)?.execute(params![
-        row.day.date.to_string(),
-        row.key.as_str(),
-        row.producer,
-        signed(row.ack),
-        signed(row.rack)
-    ])?;
-    Ok(())
+    let (date, key) = (row.day.date.to_string(), row.key.as_str());
+    let (ack, rack) = (signed(row.ack), signed(row.rack));
+    let values = (date, key, &row.producer, ack, rack);
+    execute(connection, SETTLE_COUNT, values).map(drop)
 }
 
 /// Marks that Redis has the row, unless it changed.
@@ -350,22 +330,8 @@ pub fn settle_totals(connection: &Connection, row: &TotalsRow) -> rusqlite::Resu
     settle.raw_bind_parameter(2, row.key.as_str())?;
     settle.raw_bind_parameter(3, &row.producer)?;
     settle.raw_bind_parameter(4, &*row.endpoint)?;
-    bind_numbers(&mut settle, 5, row)?;
+    bind_numbers(&mut settle, 5, (row.totals, row.ceiling))?;
     settle.raw_execute()?;
-    Ok(())
-}
-
-/// Binds the totals and the ceiling, from the parameter `first` on.
-fn bind_numbers(
-    statement: &mut Statement<'_>,
-    first: usize,
-    row: &TotalsRow,
-) -> rusqlite::Result<()> {
-    let numbers = row.totals.numbers().into_iter();
-    let numbers = numbers.chain([row.ceiling.limit, row.ceiling.granted]);
-    for (parameter, count) in (first..).zip(numbers) {
-        statement.raw_bind_parameter(parameter, signed(count))?;
-    }
     Ok(())
 }
 
@@ -376,15 +342,9 @@ pub fn serve(
     totals: &TotalsRow,
     allowance: Option<u64>,
 ) -> rusqlite::Result<ServeOutcome> {
-    let others = connection.prepare_cached(UNSETTLED_OF_OTHERS)?.query_row(
-        params![
-            count.day.date.to_string(),
-            count.key.as_str(),
-            count.producer
-        ],
-        |row| row.get::<_, i64>(0),
-    )?;
-    let others = unsigned(others);
+    let (date, key) = (count.day.date.to_string(), count.key.as_str());
+    let of_day = (date, key, &count.producer);
+    let others = unsigned(value(connection, UNSETTLED_OF_OTHERS, of_day)?);
     if allowance.is_some_and(|allowance| others + count.unsettled_units > allowance) {
         return Ok(ServeOutcome::Beyond);
     }
@@ -412,18 +372,18 @@ pub fn write(
 
 /// Writes a count; it is never lowered.
 pub fn write_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<()> {
-    connection.prepare_cached(WRITE_COUNT)?.execute(params![
+    let values = (
         row.day.date.to_string(),
         row.key.as_str(),
-        row.producer,
+        &row.producer,
         row.day.start,
         row.day.end,
         signed(row.ack),
         signed(row.rack),
         signed(row.unsettled_units),
-        row.settled
-    ])?;
-    Ok(())
+        row.settled,
+    );
+    execute(connection, WRITE_COUNT, values).map(drop)
 }
 
 /// Writes a ledger row; it replaces the old values.
@@ -438,20 +398,13 @@ pub fn write_totals(connection: &Connection, row: &TotalsRow) -> rusqlite::Resul
     write.raw_bind_parameter(6, row.day.end)?;
     write.raw_bind_parameter(7, row.settled)?;
     write.raw_bind_parameter(8, tier)?;
-    bind_numbers(&mut write, 9, row)?;
+    bind_numbers(&mut write, 9, (row.totals, row.ceiling))?;
     write.raw_execute()?;
     Ok(())
 }
 
-fn unreadable(column: usize) -> rusqlite::Error {
-    let kind = rusqlite::types::Type::Text;
-    rusqlite::Error::InvalidColumnType(column, "date or key".into(), kind)
-}
-
 fn read_date_and_key(row: &Row<'_>) -> rusqlite::Result<DateAndKey> {
-    let text = |column: usize| row.get::<_, String>(column);
-    let date = text(0)?.parse().map_err(|_| unreadable(0))?;
-    Ok((date, text(1)?.parse().map_err(|_| unreadable(1))?))
+    Ok((parsed(row, 0)?, parsed(row, 1)?))
 }
 
 /// Key, day and producer: the first five columns of both queries.
@@ -480,21 +433,15 @@ fn read_count(row: &Row<'_>) -> rusqlite::Result<CountRow> {
 
 fn read_totals(row: &Row<'_>) -> rusqlite::Result<TotalsRow> {
     let (key, day, producer) = read_place(row)?;
-    let mut numbers = [0; Totals::NUMBERS];
-    for (count, column) in numbers.iter_mut().zip(7..) {
-        *count = unsigned(row.get(column)?);
-    }
+    let (totals, ceiling) = counts_of(read_numbers(row, 7)?);
     Ok(TotalsRow {
         key,
         day,
         producer,
         endpoint: row.get::<_, String>(5)?.into(),
         tier: row.get::<_, String>(6)?.parse().ok(),
-        totals: Totals::of_numbers(numbers),
-        ceiling: Ceiling {
-            limit: unsigned(row.get(7 + Totals::NUMBERS)?),
-            granted: unsigned(row.get(8 + Totals::NUMBERS)?),
-        },
+        totals,
+        ceiling,
         settled: false,
     })
 }

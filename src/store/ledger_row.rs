@@ -1,22 +1,25 @@
-//! A row of the ledger: its name, which is its tier and its endpoint, and its numbers.
+//! A row of the ledger in the SQLite files of both stores: its numbers, and in the embedded store its name, which is its tier and its
+//! endpoint.
 
 use rusqlite::{Row, Statement};
 
-use super::appended::Addition;
+use super::chain::ROW_NUMBERS;
+use super::ledger::{Ceiling, Totals};
+use super::sqlite::{signed, unsigned};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::TierName;
-use crate::store::chain::ROW_NUMBERS;
-use crate::store::ledger::{Ceiling, Totals};
-use crate::store::sqlite::{signed, unsigned};
 
 /// The numbers of a row as they are stored: the totals, the largest limit, and the granted units in it.
-pub(super) type RowNumbers = [i64; ROW_NUMBERS.len()];
+pub type RowNumbers = [i64; ROW_NUMBERS.len()];
+
+/// The numbers of a row, or those to be added to it.
+pub type Addition = (Totals, Ceiling);
 
 /// The name of the row for units without an endpoint: their producers exported the count, but not the ledger. No endpoint has this name.
-pub(super) const UNATTRIBUTED: &str = "unattributed";
+pub const UNATTRIBUTED: &str = "unattributed";
 
 /// The name of an endpoint's row: the tier, a space, the endpoint; without a tier, the endpoint alone.
-pub(super) fn row_name(tier: Option<&TierName>, endpoint: &str) -> String {
+pub fn row_name(tier: Option<&TierName>, endpoint: &str) -> String {
     match tier {
         Some(tier) => format!("{tier} {endpoint}"),
         None => endpoint.to_owned(),
@@ -24,7 +27,7 @@ pub(super) fn row_name(tier: Option<&TierName>, endpoint: &str) -> String {
 }
 
 /// The tier and the endpoint of a row's name. An endpoint begins with a slash or is one word; a tier's name has no space.
-pub(super) fn tier_and_endpoint(text: &str) -> (Option<TierName>, &str) {
+pub fn tier_and_endpoint(text: &str) -> (Option<TierName>, &str) {
     let parts = text
         .split_once(' ')
         .and_then(|(tier, endpoint)| Some((tier.parse::<TierName>().ok()?, endpoint)));
@@ -35,7 +38,7 @@ pub(super) fn tier_and_endpoint(text: &str) -> (Option<TierName>, &str) {
 }
 
 /// The numbers in the columns from `first` on.
-pub(super) fn read_numbers(row: &Row<'_>, first: usize) -> rusqlite::Result<RowNumbers> {
+pub fn read_numbers(row: &Row<'_>, first: usize) -> rusqlite::Result<RowNumbers> {
     let mut numbers = RowNumbers::default();
     for (number, column) in numbers.iter_mut().zip(first..) {
         *number = row.get(column)?;
@@ -44,7 +47,7 @@ pub(super) fn read_numbers(row: &Row<'_>, first: usize) -> rusqlite::Result<RowN
 }
 
 /// Adds to a row: sums of the totals, the larger limit and grants.
-pub(super) fn add_numbers(numbers: &mut RowNumbers, added: RowNumbers) {
+pub fn add_numbers(numbers: &mut RowNumbers, added: RowNumbers) {
     let [sums @ .., limit, granted] = numbers;
     let [totals @ .., added_limit, added_granted] = added;
     for (sum, number) in sums.iter_mut().zip(totals) {
@@ -55,7 +58,7 @@ pub(super) fn add_numbers(numbers: &mut RowNumbers, added: RowNumbers) {
 }
 
 /// An addition as it is stored.
-pub(super) fn numbers_of((totals, ceiling): Addition) -> RowNumbers {
+pub fn numbers_of((totals, ceiling): Addition) -> RowNumbers {
     let mut numbers = RowNumbers::default();
     let counts = totals.numbers().into_iter();
     let counts = counts.chain([ceiling.limit, ceiling.granted]);
@@ -66,13 +69,13 @@ pub(super) fn numbers_of((totals, ceiling): Addition) -> RowNumbers {
 }
 
 /// Stored numbers as counts.
-pub(super) fn counts_of(numbers: RowNumbers) -> Addition {
+pub fn counts_of(numbers: RowNumbers) -> Addition {
     let [totals @ .., limit, granted] = numbers.map(unsigned);
     (Totals::of_numbers(totals), Ceiling { limit, granted })
 }
 
 /// Executes a statement with date, key, name and numbers of a row as its parameters.
-pub(super) fn execute_with_row(
+pub fn execute_with_row(
     statement: &mut Statement<'_>,
     (date, key): (&str, KeyId),
     name: &str,
@@ -81,9 +84,19 @@ pub(super) fn execute_with_row(
     statement.raw_bind_parameter(1, date)?;
     statement.raw_bind_parameter(2, key.as_str())?;
     statement.raw_bind_parameter(3, name)?;
-    for (parameter, number) in (4..).zip(numbers_of(addition)) {
+    bind_numbers(statement, 4, addition)?;
+    statement.raw_execute()?;
+    Ok(())
+}
+
+/// Binds the numbers of a row to the parameters from `first` on.
+pub fn bind_numbers(
+    statement: &mut Statement<'_>,
+    first: usize,
+    addition: Addition,
+) -> rusqlite::Result<()> {
+    for (parameter, number) in (first..).zip(numbers_of(addition)) {
         statement.raw_bind_parameter(parameter, number)?;
     }
-    statement.raw_execute()?;
     Ok(())
 }
