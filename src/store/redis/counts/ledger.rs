@@ -200,9 +200,6 @@ impl ProcessLedger {
                 write.arg((field, totals));
             }
         }
-        if pipeline.is_empty() {
-            return Ok(());
-        }
         let mut results = self.link.ask_each(&pipeline).await.into_iter();
         let mut written = Ok(());
         if !dates.is_empty()

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use redis::{Cmd, FromRedisValue, Value};
+use redis::{Cmd, FromRedisValue};
 
 use super::heartbeat::{BEAT_HOLDS, Heartbeat};
 use crate::policy::audit::{self, Author};
@@ -104,8 +104,7 @@ pub async fn put_back(link: &RedisLink, entries: &[RegisterEntry]) -> Result<(),
     let register = link.names.register();
     let put = entries.iter();
     let put = put.map(|entry| Cmd::hset_nx(&register, &entry.gateway_id, &entry.packed));
-    link.replies::<Value>(put).await?;
-    Ok(())
+    link.send(put).await
 }
 
 /// All gateways in the register, by name.

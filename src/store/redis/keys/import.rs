@@ -54,7 +54,10 @@ async fn claim(link: &RedisLink, records: &[KeyRecord]) -> Result<Vec<Option<Key
     let claims = records.iter().flat_map(|record| {
         digests(record).map(|digest| codec::claim(&link.names, &digest, record.id))
     });
-    let mut replies = link.replies::<Option<String>>(claims).await?.into_iter();
+    let mut replies = link
+        .replies::<Vec<Option<String>>>(claims)
+        .await?
+        .into_iter();
     let holders = records.iter().map(|record| {
         let held_by = replies.by_ref().take(digests(record).count());
         let others = held_by.filter_map(|holder| holder?.parse().ok());
@@ -79,7 +82,7 @@ async fn write(
         let entry = KeyEntry::new((*record).clone());
         codec::put(&link.names, &entry, 0, None)
     });
-    let replies = link.replies::<i64>(put).await?;
+    let replies = link.replies::<Vec<i64>>(put).await?;
     for ((record, outcome), reply) in chosen.into_iter().zip(replies) {
         if reply == 1 {
             written.push(record.clone());
@@ -112,7 +115,7 @@ async fn publish(
         .iter()
         .map(|record| Cmd::pttl(link.names.digest(&record.digest)));
     // -1: permanent; -2: the claim has expired.
-    let lasting = link.replies::<i64>(ask).await?;
+    let lasting = link.replies::<Vec<i64>>(ask).await?;
     let unpublished = held
         .into_iter()
         .zip(lasting)
@@ -123,10 +126,10 @@ async fn publish(
     let feed = published
         .iter()
         .map(|entry| codec::feed_entry(&link.names, entry));
-    let places = link.replies::<Value>(feed).await?;
+    let places: Vec<Value> = link.replies(feed).await?;
     let hold = published.iter();
     let hold = hold.flat_map(|entry| codec::put_digests(&link.names, &entry.record, None));
-    link.replies::<Value>(hold).await?;
+    link.send(hold).await?;
     places
         .last()
         .map(|place| codec::change_mark(Some(place)))
@@ -152,8 +155,7 @@ async fn release(
         .iter()
         .filter(|(id, _, holder)| holder.as_deref() == Some(id.as_str()));
     let drop = own.map(|(_, digest, _)| Cmd::del(link.names.digest(digest)));
-    link.replies::<Value>(drop).await?;
-    Ok(())
+    link.send(drop).await
 }
 
 /// Whether a stored key has the current secret of another record.

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use redis::{Cmd, Value};
+use redis::Cmd;
 
 use super::codec::unpacked;
 use crate::policy::api_key::{KeyDigest, KeyId};
@@ -58,8 +58,7 @@ pub async fn begin_incarnation(link: &RedisLink) -> Result<Option<String>, Store
 /// Records that the sets contain all ids of an incarnation.
 pub async fn completed(link: &RedisLink, incarnation: &str) -> Result<(), StoreError> {
     let set = (0..ID_SETS).map(|set| Cmd::set(link.names.complete(set), incarnation));
-    link.replies::<Value>(set).await?;
-    Ok(())
+    link.send(set).await
 }
 
 /// Enters the ids and search texts of records in the sets.
@@ -78,8 +77,7 @@ pub async fn enter(
         let ids = Cmd::sadd(link.names.ids(set), ids);
         [ids, Cmd::sadd(link.names.search_texts(set), texts)]
     });
-    link.replies::<Value>(add).await?;
-    Ok(())
+    link.send(add).await
 }
 
 /// The keys that have or had a text, in lower case, in their search text. The sets must be complete.
@@ -219,7 +217,7 @@ pub async fn holders<'r>(
     let ask = wanted
         .iter()
         .map(|(_, digest)| Cmd::get(link.names.digest(digest)));
-    let holders = link.replies(ask).await?;
+    let holders: Vec<_> = link.replies(ask).await?;
     let held = wanted.into_iter().zip(holders);
     Ok(held
         .map(|((id, digest), holder)| (id, digest, holder))

@@ -250,8 +250,7 @@ impl RecordTable {
     /// Releases digests that this command claimed.
     async fn release(&self, digests: &[KeyDigest]) -> Result<(), StoreError> {
         let names = digests.iter().map(|digest| self.link.names.digest(digest));
-        self.link.replies::<Value>(names.map(Cmd::del)).await?;
-        Ok(())
+        self.link.send(names.map(Cmd::del)).await
     }
 }
 
@@ -267,7 +266,7 @@ pub async fn write_back(link: &RedisLink, entries: &[Arc<KeyEntry>]) -> Result<(
             let put = codec::put(&link.names, entry, -1, None);
             std::iter::once(put).chain(hold_digests(&link.names, &entry.record))
         });
-        link.replies::<Value>(write).await?;
+        link.send(write).await?;
     }
     Ok(())
 }
@@ -281,7 +280,7 @@ pub async fn restore_lookups(
         index::enter(link, batch.iter().map(|entry| &entry.record)).await?;
         let hold = batch.iter();
         let hold = hold.flat_map(|entry| hold_digests(&link.names, &entry.record));
-        link.replies::<Value>(hold).await?;
+        link.send(hold).await?;
     }
     Ok(())
 }

@@ -211,7 +211,7 @@ async fn take_entries(
         }
     }
     if taking == ImportMode::Write {
-        link.replies::<Value>(missing).await?;
+        link.send(missing).await?;
     }
     Ok(taken)
 }
@@ -256,7 +256,7 @@ async fn take_keys(
         return Ok(taken);
     }
     write(link, &newer).await?;
-    link.replies::<Value>(missing).await?;
+    link.send(missing).await?;
     Ok(taken)
 }
 
@@ -286,9 +286,8 @@ async fn write(
         records.extend(put_digests(&link.names, record, *stored));
         feed.push(feed_entry(&link.names, &entry));
     }
-    link.replies::<Value>(records).await?;
-    link.replies::<Value>(feed).await?;
-    Ok(())
+    link.send(records).await?;
+    link.send(feed).await
 }
 
 async fn take_events(
@@ -319,7 +318,7 @@ async fn take_events(
         }
     }
     if taking == ImportMode::Write {
-        link.replies::<Value>(keeping).await?;
+        link.send(keeping).await?;
     }
     Ok(taken)
 }

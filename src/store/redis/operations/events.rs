@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use redis::{Cmd, FromRedisValue, Pipeline, Value};
+use redis::{Cmd, FromRedisValue, Value};
 use tokio::time::Instant;
 
 use crate::policy::threshold_event::{Event, ThresholdEvent};
@@ -91,12 +91,14 @@ async fn right(link: &RedisLink, courier: &NodeName, lease: u64) -> Result<Value
 
 /// The events that await delivery, at the store's time.
 pub async fn waiting(link: &RedisLink, now: Timestamp) -> Result<EventFacts, StoreError> {
-    let mut ask = Pipeline::new();
-    ask.zcard(link.names.events());
-    ask.zrange_withscores(link.names.events(), 0, 0);
-    ask.get(link.names.courier());
+    let events = link.names.events();
+    let ask = [
+        Cmd::zcard(&events),
+        Cmd::zrange_withscores(&events, 0, 0),
+        Cmd::get(link.names.courier()),
+    ];
     type Row = (u64, Vec<(String, f64)>, Option<String>);
-    let (waiting, oldest, courier): Row = link.read(&ask).await?;
+    let (waiting, oldest, courier): Row = link.replies(ask).await?;
     let oldest = oldest.first().map(|(_, since)| *since as i64);
     Ok(EventFacts::of(waiting, oldest, courier, now))
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use jiff::civil::Date;
-use redis::{Cmd, FromRedisValue};
+use redis::Cmd;
 use tokio::time::Instant;
 
 use super::events;
@@ -22,7 +22,6 @@ use crate::store::StoreError;
 use crate::store::redis::counts::ledger::listed_days;
 use crate::store::redis::names::Names;
 use crate::store::redis::parts::Parts;
-use crate::store::redis::wire::request::{LinkError, pipeline};
 
 /// How often days are dropped: one becomes due each day.
 const DROP_EVERY: Duration = Duration::from_secs(3_600);
@@ -86,7 +85,7 @@ impl Parts {
         Ok(())
     }
 
-    async fn drop_day(&self, date: Date) -> Result<(), LinkError> {
+    async fn drop_day(&self, date: Date) -> Result<(), StoreError> {
         let link = &self.command_link;
         let late_mark = Names::late_mark(date);
         for keys in self.keys.entries().chunks(DROP_BATCH) {
@@ -98,12 +97,11 @@ impl Parts {
                     Cmd::hdel(link.names.record(id), &late_mark),
                 ]
             });
-            link.ask(&pipeline(drop.flatten())).await?;
+            link.send(Vec::from_iter(drop.flatten())).await?;
         }
         let forget = Cmd::srem(link.names.days(), date.to_string());
-        let forgotten = link.ask(&forget).await?;
         // Only one of several gateways that drop a day logs it.
-        if i64::from_redis_value(forgotten).is_ok_and(|forgotten| forgotten > 0) {
+        if link.read::<i64>(&forget).await? > 0 {
             tracing::info!(%date, "a day of the ledger was dropped: its retention is over");
         }
         Ok(())

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep, timeout};
 use self::node::ClusterNode;
 use super::line::ServerLine;
 use super::preparation::Preparation;
-use super::request::{Commands, LinkError, jittered};
+use super::request::{LinkError, jittered};
 use super::slots::{ClusterView, slot_of};
 use super::topology::{Address, Topology};
 use crate::store::StoreError;
@@ -169,17 +169,10 @@ impl Cluster {
         Err(LinkError::no_connection(&self.topology, trouble.as_deref()))
     }
 
-    /// Sends each command to the node of its key, and waits for all results until `deadline`.
-    pub async fn query(&self, parts: Commands<'_>, deadline: Instant) -> Result<Value, LinkError> {
+    /// Sends a command to the node of its key, and waits for the result until `deadline`.
+    pub async fn query(&self, command: &Cmd, deadline: Instant) -> Result<Value, LinkError> {
         self.require()?;
-        match parts {
-            Commands::One(command) => self.command(command, deadline).await,
-            Commands::Each(pipeline) | Commands::Many(pipeline) => {
-                let results = self.each(pipeline, deadline).await;
-                let values = results.into_iter().collect::<Result<_, _>>();
-                values.map(Value::Array)
-            }
-        }
+        self.command(command, deadline).await
     }
 
     /// Whether the node that serves a slot can be reached and accepts writes.
@@ -237,15 +230,10 @@ impl Cluster {
         let mut asking = None;
         for redirections in 1.. {
             let result = match &asking {
-                None => node.line.query(Commands::One(command), deadline).await,
+                None => node.line.query(command, deadline).await,
                 Some(pipeline) => {
-                    let both = node.line.query(Commands::Each(pipeline), deadline).await;
-                    both.and_then(|values| match values {
-                        Value::Array(mut values) => {
-                            node.line.answered(values.pop().unwrap_or(Value::Nil))
-                        }
-                        other => Ok(other),
-                    })
+                    let mut both = node.line.each(pipeline, deadline).await;
+                    both.pop().unwrap_or(Ok(Value::Nil))
                 }
             };
             node.note(&result);
@@ -426,7 +414,7 @@ impl Cluster {
                 "{address} left the cluster"
             )));
         };
-        node.line.query(Commands::One(command), deadline).await
+        node.line.query(command, deadline).await
     }
 
     /// The masters by the map as it is known.
@@ -440,8 +428,8 @@ impl Cluster {
         let asked = table.nodes.iter().filter(|node| node.line.is_up());
         let asked = asked.map(async |node| {
             let deadline = Instant::now() + MAP_TIMEOUT;
-            let questions = ClusterView::questions();
-            let answers = node.line.query(Commands::Each(&questions), deadline).await;
+            let answers = node.line.each(&ClusterView::questions(), deadline).await;
+            let answers = answers.into_iter().collect::<Result<_, _>>();
             ClusterView::read(&node.address, answers.map_err(StoreError::from)?)
         });
         let mut opinions = join_all(asked).await;
@@ -473,9 +461,10 @@ impl Cluster {
         let asked = async {
             let mut connection = node.dial(Some(MAP_TIMEOUT)).await?.connection;
             let questions = ClusterView::questions();
-            let answers = Commands::Each(&questions).send(&mut connection).await;
-            let answers =
-                answers.map_err(|error| StoreError::Unavailable(format!("{address}: {error}")))?;
+            let answers = connection.send_packed_commands(&questions, 0, questions.len());
+            let answers = answers
+                .await
+                .map_err(|error| StoreError::Unavailable(format!("{address}: {error}")))?;
             ClusterView::read(address, answers)
         };
         timeout(MAP_TIMEOUT, asked).await.unwrap_or_else(|_| {

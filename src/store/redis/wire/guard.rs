@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use redis::Cmd;
 use tokio::sync::Notify;
 
 use super::breaker::{Breaker, CallOutcome, LinkState};
 use super::link::RedisLink;
-use super::request::LinkError;
+use super::request::{LinkError, pipeline};
 use crate::store::StoreError;
 use crate::store::status::{BreakerFacts, BreakerState};
 
@@ -190,11 +191,11 @@ impl BreakerGuard {
             return outcome(&self.link.ask(&redis::cmd("PING")).await, |_| false);
         }
         let name = self.link.names.probe();
-        let mut write = redis::pipe();
         // The kind of write that a charge makes, which may be the only one that is refused.
-        write.hset(&name, "n", 1);
-        write.pexpire(&name, PROBE_LIVES_MS);
-        outcome(&self.link.ask(&write).await, |_| true)
+        let write = Cmd::hset(&name, "n", 1);
+        let write = pipeline([write, Cmd::pexpire(&name, PROBE_LIVES_MS)]);
+        let results = self.link.ask_each(&write).await.into_iter();
+        outcome(&results.collect::<Result<Vec<_>, _>>(), |_| true)
     }
 }
 

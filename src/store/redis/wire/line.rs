@@ -13,12 +13,12 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{ErrorKind, Pipeline, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::preparation::{Preparation, begin};
-use super::request::{Commands, LinkError, breaks, jittered, refused};
+use super::request::{LinkError, breaks, jittered, refused};
 use super::topology::{Address, Dialled, Topology};
 use crate::store::StoreError;
 
@@ -113,13 +113,17 @@ impl ServerLine {
         LinkError::no_connection(&self.server, self.trouble.load().as_deref())
     }
 
-    /// Sends commands and waits for their result until `deadline`. Redirections of a cluster's node are returned as
+    fn live(&self) -> Result<Arc<Dialled>, LinkError> {
+        self.live.load_full().ok_or_else(|| self.no_connection())
+    }
+
+    /// Sends a command and waits for its result until `deadline`. Redirections of a cluster's node are returned as
     /// [`LinkError::Refused`].
-    pub async fn query(&self, parts: Commands<'_>, deadline: Instant) -> Result<Value, LinkError> {
-        match self.live.load_full() {
-            Some(live) => self.query_on(&live, parts, deadline).await,
-            None => Err(self.no_connection()),
-        }
+    pub async fn query(&self, command: &Cmd, deadline: Instant) -> Result<Value, LinkError> {
+        let live = self.live()?;
+        let mut connection = live.connection.clone();
+        let reply = command.query_async(&mut connection);
+        self.reply(&live, reply, deadline).await
     }
 
     /// The result of each command of a pipeline, which is sent in one write. An error of one does not affect the others.
@@ -129,77 +133,59 @@ impl ServerLine {
         deadline: Instant,
     ) -> Vec<Result<Value, LinkError>> {
         let all = |error| vec![Err(error); pipeline.len()];
-        let Some(live) = self.live.load_full() else {
-            return all(self.no_connection());
-        };
-        let values = match self
-            .query_on(&live, Commands::Each(pipeline), deadline)
-            .await
-        {
-            Ok(Value::Array(values)) if values.len() == pipeline.len() => values,
-            Ok(other) => return all(LinkError::Unreadable(format!("{other:?}"))),
+        let live = match self.live() {
+            Ok(live) => live,
             Err(error) => return all(error),
         };
-        let results = values.into_iter().map(|value| self.answered(value));
-        let results: Vec<_> = results.collect();
-        if let Some(Err(LinkError::Lost(why))) = results.iter().find(|result| is_lost(result)) {
-            self.drop_connection(&live, why);
+        let mut connection = live.connection.clone();
+        let values = connection.send_packed_commands(pipeline, 0, pipeline.len());
+        let result = |value| match value {
+            Value::ServerError(error) => Err(self.failed(&live, error.into())),
+            value => Ok(value),
+        };
+        match self.reply(&live, values, deadline).await {
+            Ok(values) if values.len() == pipeline.len() => {
+                values.into_iter().map(result).collect()
+            }
+            Ok(other) => all(LinkError::Unreadable(format!("{other:?}"))),
+            Err(error) => all(error),
         }
-        results
     }
 
-    async fn query_on(
+    async fn reply<T>(
         &self,
         live: &Dialled,
-        parts: Commands<'_>,
+        reply: impl Future<Output = Result<T, redis::RedisError>>,
         deadline: Instant,
-    ) -> Result<Value, LinkError> {
-        let mut connection = live.connection.clone();
-        match timeout_at(deadline, parts.send(&mut connection)).await {
-            Ok(Ok(value)) => {
-                self.timeouts.store(0, Ordering::Relaxed);
-                Ok(value)
-            }
+    ) -> Result<T, LinkError> {
+        match timeout_at(deadline, reply).await {
             Ok(Err(error)) if error.is_timeout() => Err(self.timed_out(live)),
             Err(_) => Err(self.timed_out(live)),
-            Ok(Err(error)) if breaks(&error) => {
-                let why = self.broken_by(&error);
-                self.drop_connection(live, &why);
-                Err(LinkError::Lost(why))
-            }
-            Ok(Err(error)) => {
+            Ok(result) => {
                 self.timeouts.store(0, Ordering::Relaxed);
-                // Another client's script runs for too long: transient.
-                if error.code() == Some("BUSY") {
-                    Err(LinkError::Lost(error.to_string()))
-                } else {
-                    Err(refused(|| self.shown(), error))
-                }
+                result.map_err(|error| self.failed(live, error))
             }
         }
     }
 
-    /// A value of [`Commands::Each`] as the result of its command; one that makes the connection unusable is [`LinkError::Lost`].
-    pub fn answered(&self, value: Value) -> Result<Value, LinkError> {
-        let Value::ServerError(error) = value else {
-            return Ok(value);
-        };
-        let error = redis::RedisError::from(error);
-        match breaks(&error) {
-            true => Err(LinkError::Lost(self.broken_by(&error))),
-            false => Err(refused(|| self.shown(), error)),
+    /// The error of a command. The connection is dropped if it is unusable after it.
+    fn failed(&self, live: &Dialled, error: redis::RedisError) -> LinkError {
+        if breaks(&error) {
+            let why = match error.kind() {
+                ErrorKind::Server(ServerErrorKind::ReadOnly) => format!(
+                    "{} refuses writes, because it is a replica: name the master in store.redis, or wait for the end of a failover (READONLY)",
+                    self.shown()
+                ),
+                _ => error.to_string(),
+            };
+            self.drop_connection(live, &why);
+            return LinkError::Lost(why);
         }
-    }
-
-    /// Why the connection is unusable after this error, with the remedy if an operator has one.
-    fn broken_by(&self, error: &redis::RedisError) -> String {
-        match error.kind() {
-            ErrorKind::Server(ServerErrorKind::ReadOnly) => format!(
-                "{} refuses writes, because it is a replica: name the master in store.redis, or wait for the end of a failover (READONLY)",
-                self.shown()
-            ),
-            _ => error.to_string(),
+        // Another client's script runs for too long: transient.
+        if error.code() == Some("BUSY") {
+            return LinkError::Lost(error.to_string());
         }
+        refused(|| self.shown(), error)
     }
 
     fn timed_out(&self, live: &Dialled) -> LinkError {
@@ -310,8 +296,4 @@ impl ServerLine {
             }
         }
     }
-}
-
-fn is_lost(result: &Result<Value, LinkError>) -> bool {
-    matches!(result, Err(LinkError::Lost(_)))
 }

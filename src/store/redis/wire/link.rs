@@ -19,7 +19,7 @@ use super::cluster::Cluster;
 use super::info::Info;
 use super::line::ServerLine;
 use super::preparation::Preparation;
-use super::request::{LinkError, RedisRequest, pipeline, read_time, unreadable};
+use super::request::{LinkError, pipeline, read_time, unreadable};
 use super::script::{Script, ScriptArguments};
 use super::slots::{ClusterView, slot};
 use super::topology::{Address, Topology};
@@ -145,28 +145,18 @@ impl RedisLink {
         }
     }
 
-    /// Sends a request and waits for its result until `deadline`.
-    pub async fn query(
-        &self,
-        request: &impl RedisRequest,
-        deadline: Instant,
-    ) -> Result<Value, LinkError> {
+    /// Sends a command and waits for its result until `deadline`.
+    pub async fn query(&self, command: &Cmd, deadline: Instant) -> Result<Value, LinkError> {
         let result = match &self.way {
-            Way::Server(line) => line.query(request.parts(), deadline).await,
-            Way::Cluster(cluster) => cluster.query(request.parts(), deadline).await,
+            Way::Server(line) => line.query(command, deadline).await,
+            Way::Cluster(cluster) => cluster.query(command, deadline).await,
         };
-        match result {
-            // A transient state while a cluster moves its slots.
-            Err(LinkError::Refused(error)) if error.is_cluster_error() => {
-                Err(LinkError::Lost(error.to_string()))
-            }
-            other => other,
-        }
+        result.map_err(lost_in_transit)
     }
 
     /// As [`RedisLink::query`], with the link's own timeout from now.
-    pub async fn ask(&self, request: &impl RedisRequest) -> Result<Value, LinkError> {
-        self.query(request, self.deadline()).await
+    pub async fn ask(&self, command: &Cmd) -> Result<Value, LinkError> {
+        self.query(command, self.deadline()).await
     }
 
     /// The server's time.
@@ -175,23 +165,27 @@ impl RedisLink {
     }
 
     /// Asks like [`RedisLink::ask`], and reads the reply.
-    pub async fn read<T: FromRedisValue>(
-        &self,
-        request: &impl RedisRequest,
-    ) -> Result<T, StoreError> {
-        T::from_redis_value(self.ask(request).await?).map_err(unreadable)
+    pub async fn read<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
+        T::from_redis_value(self.ask(command).await?).map_err(unreadable)
     }
 
-    /// The replies to commands that are sent in one write. None are not sent.
+    /// The replies to commands that are sent in one write, which is not a transaction; the first error is that of all.
     pub async fn replies<T: FromRedisValue>(
         &self,
         commands: impl IntoIterator<Item = Cmd>,
-    ) -> Result<Vec<T>, StoreError> {
-        let pipeline = pipeline(commands);
-        match pipeline.is_empty() {
-            true => Ok(Vec::new()),
-            false => self.read(&pipeline).await,
-        }
+    ) -> Result<T, StoreError> {
+        let commands = pipeline(commands);
+        let results = self.ask_each(&commands).await.into_iter();
+        let values = results.collect::<Result<_, _>>().map_err(lost_in_transit)?;
+        T::from_redis_value(Value::Array(values)).map_err(unreadable)
+    }
+
+    /// Sends commands in one write; their replies do not matter.
+    pub async fn send(&self, commands: impl IntoIterator<Item = Cmd>) -> Result<(), StoreError> {
+        let commands = pipeline(commands);
+        let mut results = self.ask_each(&commands).await.into_iter();
+        let failed = results.find_map(Result::err).map(lost_in_transit);
+        failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Sends commands and returns the result of each, in their order. The error of one, or of one master, does not affect the
@@ -199,6 +193,9 @@ impl RedisLink {
     pub async fn ask_each(&self, pipeline: &Pipeline) -> Vec<Result<Value, LinkError>> {
         if let Err(error) = self.require() {
             return vec![Err(error); pipeline.len()];
+        }
+        if pipeline.is_empty() {
+            return Vec::new();
         }
         let deadline = self.deadline();
         match &self.way {
@@ -418,6 +415,14 @@ impl RedisLink {
 impl SendEach for RedisLink {
     async fn send_each(&self, commands: &Pipeline) -> Vec<Result<Value, LinkError>> {
         self.ask_each(commands).await
+    }
+}
+
+/// The error of a command; those of a cluster that moves its slots are transient.
+fn lost_in_transit(error: LinkError) -> LinkError {
+    match error {
+        LinkError::Refused(error) if error.is_cluster_error() => LinkError::Lost(error.to_string()),
+        other => other,
     }
 }
 

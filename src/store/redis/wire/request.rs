@@ -1,9 +1,8 @@
-//! A request to a server: its commands, why it may have no result, and the pause before a further attempt.
+//! A request to a server: why it may have no result, and the pause before a further attempt.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, ServerErrorKind, Value};
 
 use super::topology::Topology;
@@ -86,22 +85,14 @@ impl RefusedWritesFor {
     }
 }
 
-/// The error for commands that `server` refused, all or some of them.
+/// The error for a command that `server` refused.
 pub fn refused(server: impl FnOnce() -> String, error: redis::RedisError) -> LinkError {
-    let replies = error.clone().into_server_errors();
-    let mut replies = replies.iter().flat_map(|replies| replies.iter());
-    let refusal = replies.find_map(|(_, reply)| {
-        let why = RefusedWritesFor::of(reply.code())?;
-        Some((
-            why,
-            [reply.code(), reply.details().unwrap_or_default()].join(" "),
-        ))
-    });
-    match refusal {
-        Some((why, reply)) => LinkError::RefusedWrites(WriteRefusal {
+    let code = error.code().unwrap_or_default();
+    match RefusedWritesFor::of(code) {
+        Some(why) => LinkError::RefusedWrites(WriteRefusal {
             server: server(),
             why,
-            reply,
+            reply: [code, error.detail().unwrap_or_default()].join(" "),
         }),
         None => LinkError::Refused(error),
     }
@@ -146,52 +137,6 @@ pub fn read_time(value: Value) -> Result<Timestamp, StoreError> {
     let micros = seconds.saturating_mul(1_000_000).saturating_add(micros);
     Timestamp::from_microsecond(micros)
         .map_err(|error| StoreError::Failed(format!("Redis returned an impossible time: {error}")))
-}
-
-/// The commands of a request.
-#[derive(Clone, Copy)]
-pub enum Commands<'a> {
-    /// One command.
-    One(&'a Cmd),
-    /// Several in one write; the first error is the result of all.
-    Many(&'a Pipeline),
-    /// Several in one write, with a result each. A server returns errors as values among them, a cluster the first error of all.
-    Each(&'a Pipeline),
-}
-
-impl Commands<'_> {
-    /// Sends them on one connection and waits for the result.
-    pub async fn send(
-        self,
-        connection: &mut MultiplexedConnection,
-    ) -> Result<Value, redis::RedisError> {
-        match self {
-            Commands::One(command) => command.query_async(connection).await,
-            Commands::Many(pipeline) => pipeline.query_async(connection).await,
-            Commands::Each(pipeline) => connection
-                .send_packed_commands(pipeline, 0, pipeline.len())
-                .await
-                .map(Value::Array),
-        }
-    }
-}
-
-/// A sendable request: one command, or several. Several are not a transaction, and each result is returned.
-pub trait RedisRequest: Sync {
-    /// The commands.
-    fn parts(&self) -> Commands<'_>;
-}
-
-impl RedisRequest for Cmd {
-    fn parts(&self) -> Commands<'_> {
-        Commands::One(self)
-    }
-}
-
-impl RedisRequest for Pipeline {
-    fn parts(&self) -> Commands<'_> {
-        Commands::Many(self)
-    }
 }
 
 /// Commands that are sent in one write.

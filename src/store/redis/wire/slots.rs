@@ -75,12 +75,12 @@ impl ClusterView {
     }
 
     /// Parses the replies of the node at `asked`.
-    pub fn read(asked: &Address, answers: Value) -> Result<ClusterView, StoreError> {
+    pub fn read(asked: &Address, answers: Vec<Value>) -> Result<ClusterView, StoreError> {
         let unreadable = |error: redis::ParsingError| {
             StoreError::Unavailable(format!("{asked} returned no cluster map: {error}"))
         };
-        let (slots, nodes, info) =
-            <(Vec<Value>, String, String)>::from_redis_value(answers).map_err(unreadable)?;
+        let (slots, nodes, info): (Vec<Value>, String, String) =
+            FromRedisValue::from_redis_value(Value::Array(answers)).map_err(unreadable)?;
         let mut view = ClusterView {
             ok: info.contains("cluster_state:ok"),
             epoch: info
@@ -230,7 +230,7 @@ mod tests {
         }
     }
 
-    fn answers(slots: Vec<(u16, u16, &str, u16)>, nodes: &str, info: &str) -> Value {
+    fn answers(slots: Vec<(u16, u16, &str, u16)>, nodes: &str, info: &str) -> Vec<Value> {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let slots = slots.into_iter().map(|(first, last, host, port)| {
             let master = vec![text(host), Value::Int(port.into()), text("id")];
@@ -240,7 +240,7 @@ mod tests {
                 Value::Array(master),
             ])
         });
-        Value::Array(vec![Value::Array(slots.collect()), text(nodes), text(info)])
+        vec![Value::Array(slots.collect()), text(nodes), text(info)]
     }
 
     fn address(text: &str) -> Address {
@@ -290,7 +290,6 @@ mod tests {
 
     #[test]
     fn a_server_that_is_no_cluster_returns_no_map() {
-        let refused = Value::Array(vec![Value::Nil]);
-        assert!(ClusterView::read(&address("h:1"), refused).is_err());
+        assert!(ClusterView::read(&address("h:1"), vec![Value::Nil]).is_err());
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Span;
 use jiff::civil::Date;
-use redis::{Cmd, Pipeline};
+use redis::Cmd;
 
 use crate::policy::api_key::KeyId;
 use crate::store::StoreError;
@@ -27,10 +27,9 @@ const DAY_SECONDS: i64 = 86_400;
 /// # Errors
 /// Those of Redis.
 pub async fn listed_days(link: &RedisLink) -> Result<(Vec<Date>, bool), StoreError> {
-    let mut pipeline = Pipeline::new();
-    pipeline.exists(link.names.days_complete());
-    pipeline.smembers(link.names.days());
-    let (is_complete, listed): (bool, Vec<String>) = link.read(&pipeline).await?;
+    let (complete, days) = (link.names.days_complete(), link.names.days());
+    let ask = [Cmd::exists(complete), Cmd::smembers(days)];
+    let (is_complete, listed): (bool, Vec<String>) = link.replies(ask).await?;
     let dates = listed.iter().filter_map(|date| date.parse().ok());
     Ok((dates.collect(), is_complete))
 }
@@ -46,13 +45,9 @@ pub(super) fn listing<'d>(names: &Names, dates: impl IntoIterator<Item = &'d Dat
 /// # Errors
 /// Those of Redis.
 pub async fn complete_days(link: &RedisLink, dates: &[Date]) -> Result<(), StoreError> {
-    let mut pipeline = Pipeline::new();
-    if !dates.is_empty() {
-        pipeline.add_command(listing(&link.names, dates));
-    }
-    pipeline.set(link.names.days_complete(), 1);
-    link.ask(&pipeline).await?;
-    Ok(())
+    let list = (!dates.is_empty()).then(|| listing(&link.names, dates));
+    let complete = Cmd::set(link.names.days_complete(), 1);
+    link.send(list.into_iter().chain([complete])).await
 }
 
 /// Every date through `to` whose counts may be kept.

@@ -94,7 +94,7 @@ pub(super) async fn hashes_of(
         let names = [link.names.ledger(key, date), link.names.counts(key, date)];
         names.map(Cmd::hgetall)
     });
-    let mut hashes = link.replies::<HashFields>(ask).await?.into_iter();
+    let mut hashes = link.replies::<Vec<HashFields>>(ask).await?.into_iter();
     let pairs = std::iter::from_fn(|| hashes.next().zip(hashes.next()));
     Ok(pairs.collect())
 }

@@ -11,7 +11,7 @@ use crate::store::StoreError;
 use crate::store::redis::wire::breaker::{Breaker, CallOutcome};
 use crate::store::redis::wire::line::ServerLine;
 use crate::store::redis::wire::preparation::write_nothing;
-use crate::store::redis::wire::request::{Commands, LinkError};
+use crate::store::redis::wire::request::LinkError;
 use crate::store::redis::wire::topology::Address;
 
 /// A master and the task that keeps the line to it.
@@ -109,12 +109,7 @@ impl ClusterNode {
         {
             return;
         }
-        let write = write_nothing();
-        let accepts = self
-            .line
-            .query(Commands::One(&write), deadline)
-            .await
-            .is_ok();
+        let accepts = self.line.query(&write_nothing(), deadline).await.is_ok();
         let outcome = match accepts {
             true => CallOutcome::Wrote,
             false => CallOutcome::RefusedWrites,
