@@ -68,7 +68,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::feed::Stop;
 use self::inbox::WaitingCall;
-use self::keys::{ChangeResult, MARK};
+use self::keys::{Changed, MARK};
 use self::writer::Desk;
 use super::chain::{ChainItem, Chained};
 use super::current::Current;
@@ -219,9 +219,8 @@ impl EmbeddedStore {
     async fn change(
         &self,
         record: KeyRecord,
-        make: fn(&Connection, KeyRecord, Timestamp) -> rusqlite::Result<ChangeResult>,
+        make: fn(&Connection, KeyRecord, Timestamp) -> rusqlite::Result<Changed>,
     ) -> Result<(KeyRecord, ChangeMark), ChangeError> {
-        let id = record.id;
         let changed = self
             .on_writer(move |connection, desk| {
                 let changed = make(connection, record, desk.clock.now())?;
@@ -230,12 +229,7 @@ impl EmbeddedStore {
                 Ok(changed)
             })
             .await?;
-        match changed {
-            ChangeResult::Made(record, place) => Ok((*record, mark(place))),
-            ChangeResult::Unknown => Err(ChangeError::UnknownKey(id)),
-            ChangeResult::Conflict => Err(ChangeError::Conflict(id)),
-            ChangeResult::Taken => Err(ChangeError::Exists(id)),
-        }
+        changed.map(|(record, place)| (record, mark(place)))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::export::{ExportedKey, ImportCounts, secret_in_use};
 use crate::store::key_table::digests;
 use crate::store::sqlite::{execute, first, packed, parsed, rows, signed, unpacked, value};
-use crate::store::{Imported, KeyTable, StoreError};
+use crate::store::{ChangeError, Imported, KeyTable, StoreError};
 
 /// The number of the last change.
 pub(super) const MARK: &str = "SELECT coalesce(max(change), 0) FROM keys";
@@ -109,27 +109,18 @@ impl Follower {
     }
 }
 
-/// The result of a change of the table.
-pub(super) enum ChangeResult {
-    /// The change was made: the new record and the number of the change.
-    Made(Box<KeyRecord>, i64),
-    /// There is no such key.
-    Unknown,
-    /// The key has another version.
-    Conflict,
-    /// The id or a digest is in use.
-    Taken,
-}
+/// The new record and the number of the change, or why it was not made.
+pub(super) type Changed = Result<(KeyRecord, i64), ChangeError>;
 
 /// Adds a key.
 pub(super) fn create(
     connection: &Connection,
     mut record: KeyRecord,
     now: Timestamp,
-) -> rusqlite::Result<ChangeResult> {
+) -> rusqlite::Result<Changed> {
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
     if one(&transaction, record.id)?.is_some() {
-        return Ok(ChangeResult::Taken);
+        return Ok(Err(ChangeError::Exists(record.id)));
     }
     record.created = now;
     record.updated = now;
@@ -142,13 +133,13 @@ pub(super) fn update(
     connection: &Connection,
     mut record: KeyRecord,
     now: Timestamp,
-) -> rusqlite::Result<ChangeResult> {
+) -> rusqlite::Result<Changed> {
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
     let Some(old) = one(&transaction, record.id)? else {
-        return Ok(ChangeResult::Unknown);
+        return Ok(Err(ChangeError::UnknownKey(record.id)));
     };
     if old.version != record.version {
-        return Ok(ChangeResult::Conflict);
+        return Ok(Err(ChangeError::Conflict(record.id)));
     }
     record.created = old.created;
     record.updated = now;
@@ -161,12 +152,12 @@ fn made(
     transaction: Transaction<'_>,
     record: KeyRecord,
     old: Option<&KeyRecord>,
-) -> rusqlite::Result<ChangeResult> {
+) -> rusqlite::Result<Changed> {
     let Ok(place) = put(&transaction, &record, old)? else {
-        return Ok(ChangeResult::Taken);
+        return Ok(Err(ChangeError::Exists(record.id)));
     };
     transaction.commit()?;
-    Ok(ChangeResult::Made(Box::new(record), place))
+    Ok(Ok((record, place)))
 }
 
 /// Adds, in one transaction, the keys whose ids and digests are not in use. Returns the result for each key and the number of the last

@@ -428,11 +428,9 @@ fn run_history(steps: Vec<Step>) {
             ),
             ..record
         };
-        let keys::ChangeResult::Made(record, _) = keys::create(&connection, record, now).unwrap()
-        else {
-            panic!("the key was not made");
-        };
-        world.keys.push(KeyEntry::new(*record));
+        let made = keys::create(&connection, record, now).unwrap();
+        let (record, _) = made.unwrap();
+        world.keys.push(KeyEntry::new(record));
     }
     let mut processes = [Process::start(&path), Process::start(&path)];
     for step in steps {
