@@ -23,14 +23,13 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::identity::StoreIdentity;
 use super::yielding::CooperativeYield;
-use crate::store::StoreError;
 use crate::store::held_file::{FilePurpose, HeldConnection, HeldFile};
+use crate::store::{StoreError, on_thread};
 
 mod file;
 mod processes;
 mod rows;
 
-use file::JournalUnusable;
 pub use file::facts;
 pub use processes::{MissingCounts, Process};
 pub use rows::{CountRow, DateAndKey, JournalRows, ServeOutcome, TotalsRow};
@@ -141,16 +140,9 @@ impl Journal {
         // This channel allocates as needed; std's channel of this length takes 20 MiB at once.
         let (jobs, taken) = mpsc::channel(WAITING_MAX);
         let trouble = Arc::new(LastFailure::empty());
-        let opened = {
-            let (path, identity) = (path.clone(), identity.clone());
-            tokio::task::spawn_blocking(move || file::open(&path, &identity)).await
-        };
-        let connection = match opened {
-            Ok(Ok(connection)) => Some(connection),
-            Ok(Err(JournalUnusable::Failed(_))) => None,
-            Ok(Err(foreign @ JournalUnusable::Foreign(_))) => return Err(foreign.into()),
-            Err(error) => return Err(StoreError::Failed(format!("the journal: {error}"))),
-        };
+        let (of_path, of_store) = (path.clone(), identity.clone());
+        let open = move || file::open(&of_path, &of_store);
+        let opened = on_thread("opening the journal", open).await?;
         let mut writer = JournalWriter {
             path,
             identity,
@@ -158,7 +150,8 @@ impl Journal {
             file: None,
             trouble: trouble.clone(),
         };
-        if let Some(connection) = connection {
+        if let Ok(connection) = opened {
+            let connection = connection?;
             // A failure here recurs with the first write, which reports it.
             let _ = writer.hold(connection);
         }
@@ -334,13 +327,11 @@ impl Journal {
     }
 
     fn left_out(&self, rows: RowsOf) -> LeftOut {
-        LeftOut {
-            counts: match rows {
-                RowsOf::Others => self.own(),
-                RowsOf::OthersAndOwnCounts => String::new(),
-            },
-            totals: self.own(),
-        }
+        let counts = match rows {
+            RowsOf::Others => self.own(),
+            RowsOf::OthersAndOwnCounts => String::new(),
+        };
+        [counts, self.own()]
     }
 
     /// The next days of keys after `last`, `most` at most, that have such rows, with those rows.
@@ -443,15 +434,19 @@ impl JournalWriter {
             // A new connection shows whether the file is usable again.
             self.close();
         }
-        result.map_err(|error| StoreError::Failed(file::error_text(&self.path, &error)))
+        result.map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &rusqlite::Error) -> StoreError {
+        StoreError::Failed(format!("the journal {}: {error}", self.path.display()))
     }
 
     /// Checks the file and opens it if it is closed. Another file is never accepted: it would lack this process's counts.
     fn look(&mut self) -> Result<(), StoreError> {
         self.check_file()?;
         if self.connection.is_none() {
-            let connection = file::open(&self.path, &self.identity)?;
-            self.hold(connection)?;
+            let opened = file::open(&self.path, &self.identity);
+            self.hold(opened.map_err(|error| self.failed(&error))??)?;
         }
         Ok(())
     }

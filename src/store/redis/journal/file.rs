@@ -21,57 +21,29 @@ const FORMAT: SqliteFormat = SqliteFormat {
     version: 1,
 };
 
-/// Why the file cannot be used.
-#[derive(Debug)]
-pub enum JournalUnusable {
-    /// The file belongs to another store or program, which only an operator can correct.
-    Foreign(String),
-    /// The file cannot be opened now, with the path and the reason.
-    Failed(String),
-}
-
-impl From<JournalUnusable> for StoreError {
-    fn from(unusable: JournalUnusable) -> StoreError {
-        match unusable {
-            JournalUnusable::Foreign(text) | JournalUnusable::Failed(text) => {
-                StoreError::Failed(text)
-            }
-        }
-    }
-}
-
-/// Opens the file of the store `identity`, readable by its owner only. A file of another store or program is not changed.
-pub fn open(path: &Path, identity: &StoreIdentity) -> Result<Connection, JournalUnusable> {
-    let failed = |error: rusqlite::Error| JournalUnusable::Failed(error_text(path, &error));
-    let opened = sqlite::open(path, LOCK_WAIT_MAX, FORMAT, rows::TABLES);
-    let mut connection = opened.map_err(failed)?;
-    if SqliteFormat::of(&connection).map_err(failed)? != FORMAT {
-        return Err(JournalUnusable::Foreign(format!(
+/// Opens the file of the store `identity`, readable by its owner only. The inner error, with the remedy, is that of a file of another
+/// store or program, which only an operator can correct; the file is not changed.
+pub fn open(
+    path: &Path,
+    identity: &StoreIdentity,
+) -> rusqlite::Result<Result<Connection, StoreError>> {
+    let mut connection = sqlite::open(path, LOCK_WAIT_MAX, FORMAT, rows::TABLES)?;
+    if SqliteFormat::of(&connection)? != FORMAT {
+        return Ok(Err(StoreError::Failed(format!(
             "{} is not a journal of this version of touchline: point store.redis.journal at a file of its own",
             path.display()
-        )));
+        ))));
     }
-    match claim(&mut connection, identity).map_err(failed)? {
-        None => Ok(connection),
-        Some((theirs, unsettled)) => Err(JournalUnusable::Foreign(format!(
-            "{} is the journal of {theirs}, and the configuration names {identity}; it holds {unsettled} units that were served without Redis and not yet sent to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
-            path.display()
-        ))),
-    }
-}
-
-/// Claims the file for this store. If it belongs to another one: returns that store, and the units that it may be missing.
-fn claim(
-    connection: &mut Connection,
-    identity: &StoreIdentity,
-) -> rusqlite::Result<Option<(StoreIdentity, u64)>> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     if let Some(theirs) = identity.claim(&transaction)? {
         let unsettled = rows::unsettled_of_others(&transaction, "")?;
-        return Ok(Some((theirs, unsettled)));
+        return Ok(Err(StoreError::Failed(format!(
+            "{} is the journal of {theirs}, and the configuration names {identity}; it holds {unsettled} units that were served without Redis and not yet sent to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
+            path.display()
+        ))));
     }
     transaction.commit()?;
-    Ok(None)
+    Ok(Ok(connection))
 }
 
 /// The contents of the journal at `path` in summary, or `None` if there is no such file. Read without Redis and without changing
@@ -101,9 +73,4 @@ fn read_facts(path: &Path, facts: &mut JournalFacts) -> rusqlite::Result<()> {
     facts.pending_units = rows::unsettled_of_others(&connection, "")?;
     (facts.counts, facts.unsettled_counts) = rows::how_many(&connection)?;
     Ok(())
-}
-
-/// An SQLite error with the path of the file.
-pub fn error_text(path: &Path, error: &rusqlite::Error) -> String {
-    format!("the journal {}: {error}", path.display())
 }

@@ -240,15 +240,9 @@ fn read_pair(row: &Row<'_>) -> rusqlite::Result<(u64, u64)> {
     Ok((unsigned(row.get(0)?), unsigned(row.get(1)?)))
 }
 
-/// The producers whose rows are left out, as patterns of SQLite's `GLOB`. An empty one leaves out none, because every producer has a
-/// name.
-#[derive(Debug, Clone)]
-pub struct LeftOut {
-    /// Those whose counts are.
-    pub counts: String,
-    /// Those whose totals are.
-    pub totals: String,
-}
+/// The producers whose counts and whose totals are left out, as patterns of SQLite's `GLOB`. An empty one leaves out none, because every
+/// producer has a name.
+pub type LeftOut = [String; 2];
 
 /// The days of keys after `last`, in order, that have other rows than those left out, with these rows.
 pub fn days_but(
@@ -262,10 +256,7 @@ pub fn days_but(
         None => Default::default(),
     };
     let mut days = BTreeSet::new();
-    for (listing, left_out) in [
-        (DAYS_OF_COUNTS, &left_out.counts),
-        (DAYS_OF_TOTALS, &left_out.totals),
-    ] {
+    for (listing, left_out) in [DAYS_OF_COUNTS, DAYS_OF_TOTALS].into_iter().zip(left_out) {
         let after = (left_out, &date, key, signed(most as u64));
         let listed: Vec<_> = sqlite::rows(connection, listing, after, read_date_and_key)?;
         days.extend(listed);
@@ -276,14 +267,14 @@ pub fn days_but(
 /// These days of keys with their rows but those left out.
 pub fn rows_but(
     connection: &Connection,
-    left_out: &LeftOut,
+    [of_counts, of_totals]: &LeftOut,
     days: impl Iterator<Item = DateAndKey>,
 ) -> rusqlite::Result<Vec<(DateAndKey, JournalRows)>> {
     let days = days.map(|(date, key)| {
         let of = |left_out| (date.to_string(), key.as_str(), left_out);
         let rows = JournalRows {
-            counts: sqlite::rows(connection, COUNTS_BUT, of(&left_out.counts), read_count)?,
-            totals: sqlite::rows(connection, TOTALS_BUT, of(&left_out.totals), read_totals)?,
+            counts: sqlite::rows(connection, COUNTS_BUT, of(of_counts), read_count)?,
+            totals: sqlite::rows(connection, TOTALS_BUT, of(of_totals), read_totals)?,
         };
         Ok(((date, key), rows))
     });

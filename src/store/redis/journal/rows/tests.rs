@@ -76,10 +76,7 @@ fn a_keys_day_is_dropped_whole_when_all_of_it_is_settled_or_its_retention_is_ove
 }
 
 fn left_out(counts: &str, totals: &str) -> LeftOut {
-    LeftOut {
-        counts: counts.into(),
-        totals: totals.into(),
-    }
+    [counts.into(), totals.into()]
 }
 
 #[test]
