@@ -26,6 +26,8 @@ const LINE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 const SUM_BEGINS: &str = ",\"crc32\":\"";
 /// The text after a line's checksum.
 const SUM_ENDS: &str = "\"}";
+/// The text with which the last line begins, and no other.
+const LAST_BEGINS: &str = "{\"end\":";
 
 /// The content of the first line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,13 +89,8 @@ enum WrittenLine<'a> {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Read {
-    Key(Box<super::export::ExportedKey>),
-    KeyDay(Box<super::export::KeyDay>),
-    Event(super::export::ExportedEvent),
-    Audit(Box<crate::policy::audit::Entry>),
-    End(End),
+struct LastLine {
+    end: End,
 }
 
 #[derive(Deserialize)]
@@ -233,16 +230,12 @@ impl<R: BufRead> BackupReader<R> {
             ));
         };
         let content = self.content(&line)?;
-        let piece = match self.parsed::<Read>(&content)? {
-            Read::Key(key) => Exported::Key(key),
-            Read::KeyDay(day) => Exported::KeyDay(day),
-            Read::Event(event) => Exported::Event(event),
-            Read::Audit(entry) => Exported::Audit(entry),
-            Read::End(end) => {
-                self.finish(&end, &format!("{:x}", digest.finalize()))?;
-                return Ok(None);
-            }
-        };
+        if content.starts_with(LAST_BEGINS) {
+            let LastLine { end } = self.parsed(&content)?;
+            self.finish(&end, &format!("{:x}", digest.finalize()))?;
+            return Ok(None);
+        }
+        let piece: Exported = self.parsed(&content)?;
         self.contents.count(&piece);
         Ok(Some(piece))
     }
