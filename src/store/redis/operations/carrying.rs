@@ -184,10 +184,11 @@ pub async fn take_in(
             Exported::Audit(entry) => entries.push(&**entry),
         }
     }
-    let mut taken = take_keys(link, &keys, taking).await?;
-    taken.add(&ledger::take_in(link, &days, taking).await?);
-    taken.add(&take_events(link, &events, taking).await?);
-    taken.add(&take_entries(link, &entries, taking).await?);
+    let mut taken = ImportCounts::default();
+    take_keys(link, &keys, taking, &mut taken).await?;
+    ledger::take_in(link, &days, taking, &mut taken).await?;
+    take_events(link, &events, taking, &mut taken).await?;
+    take_entries(link, &entries, taking, &mut taken).await?;
     Ok(taken)
 }
 
@@ -196,10 +197,10 @@ async fn take_entries(
     link: &RedisLink,
     entries: &[&Entry],
     taking: ImportMode,
-) -> Result<ImportCounts, StoreError> {
-    let mut taken = ImportCounts::default();
+    taken: &mut ImportCounts,
+) -> Result<(), StoreError> {
     if entries.is_empty() {
-        return Ok(taken);
+        return Ok(());
     }
     let held = audit::of_gateways(link).await?;
     let mut held: BTreeSet<u64> = held.iter().map(|entry| entry.version).collect();
@@ -210,10 +211,10 @@ async fn take_entries(
             missing.push(entry_added(link.names.gateway_audit_trail(), entry));
         }
     }
-    if taking == ImportMode::Write {
-        link.send(missing).await?;
+    match taking {
+        ImportMode::Write => link.send(missing).await,
+        ImportMode::DryRun => Ok(()),
     }
-    Ok(taken)
 }
 
 fn entry_added(trail: String, entry: &Entry) -> Cmd {
@@ -225,8 +226,8 @@ async fn take_keys(
     link: &RedisLink,
     keys: &[&ExportedKey],
     taking: ImportMode,
-) -> Result<ImportCounts, StoreError> {
-    let mut taken = ImportCounts::default();
+    taken: &mut ImportCounts,
+) -> Result<(), StoreError> {
     let ids: Vec<KeyId> = keys.iter().map(|key| key.record.id).collect();
     let stored = index::stored(link, &ids).await?;
     let mut newer: Vec<(&KeyRecord, Option<&KeyRecord>)> = Vec::new();
@@ -253,11 +254,10 @@ async fn take_keys(
         }
     }
     if taking == ImportMode::DryRun {
-        return Ok(taken);
+        return Ok(());
     }
     write(link, &newer).await?;
-    link.send(missing).await?;
-    Ok(taken)
+    link.send(missing).await
 }
 
 /// Fails if another key has one of the secrets.
@@ -294,8 +294,8 @@ async fn take_events(
     link: &RedisLink,
     events: &[&ExportedEvent],
     taking: ImportMode,
-) -> Result<ImportCounts, StoreError> {
-    let mut taken = ImportCounts::default();
+    taken: &mut ImportCounts,
+) -> Result<(), StoreError> {
     let ask = events
         .iter()
         .map(|event| match (&event.claim, date_of(&event.id)) {
@@ -317,10 +317,10 @@ async fn take_events(
             taken.events_held += 1;
         }
     }
-    if taking == ImportMode::Write {
-        link.send(keeping).await?;
+    match taking {
+        ImportMode::Write => link.send(keeping).await,
+        ImportMode::DryRun => Ok(()),
     }
-    Ok(taken)
 }
 
 fn member(event: &ExportedEvent) -> String {

@@ -89,10 +89,10 @@ pub async fn take_in(
     link: &RedisLink,
     days: &[&KeyDay],
     taking: ImportMode,
-) -> Result<ImportCounts, StoreError> {
-    let mut taken = ImportCounts::default();
+    taken: &mut ImportCounts,
+) -> Result<(), StoreError> {
     if days.is_empty() {
-        return Ok(taken);
+        return Ok(());
     }
     let merge = days.iter().map(|day| {
         let keys = [
@@ -120,7 +120,7 @@ pub async fn take_in(
         let dates = days.iter().map(|day| &day.date);
         link.ask(&listing(&link.names, dates)).await?;
     }
-    Ok(taken)
+    Ok(())
 }
 
 fn arguments(day: &KeyDay, taking: ImportMode) -> ScriptArguments {
