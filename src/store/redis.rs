@@ -241,8 +241,8 @@ async fn follower(
     let open = move || Replica::open(&path, &identity);
     let (replica, saved) = on_thread("opening the replica", open).await??;
     let feed = Feed::new(setting, Some(Arc::new(replica)));
-    if let Some(saved) = saved {
-        feed.begin_with(saved.records, saved.standing);
+    if let Some((records, standing)) = saved {
+        feed.begin_with(records, standing);
     }
     Ok(feed)
 }

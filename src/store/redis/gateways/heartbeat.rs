@@ -18,7 +18,6 @@ pub struct Heartbeat {
     /// The stream id of the last change applied, and saved if the gateway has a replica.
     pub applied: String,
     /// The time since its key table was known to be current (milliseconds), or `None` if it never was.
-    #[serde(default)]
     pub keys_age_ms: Option<u64>,
     /// The keys in its table.
     #[serde(default)]
@@ -27,15 +26,11 @@ pub struct Heartbeat {
     #[serde(default)]
     pub version: String,
     /// Why it cannot save its replica.
-    #[serde(default)]
     pub replica_error: Option<String>,
     /// The state of its breaker.
-    #[serde(default)]
     pub breaker: Option<BreakerFacts>,
     /// Its service without Redis.
-    #[serde(default)]
     pub service: Option<ServiceFacts>,
     /// Redis's clock minus its own.
-    #[serde(default)]
     pub clock_difference_seconds: Option<f64>,
 }

@@ -63,14 +63,8 @@ pub struct Standing {
     pub origin: ReplicaOrigin,
 }
 
-/// The contents of a saved replica.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Saved {
-    /// The records.
-    pub records: Vec<KeyRecord>,
-    /// Their position in the feed.
-    pub standing: Standing,
-}
+/// The contents of a saved replica: the records, and their position in the feed.
+pub type Saved = (Vec<KeyRecord>, Standing);
 
 /// The file.
 pub struct Replica {
@@ -228,14 +222,12 @@ fn read(connection: &Connection) -> rusqlite::Result<Option<Saved>> {
             Err(error) => tracing::error!(%error, "a saved key is skipped"),
         }
     }
-    Ok(Some(Saved {
-        records,
-        standing: Standing {
-            place,
-            current_at,
-            origin,
-        },
-    }))
+    let standing = Standing {
+        place,
+        current_at,
+        origin,
+    };
+    Ok(Some((records, standing)))
 }
 
 fn is_damage(error: &rusqlite::Error) -> bool {

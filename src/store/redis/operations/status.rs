@@ -46,12 +46,7 @@ pub async fn status(
     let mut register_refuses_writes = false;
     for master in &masters {
         match server(link, master).await {
-            Ok(examined) => {
-                let Examined {
-                    facts,
-                    refusal,
-                    warnings: found,
-                } = examined;
+            Ok((facts, refusal, found)) => {
                 servers.push(facts);
                 let keeps_register = link.keeps(master, &link.names.register());
                 register_refuses_writes |= keeps_register && refusal.is_some();
@@ -129,14 +124,8 @@ pub async fn content(link: &RedisLink) -> Result<StoreContent, StoreError> {
     })
 }
 
-/// One master, as it was found.
-struct Examined {
-    facts: ServerFacts,
-    /// Why it refuses writes, if it does.
-    refusal: Option<RefusedWritesFor>,
-    /// The guarantees that it breaks.
-    warnings: Vec<String>,
-}
+/// The state of a master, why it refuses writes if it does, and the guarantees that it breaks.
+type Examined = (ServerFacts, Option<RefusedWritesFor>, Vec<String>);
 
 /// The settings of a server that are read.
 type ServerSettings = HashMap<String, String>;
@@ -177,11 +166,8 @@ async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreErro
             "it has replicas but accepts writes without them, so an isolated master continues to count: set min-replicas-to-write 1".into(),
         );
     }
-    Ok(Examined {
-        refusal: refusal_of_writes(&facts, &info, &settings),
-        facts,
-        warnings,
-    })
+    let refusal = refusal_of_writes(&facts, &info, &settings);
+    Ok((facts, refusal, warnings))
 }
 
 /// The settings of a server; `None` if it does not return them (a managed service, an ACL).

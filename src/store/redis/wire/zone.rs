@@ -57,9 +57,24 @@ pub async fn check(
     store: &impl SendEach,
 ) -> Result<ZoneCheck, StoreError> {
     let get = pipeline(names.iter().map(Cmd::get));
-    let found = Found::of(names, zone, store.send_each(&get).await)?;
-    if !found.is_known {
-        if let Some(error) = found.first_unread {
+    let (mut is_known, mut lacking, mut first_unread) = (false, Vec::new(), None);
+    for (name, result) in names.iter().zip(store.send_each(&get).await) {
+        match result {
+            Ok(stored) if is_same(Some(&stored), zone)? => is_known = true,
+            Ok(_) => lacking.push(name),
+            // The store may have a zone there.
+            Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {
+                first_unread.get_or_insert(error);
+            }
+            Err(
+                error @ (LinkError::Refused(_)
+                | LinkError::RefusedWrites(_)
+                | LinkError::Unreadable(_)),
+            ) => return Err(error.into()),
+        }
+    }
+    if !is_known {
+        if let Some(error) = first_unread {
             return Ok(ZoneCheck::Unread(error.into()));
         }
         if empty == EmptyStore::Left {
@@ -73,9 +88,9 @@ pub async fn check(
         let replies: Vec<Value> = results.collect::<Result<_, _>>()?;
         is_same(replies.last(), zone)?;
     }
-    if empty == EmptyStore::Claimed && !found.lacking.is_empty() {
+    if empty == EmptyStore::Claimed && !lacking.is_empty() {
         // A copy that cannot be set now is set by a later check.
-        store.send_each(&set_zones(&found.lacking, zone)).await;
+        store.send_each(&set_zones(lacking, zone)).await;
     }
     Ok(ZoneCheck::Same)
 }
@@ -87,45 +102,6 @@ pub fn set_zones<'n>(names: impl IntoIterator<Item = &'n String>, zone: &str) ->
         set.cmd("SET").arg((name, zone, "NX"));
     }
     set
-}
-
-/// The result of reading the names.
-#[derive(Debug, Default)]
-struct Found {
-    is_known: bool,
-    /// The names without a zone.
-    lacking: Vec<String>,
-    /// Why the first of the names that cannot be read cannot: the store may have a zone there.
-    first_unread: Option<LinkError>,
-}
-
-impl Found {
-    fn of(
-        names: &[String],
-        zone: &str,
-        results: Vec<Result<Value, LinkError>>,
-    ) -> Result<Found, StoreError> {
-        let mut found = Found::default();
-        for (name, result) in names.iter().zip(results) {
-            match result {
-                Ok(stored) => match is_same(Some(&stored), zone)? {
-                    true => found.is_known = true,
-                    false => found.lacking.push(name.clone()),
-                },
-                Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {
-                    found.first_unread.get_or_insert(error);
-                }
-                Err(
-                    error @ (LinkError::Refused(_)
-                    | LinkError::RefusedWrites(_)
-                    | LinkError::Unreadable(_)),
-                ) => {
-                    return Err(error.into());
-                }
-            }
-        }
-        Ok(found)
-    }
 }
 
 /// Whether the reply has a zone, which must be this one.
