@@ -219,7 +219,7 @@ impl ServerLine {
             return;
         };
         if live.master.is_some()
-            && let Some(named) = self.server.named_master().await
+            && let Ok(Some(named)) = self.server.named_master().await
             && live.master.as_ref() != Some(&named)
         {
             self.drop_connection(

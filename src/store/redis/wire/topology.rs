@@ -87,7 +87,9 @@ pub struct Dialled {
 /// The servers and the login for them.
 #[derive(Clone)]
 pub struct Topology {
-    servers: Layout,
+    layout: Layout,
+    /// The server, the sentinels, or the nodes of the cluster.
+    seeds: Vec<Address>,
     login: RedisConnectionInfo,
     sentinel_login: RedisConnectionInfo,
     tls: Option<RedisTls>,
@@ -96,12 +98,10 @@ pub struct Topology {
 
 #[derive(Clone)]
 enum Layout {
-    Single(Address),
-    Sentinel {
-        sentinels: Vec<Address>,
-        master: String,
-    },
-    Cluster(Vec<Address>),
+    Single,
+    /// With the sentinels' name for the master.
+    Sentinel(String),
+    Cluster,
 }
 
 impl Topology {
@@ -112,7 +112,7 @@ impl Topology {
     pub fn of(settings: &RedisSettings) -> Result<Topology, StoreError> {
         let mut login = RedisConnectionInfo::default();
         let mut tls = settings.tls.clone();
-        let servers = match &settings.servers {
+        let (layout, seeds) = match &settings.servers {
             Servers::Url(url) => {
                 let (address, of_url, encrypted) = read_url(url)?;
                 login = of_url;
@@ -124,13 +124,12 @@ impl Topology {
                         "does not begin with rediss://, but TLS is configured",
                     ));
                 }
-                Layout::Single(address)
+                (Layout::Single, vec![address])
             }
-            Servers::Sentinels { sentinels, master } => Layout::Sentinel {
-                sentinels: addresses(sentinels)?,
-                master: master.clone(),
-            },
-            Servers::Cluster(nodes) => Layout::Cluster(addresses(nodes)?),
+            Servers::Sentinels { sentinels, master } => {
+                (Layout::Sentinel(master.clone()), addresses(sentinels)?)
+            }
+            Servers::Cluster(nodes) => (Layout::Cluster, addresses(nodes)?),
         };
         if let Some(database) = settings.database {
             login = login.set_db(i64::from(database));
@@ -146,7 +145,8 @@ impl Topology {
             sentinel_login = sentinel_login.set_password(password.reveal());
         }
         let topology = Topology {
-            servers,
+            layout,
+            seeds,
             login,
             sentinel_login,
             tls,
@@ -158,12 +158,8 @@ impl Topology {
     }
 
     fn first(&self) -> Address {
-        let servers = match &self.servers {
-            Layout::Single(address) => return address.clone(),
-            Layout::Sentinel { sentinels, .. } => sentinels,
-            Layout::Cluster(nodes) => nodes,
-        };
-        servers.first().cloned().unwrap_or(Address {
+        let first = self.seeds.first().cloned();
+        first.unwrap_or(Address {
             host: String::new(),
             port: 0,
         })
@@ -171,10 +167,10 @@ impl Topology {
 
     /// `single`, `sentinel` or `cluster`.
     pub fn kind(&self) -> &'static str {
-        match &self.servers {
-            Layout::Single(_) => "single",
-            Layout::Sentinel { .. } => "sentinel",
-            Layout::Cluster(_) => "cluster",
+        match self.layout {
+            Layout::Single => "single",
+            Layout::Sentinel(_) => "sentinel",
+            Layout::Cluster => "cluster",
         }
     }
 
@@ -186,12 +182,10 @@ impl Topology {
     /// The identity of the store, as it is recorded in the files on this machine.
     pub fn identity(&self, key_prefix: &str) -> StoreIdentity {
         let database = self.login.db();
-        let (name, nodes) = match &self.servers {
-            Layout::Single(address) => (format!("{address}/{database}"), [].as_slice()),
-            Layout::Sentinel { sentinels, master } => {
-                (format!("{master}/{database}"), sentinels.as_slice())
-            }
-            Layout::Cluster(nodes) => ("the cluster".to_owned(), nodes.as_slice()),
+        let (name, nodes) = match &self.layout {
+            Layout::Single => (format!("{}/{database}", self.first()), Default::default()),
+            Layout::Sentinel(master) => (format!("{master}/{database}"), &*self.seeds),
+            Layout::Cluster => ("the cluster".to_owned(), &*self.seeds),
         };
         StoreIdentity {
             name: format!("{name} with the prefix {key_prefix}"),
@@ -201,16 +195,14 @@ impl Topology {
 
     /// The nodes through which a cluster is discovered, or `None` without a cluster.
     pub fn seeds(&self) -> Option<&[Address]> {
-        match &self.servers {
-            Layout::Single(_) | Layout::Sentinel { .. } => None,
-            Layout::Cluster(nodes) => Some(nodes),
-        }
+        matches!(self.layout, Layout::Cluster).then_some(&*self.seeds)
     }
 
     /// One node of a cluster as a server of its own, with the same login.
     pub fn node(&self, address: Address) -> Topology {
         Topology {
-            servers: Layout::Single(address),
+            layout: Layout::Single,
+            seeds: vec![address],
             ..self.clone()
         }
     }
@@ -221,10 +213,7 @@ impl Topology {
     /// # Errors
     /// [`StoreError::Unavailable`] with the reason.
     pub async fn dial(&self, response_timeout: Option<Duration>) -> Result<Dialled, StoreError> {
-        let master = match &self.servers {
-            Layout::Single(_) | Layout::Cluster(_) => None,
-            Layout::Sentinel { sentinels, master } => Some(self.master(sentinels, master).await?),
-        };
+        let master = self.named_master().await?;
         let address = master.clone().unwrap_or_else(|| self.first());
         let (login, patience) = (&self.login, self.connect_timeout);
         let reached = self.reach(&address, login, patience, response_timeout);
@@ -235,17 +224,15 @@ impl Topology {
         Ok(Dialled { connection, master })
     }
 
-    /// The master that the sentinels name now, or `None` without sentinels or if none of them answers.
-    pub async fn named_master(&self) -> Option<Address> {
-        match &self.servers {
-            Layout::Single(_) | Layout::Cluster(_) => None,
-            Layout::Sentinel { sentinels, master } => self.master(sentinels, master).await.ok(),
-        }
-    }
-
-    /// The master of the latest epoch among the replies of the sentinels.
-    async fn master(&self, sentinels: &[Address], master: &str) -> Result<Address, StoreError> {
-        let asked = sentinels.iter().map(async |sentinel| {
+    /// The master that the sentinels name now, of the latest epoch among their replies; `None` without sentinels.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] if none of them names one.
+    pub async fn named_master(&self) -> Result<Option<Address>, StoreError> {
+        let Layout::Sentinel(master) = &self.layout else {
+            return Ok(None);
+        };
+        let asked = self.seeds.iter().map(async |sentinel| {
             timeout(SENTINEL_TIMEOUT, self.ask_sentinel(sentinel, master))
                 .await
                 .unwrap_or_else(|_| Err(no_server(format!("{sentinel}: no answer in time"))))
@@ -259,7 +246,7 @@ impl Topology {
             }
         }
         troubles.sort();
-        latest.map(|(_, address)| address).ok_or_else(|| {
+        latest.map(|(_, address)| Some(address)).ok_or_else(|| {
             no_server(format!(
                 "no sentinel names the master {master}: {}",
                 troubles.join("; ")
@@ -348,19 +335,14 @@ impl fmt::Display for Topology {
         } else {
             "redis"
         };
-        let listed = |addresses: &[Address]| {
-            let shown: Vec<String> = addresses.iter().map(Address::to_string).collect();
-            shown.join(",")
-        };
-        match &self.servers {
-            Layout::Single(address) => write!(f, "{scheme}://{address}/{}", self.login.db()),
-            Layout::Sentinel { sentinels, master } => write!(
-                f,
-                "{scheme}://{master}/{} of the sentinels {}",
-                self.login.db(),
-                listed(sentinels)
-            ),
-            Layout::Cluster(nodes) => write!(f, "{scheme}:// cluster of {}", listed(nodes)),
+        let (seeds, database) = (self.seeds.iter().map(Address::to_string), self.login.db());
+        let seeds = seeds.collect::<Vec<_>>().join(",");
+        match &self.layout {
+            Layout::Single => write!(f, "{scheme}://{seeds}/{database}"),
+            Layout::Sentinel(master) => {
+                write!(f, "{scheme}://{master}/{database} of the sentinels {seeds}")
+            }
+            Layout::Cluster => write!(f, "{scheme}:// cluster of {seeds}"),
         }
     }
 }
