@@ -22,15 +22,13 @@ use jiff::tz::TimeZone;
 use redis::{Cmd, FromRedisValue};
 use tokio::time::Instant;
 
-use super::journal::{CountRow, Journal, JournalRows, Process, TotalsRow};
-use super::names::Names;
+use super::journal::{CountRow, Journal, JournalRows, Process};
 use super::outage::OutageService;
 use super::parts::Parts;
 use crate::policy::api_key::KeyId;
-use crate::policy::calendar::{Calendar, Day};
+use crate::policy::calendar::Calendar;
 use crate::store::StoreError;
-use crate::store::export::process_of;
-use crate::store::redis::counts::ledger::{self, HashFields};
+use crate::store::redis::counts::ledger::{Counts, HashFields, stored_days};
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::wire::request::{pipeline, unreadable};
 
@@ -194,7 +192,11 @@ impl CrashRecovery {
         for (key, result) in keys.iter().zip(link.ask_each(&ask).await) {
             let fields = result.map_err(StoreError::from);
             match fields.and_then(|value| HashFields::from_redis_value(value).map_err(unreadable)) {
-                Ok(fields) => held.extend(rows_of(*key, date, &fields, processes)),
+                Ok(fields) => {
+                    let counts = Counts::of(&fields);
+                    let rows = counts.map(|counts| counts.rows_of((date, *key), processes));
+                    held.extend(rows.into_iter().flatten());
+                }
                 Err(error) => {
                     left.push(*key);
                     complete = complete.and(Err(error));
@@ -226,12 +228,11 @@ impl CrashRecovery {
         let lacking = self.journal.lacking(held).await?;
         let (days, mut is_ahead) = (Vec::from_iter(lacking.days), lacking.is_ahead);
         let mut rows = JournalRows::default();
-        let held = ledger::held(&self.parts.command_link, &days).await?;
-        for ((key, day), (totals, counts)) in days.into_iter().zip(held) {
-            rows.counts
-                .extend(rows_of(key, day.date, &counts, processes));
-            let theirs = |row: &TotalsRow| processes.contains(process_of(&row.producer));
-            rows.totals.extend(totals.into_iter().filter(theirs));
+        let places: Vec<_> = days.iter().map(|(key, day)| (day.date, *key)).collect();
+        let held = stored_days(&self.parts.command_link, &places).await?;
+        for ((_, day), held) in days.into_iter().zip(held) {
+            rows.counts.extend(held.count_rows(processes));
+            rows.totals.extend(held.totals_rows(day, processes));
         }
         let recovered = rows.counts.len();
         if recovered > 0 {
@@ -257,42 +258,6 @@ impl CrashRecovery {
     }
 }
 
-/// Redis's rows of these processes on a key's day, including their unspent credit, which no process can use any more.
-fn rows_of(
-    key: KeyId,
-    date: Date,
-    fields: &HashFields,
-    processes: &HashSet<&str>,
-) -> Vec<CountRow> {
-    let Some((start, end)) = fields.keys().find_map(|field| Names::boundaries_in(field)) else {
-        return Vec::new();
-    };
-    let units = |kind: char, producer: &str| match fields.get(&format!("{kind}{producer}")) {
-        Some(units) => units.parse::<u64>().ok(),
-        None => Some(0),
-    };
-    // A producer may have refunds only: of units that another one was granted, before its account was dropped.
-    let producers: BTreeSet<&str> = fields
-        .keys()
-        .filter_map(|field| field.strip_prefix(['g', 'r']))
-        .collect();
-    producers
-        .into_iter()
-        .filter(|producer| processes.contains(process_of(producer)))
-        .filter_map(|producer| {
-            Some(CountRow {
-                key,
-                day: Day { date, start, end },
-                producer: producer.to_owned(),
-                ack: units('g', producer)?,
-                rack: units('r', producer)?,
-                unsettled_units: 0,
-                settled: true,
-            })
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,7 +276,8 @@ mod tests {
         let fields = fields.map(|(field, value)| (field.to_owned(), value.to_owned()));
         let (key, date) = ("0123456789Ab".parse().unwrap(), "2026-11-22".parse());
         let processes = HashSet::from(["dead"]);
-        let rows = rows_of(key, date.unwrap(), &fields.into(), &processes);
+        let counts = Counts::of(&fields.into()).unwrap();
+        let rows = counts.rows_of((date.unwrap(), key), &processes);
         let marks = rows.iter().map(|row| (&*row.producer, row.ack, row.rack));
         assert_eq!(
             Vec::from_iter(marks),

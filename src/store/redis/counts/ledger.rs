@@ -38,7 +38,7 @@ pub use carrying::{key_days, take_in};
 pub use days::{complete_days, days_kept, has_counts, listed_days};
 pub use producer_totals::KeyAndDate;
 use producer_totals::{CountedTotals, LedgerPage, ProducerTotals, TotalsKey};
-pub use reading::{HashFields, held, late_days, mark_late_days, prove};
+pub use reading::{Counts, HashFields, late_days, mark_late_days, prove, stored_days};
 
 /// Key-days written in one round trip.
 const WRITE_BATCH: usize = 256;

@@ -4,7 +4,7 @@ use jiff::civil::Date;
 
 use super::cells;
 use super::days::listing;
-use super::reading::{Counts, HashFields, hashes_of};
+use super::reading::{StoredDay, stored_days};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::export::{
@@ -24,43 +24,33 @@ pub async fn key_days(
     date: Date,
     calendar: &Calendar,
 ) -> Result<Vec<KeyDay>, StoreError> {
-    let hashes = hashes_of(link, keys.iter().map(|key| (*key, date))).await?;
-    let mut days = Vec::new();
-    for (key, (entries, counts)) in keys.iter().zip(hashes) {
-        if !entries.is_empty() || !counts.is_empty() {
-            let day = key_day(*key, date, (&entries, &counts), calendar);
-            days.push(day.map_err(|what| {
-                StoreError::Failed(format!("the day {date} of the key {key} in Redis: {what}"))
-            })?);
-        }
-    }
-    Ok(days)
+    let places: Vec<_> = keys.iter().map(|key| (date, *key)).collect();
+    let mut days = stored_days(link, &places).await?;
+    days.retain(|day| !day.is_absent());
+    let days = days.into_iter().map(|day| {
+        let (_, key) = day.place;
+        key_day(day, calendar).map_err(|what| {
+            StoreError::Failed(format!("the day {date} of the key {key} in Redis: {what}"))
+        })
+    });
+    days.collect()
 }
 
-fn key_day(
-    key: KeyId,
-    date: Date,
-    (entries, fields): (&HashFields, &HashFields),
-    calendar: &Calendar,
-) -> Result<KeyDay, String> {
-    let mut sheets = Vec::new();
-    for (field, value) in entries {
-        let (producer, cell) = cells::read(field, value)
-            .ok_or_else(|| format!("the ledger has a field {field} = {value}"))?;
-        sheets.push(Sheet {
-            producer: producer.to_owned(),
-            tier: cell.tier,
-            endpoint: cell.endpoint,
-            numbers: cell.totals.numbers().to_vec(),
-            limit: cell.ceiling.limit,
-            granted: cell.ceiling.granted,
-        });
-    }
-    sheets.sort_by(|a, b| (&a.producer, &a.endpoint).cmp(&(&b.producer, &b.endpoint)));
-    let counts = Counts::of(fields);
-    if let Some(text) = counts.iter().flat_map(Counts::unreadable).next() {
+fn key_day(stored: StoredDay, calendar: &Calendar) -> Result<KeyDay, String> {
+    if let Some(text) = stored.unreadable().next() {
         return Err(text.clone());
     }
+    let ((date, key), counts) = (stored.place, stored.counts);
+    let sheets = stored.cells.into_iter().map(|(producer, cell)| Sheet {
+        producer,
+        tier: cell.tier,
+        endpoint: cell.endpoint,
+        numbers: cell.totals.numbers().to_vec(),
+        limit: cell.ceiling.limit,
+        granted: cell.ceiling.granted,
+    });
+    let mut sheets: Vec<Sheet> = sheets.collect();
+    sheets.sort_by(|a, b| (&a.producer, &a.endpoint).cmp(&(&b.producer, &b.endpoint)));
     let day = match counts.as_ref().and_then(|counts| counts.boundaries) {
         Some((start, end)) => Day { date, start, end },
         // No count was stored with the day's boundaries: nothing was charged.

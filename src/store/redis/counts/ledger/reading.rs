@@ -1,10 +1,10 @@
 //! Reads the ledger, and compares it with the counts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use jiff::Timestamp;
 use jiff::civil::Date;
-use redis::{Cmd, Value};
+use redis::Cmd;
 
 use super::cells;
 use super::days::{days_kept, listed_days};
@@ -12,7 +12,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::export::{LateUnits, ProducerAccount, process_of};
 use crate::store::ledger::Cell;
-use crate::store::redis::journal::TotalsRow;
+use crate::store::redis::journal::{CountRow, TotalsRow};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::{Adjustment, DayUsage, Proof, StoreError};
@@ -77,69 +77,47 @@ pub async fn mark_late_days(link: &RedisLink, keys: &[KeyId]) -> Result<(), Stor
                 .zip(&fields)
                 .filter(|(_, fields)| is_late(fields));
             let marks = late.map(|(key, _)| Cmd::hset(link.names.record(*key), &mark, 1));
-            link.replies::<Value>(marks).await?;
+            link.send(Vec::from_iter(marks)).await?;
         }
     }
     link.ask(&Cmd::set(link.names.late_marked(), 1)).await?;
     Ok(())
 }
 
-/// The ledger and the counts of each key and day. The ledger is read before the counts, so that it contains no unit that was not
-/// counted.
-pub(super) async fn hashes_of(
+/// The days of keys in Redis. The ledger of each is read before the counts, so that it contains no unit that was not counted.
+pub async fn stored_days(
     link: &RedisLink,
-    places: impl Iterator<Item = (KeyId, Date)>,
-) -> Result<Vec<(HashFields, HashFields)>, StoreError> {
-    let ask = places.flat_map(|(key, date)| {
-        let names = [link.names.ledger(key, date), link.names.counts(key, date)];
-        names.map(Cmd::hgetall)
-    });
-    let mut hashes = link.replies::<Vec<HashFields>>(ask).await?.into_iter();
-    let pairs = std::iter::from_fn(|| hashes.next().zip(hashes.next()));
-    Ok(pairs.collect())
-}
-
-/// The totals and the counts of some keys' days, as Redis has them.
-pub async fn held(
-    link: &RedisLink,
-    days: &[(KeyId, Day)],
-) -> Result<Vec<(Vec<TotalsRow>, HashFields)>, StoreError> {
-    let mut held = Vec::with_capacity(days.len());
-    for batch in days.chunks(READ_BATCH) {
-        let places = batch.iter().map(|(key, day)| (*key, day.date));
-        let hashes = hashes_of(link, places).await?;
-        for ((key, day), (entries, counts)) in batch.iter().zip(hashes) {
-            let cells = entries
-                .iter()
-                .filter_map(|(field, value)| cells::read(field, value));
-            let rows = cells.map(|(producer, cell)| TotalsRow {
-                key: *key,
-                day: *day,
-                producer: producer.to_owned(),
-                tier: cell.tier,
-                ceiling: cell.ceiling,
-                endpoint: cell.endpoint.into(),
-                totals: cell.totals,
-                settled: true,
-            });
-            held.push((rows.collect(), counts));
-        }
+    places: &[(Date, KeyId)],
+) -> Result<Vec<StoredDay>, StoreError> {
+    let mut days = Vec::with_capacity(places.len());
+    for batch in places.chunks(READ_BATCH) {
+        let ask = batch.iter().flat_map(|(date, key)| {
+            let names = [
+                link.names.ledger(*key, *date),
+                link.names.counts(*key, *date),
+            ];
+            names.map(Cmd::hgetall)
+        });
+        let hashes: Vec<HashFields> = link.replies(ask).await?;
+        let pairs = batch.iter().zip(hashes.chunks_exact(2));
+        days.extend(pairs.map(|(place, hashes)| StoredDay::of(*place, hashes)));
     }
-    Ok(held)
+    Ok(days)
 }
 
 /// The counts and the ledger of a key's day in Redis.
-struct StoredDay {
-    place: (Date, KeyId),
+pub struct StoredDay {
+    pub(super) place: (Date, KeyId),
     /// `None` if the counts were dropped already.
-    counts: Option<Counts>,
-    cells: Vec<(String, Cell)>,
+    pub(super) counts: Option<Counts>,
+    /// The entries of the ledger, each with its producer.
+    pub(super) cells: Vec<(String, Cell)>,
     unreadable: Vec<String>,
 }
 
 /// The counts of a key's day, as `charge.lua` stores them.
 #[derive(Default)]
-pub(super) struct Counts {
+pub struct Counts {
     used: i64,
     /// The day's first second and the next day's.
     pub(super) boundaries: Option<(i64, i64)>,
@@ -160,7 +138,7 @@ struct ProcessSums {
 
 impl Counts {
     /// Parses the fields; `None` if there are none.
-    pub(super) fn of(fields: &HashFields) -> Option<Counts> {
+    pub fn of(fields: &HashFields) -> Option<Counts> {
         if fields.is_empty() {
             return None;
         }
@@ -195,9 +173,25 @@ impl Counts {
         Some(counts)
     }
 
-    /// The fields that cannot be read.
-    pub(super) fn unreadable(&self) -> &[String] {
-        &self.unreadable
+    /// The rows of these processes on a key's day, including their unspent credit, which no process can use any more. A producer may have
+    /// refunds only: of units that another one was granted, before its account was dropped.
+    pub fn rows_of(&self, (date, key): (Date, KeyId), processes: &HashSet<&str>) -> Vec<CountRow> {
+        let Some((start, end)) = self.boundaries else {
+            return Vec::new();
+        };
+        let day = Day { date, start, end };
+        let theirs = self.accounts();
+        let theirs = theirs.filter(|account| processes.contains(process_of(&account.producer)));
+        let rows = theirs.map(|account| CountRow {
+            key,
+            day,
+            producer: account.producer,
+            ack: account.granted,
+            rack: account.returned,
+            unsettled_units: 0,
+            settled: true,
+        });
+        rows.collect()
     }
 
     /// The accounts, by producer.
@@ -222,20 +216,58 @@ impl Counts {
 }
 
 impl StoredDay {
-    fn of(place: (Date, KeyId), counts: &HashFields, entries: &HashFields) -> StoredDay {
+    /// Parses the ledger and the counts.
+    fn of(place: (Date, KeyId), hashes: &[HashFields]) -> StoredDay {
         let (mut cells, mut unreadable) = (Vec::new(), Vec::new());
-        for (field, value) in entries {
+        for (field, value) in hashes.first().into_iter().flatten() {
             match cells::read(field, value) {
-                Some((producer, cell)) => cells.push((process_of(producer).to_owned(), cell)),
+                Some((producer, cell)) => cells.push((producer.to_owned(), cell)),
                 None => unreadable.push(format!("the ledger has a field {field} = {value}")),
             }
         }
         StoredDay {
             place,
-            counts: Counts::of(counts),
+            counts: hashes.last().and_then(Counts::of),
             cells,
             unreadable,
         }
+    }
+
+    /// Whether Redis has nothing of the day.
+    pub(super) fn is_absent(&self) -> bool {
+        self.cells.is_empty() && self.unreadable.is_empty() && self.counts.is_none()
+    }
+
+    /// What cannot be read of the ledger and of the counts.
+    pub(super) fn unreadable(&self) -> impl Iterator<Item = &String> {
+        let of_counts = self.counts.iter().flat_map(|counts| &counts.unreadable);
+        self.unreadable.iter().chain(of_counts)
+    }
+
+    /// The counts of these processes.
+    pub fn count_rows(&self, processes: &HashSet<&str>) -> Vec<CountRow> {
+        let counts = self.counts.as_ref();
+        counts.map_or_else(Vec::new, |counts| counts.rows_of(self.place, processes))
+    }
+
+    /// The entries of the ledger of these processes, on the day with these boundaries.
+    pub fn totals_rows(
+        self,
+        day: Day,
+        processes: &HashSet<&str>,
+    ) -> impl Iterator<Item = TotalsRow> {
+        let theirs = self.cells.into_iter();
+        let theirs = theirs.filter(|(producer, _)| processes.contains(process_of(producer)));
+        theirs.map(move |(producer, cell)| TotalsRow {
+            key: self.place.1,
+            day,
+            producer,
+            tier: cell.tier,
+            ceiling: cell.ceiling,
+            endpoint: cell.endpoint.into(),
+            totals: cell.totals,
+            settled: true,
+        })
     }
 
     fn is_empty(&self) -> bool {
@@ -244,8 +276,7 @@ impl StoredDay {
     }
 
     fn usage(self) -> DayUsage {
-        let of_counts = self.counts.iter().flat_map(Counts::unreadable);
-        for text in self.unreadable.iter().chain(of_counts) {
+        for text in self.unreadable() {
             tracing::warn!(key = %self.place.1, date = %self.place.0, "{text}, which cannot be read");
         }
         let (used, adjustments) = match self.counts {
@@ -259,19 +290,18 @@ impl StoredDay {
     /// The violated equations. Three independent accounts are compared: the count, the units that each process was granted and
     /// refunded, and the units that each process wrote to the ledger.
     fn faults(&self) -> Vec<String> {
-        let mut faults = self.unreadable.clone();
+        let mut faults: Vec<String> = self.unreadable().cloned().collect();
         let Some(counts) = &self.counts else {
             return faults;
         };
-        faults.extend(counts.unreadable.iter().cloned());
         let mut processes: BTreeMap<&str, ProcessSums> = BTreeMap::new();
         for (producer, (granted, returned)) in &counts.marks {
             let sums = processes.entry(process_of(producer)).or_default();
             sums.granted += granted;
             sums.returned += returned;
         }
-        for (process, cell) in &self.cells {
-            let sums = processes.entry(process).or_default();
+        for (producer, cell) in &self.cells {
+            let sums = processes.entry(process_of(producer)).or_default();
             sums.charged += i64::try_from(cell.totals.charged).unwrap_or(i64::MAX);
             sums.refunded += i64::try_from(cell.totals.refunded).unwrap_or(i64::MAX);
         }
@@ -321,16 +351,8 @@ async fn read(
     for date in dates(link, from, to).await? {
         places.extend(keys.iter().map(|key| (date, *key)));
     }
-    let mut days = Vec::new();
-    for batch in places.chunks(READ_BATCH) {
-        let hashes = hashes_of(link, batch.iter().map(|(date, key)| (*key, *date))).await?;
-        for (place, (entries, counts)) in batch.iter().zip(hashes) {
-            let day = StoredDay::of(*place, &counts, &entries);
-            if !day.is_empty() {
-                days.push(day);
-            }
-        }
-    }
+    let mut days = stored_days(link, &places).await?;
+    days.retain(|day| !day.is_empty());
     days.sort_unstable_by_key(|day| day.place);
     Ok(days)
 }
