@@ -20,7 +20,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// A tier that is not configured, and the number of its keys that are not revoked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the configuration has no tier {tier}, which {}: add it under tiers, or move the keys to another tier (touchline keys set-tier)",
+    "the configuration has no tier {tier}, which {}: add it under tiers, move the keys to another tier (touchline keys set-tier), or revoke those that are over",
     counted(*keys, "key has", "keys have")
 )]
 pub struct UnknownTier {
@@ -51,7 +51,7 @@ pub async fn log_unknown_tiers(gate: Arc<Gate>) {
     loop {
         let found = unknown_tiers_of(&gate);
         for unknown in found.iter().filter(|found| !logged.contains(&found.tier)) {
-            tracing::error!(error = %unknown, "requests of some keys are answered with 500");
+            tracing::error!(error = %unknown, "keys have a tier that is not configured: requests of those that may be used are answered with 500");
         }
         logged = found.into_iter().map(|unknown| unknown.tier).collect();
         next_tick(LOOK_INTERVAL).await;
