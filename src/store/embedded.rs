@@ -212,7 +212,7 @@ impl EmbeddedStore {
         let record = &charge.key.record;
         let used = self.desk.learnt.used(record.id, charge.day)?;
         let full = used.saturating_add(charge.cost.into()) > charge.limit;
-        let known = self.desk.keys.table().get(record.id)?;
+        let known = self.desk.keys.table.get(record.id)?;
         (full && known.record.version <= record.version).then_some(used)
     }
 
@@ -264,7 +264,7 @@ impl Store for EmbeddedStore {
     }
 
     fn keys(&self) -> &KeyTable {
-        self.desk.keys.table()
+        &self.desk.keys.table
     }
 
     fn freshness(&self) -> Freshness {

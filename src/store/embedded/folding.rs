@@ -94,12 +94,7 @@ impl Folder {
 
     /// How long to wait for other work before the next turn; `None` if there is no turn to take.
     pub(super) fn pause(&self) -> Option<Duration> {
-        match self.stage {
-            FoldStage::Idle => None,
-            FoldStage::Summing { .. } | FoldStage::Moving { .. } | FoldStage::Dropping { .. } => {
-                Some(PAUSE)
-            }
-        }
+        (!matches!(self.stage, FoldStage::Idle)).then_some(PAUSE)
     }
 
     /// One turn, if there is work: it writes more rows than a group of `size` appends, so that the work ends. Returns whether there was

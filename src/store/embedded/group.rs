@@ -272,7 +272,7 @@ impl<'g, 'c> Group<'g, 'c> {
     /// Decides one charge and takes its units.
     pub(super) fn charge(&mut self, charge: &Charge) -> rusqlite::Result<Ruling<Decision>> {
         let record = &charge.key.record;
-        let known = self.keys.table().get(record.id);
+        let known = self.keys.table.get(record.id);
         // A key that is not in the database is unknown, whatever record the caller has: the database is the authority.
         if known.is_none_or(|known| known.record.version > record.version) {
             return Ok(Ok(Decision::KeyChanged));

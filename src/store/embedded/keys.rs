@@ -59,7 +59,8 @@ pub(super) enum KeptRecords {
 /// Applies changes of the database to the key table in memory.
 pub(super) struct Follower {
     kept: KeptRecords,
-    table: KeyTable,
+    /// The table in memory.
+    pub(super) table: KeyTable,
     applied: AtomicI64,
 }
 
@@ -71,11 +72,6 @@ impl Follower {
             table: KeyTable::default(),
             applied: AtomicI64::new(0),
         }
-    }
-
-    /// The table in memory.
-    pub(super) fn table(&self) -> &KeyTable {
-        &self.table
     }
 
     /// The number of the last change in the table. All changes before it are in the table too.

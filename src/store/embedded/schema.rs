@@ -143,30 +143,27 @@ pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
 
 /// A connection to the existing file, set up. The content is not checked.
 pub(super) fn connect(path: &Path, durability: Durability) -> Result<Connection, StoreError> {
-    let failed = |error| failure(path, &error);
+    set_up(path, durability).map_err(|error| failure(path, &error))
+}
+
+fn set_up(path: &Path, durability: Durability) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
-    connection
-        .busy_handler(Some(wait_for_lock()))
-        .map_err(failed)?;
+    let mut connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_handler(Some(wait_for_lock()))?;
     // Without effect on a file that already has pages.
-    connection
-        .execute_batch(&format!("PRAGMA page_size = {PAGE_BYTES}"))
-        .map_err(failed)?;
-    use_write_ahead_log(&connection).map_err(failed)?;
+    connection.execute_batch(&format!("PRAGMA page_size = {PAGE_BYTES}"))?;
+    use_write_ahead_log(&connection)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS_KEPT);
     let synchronous = match durability {
         Durability::Commit => "FULL",
         Durability::Interval(_) => "NORMAL",
     };
-    connection
-        .execute_batch(&format!(
-            "PRAGMA synchronous = {synchronous};
-             PRAGMA wal_autocheckpoint = {LOG_PAGES_MAX};
-             PRAGMA cache_size = -{CACHE_KIB};
-             PRAGMA temp_store = MEMORY;"
-        ))
-        .map_err(failed)?;
+    connection.execute_batch(&format!(
+        "PRAGMA synchronous = {synchronous};
+         PRAGMA wal_autocheckpoint = {LOG_PAGES_MAX};
+         PRAGMA cache_size = -{CACHE_KIB};
+         PRAGMA temp_store = MEMORY;"
+    ))?;
     Ok(connection)
 }
 
