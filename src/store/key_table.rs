@@ -43,11 +43,11 @@ impl KeyEntry {
     pub fn new(record: KeyRecord) -> Arc<KeyEntry> {
         Arc::new(KeyEntry { record, change: 0 })
     }
+}
 
-    /// The record's JSON form, as stores keep it. Not kept here: it is as large as the record, and is needed about once a day.
-    pub fn packed(&self) -> String {
-        serde_json::to_string(&self.record).unwrap_or_default()
-    }
+/// The JSON form of a record, as stores keep it. Not kept in memory: it is as large as the record, and is needed about once a day.
+pub fn packed(record: &KeyRecord) -> String {
+    serde_json::to_string(record).unwrap_or_default()
 }
 
 /// Keys by digest and by id.

@@ -267,13 +267,6 @@ impl RedisStore {
         parts.zone_claimed.get_or_try_init(claim).await?;
         Ok(())
     }
-
-    fn away(&self) -> StoreError {
-        match self.parts.guard.require() {
-            Ok(()) => StoreError::Unavailable("Redis was unavailable a moment ago".into()),
-            Err(error) => error.into(),
-        }
-    }
 }
 
 #[async_trait]
@@ -346,9 +339,9 @@ impl Store for RedisStore {
     }
 
     async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError> {
-        let asked = match self.parts.guard.is_closed() {
-            true => self.parts.accounts.used(key, day).await,
-            false => Err(self.away()),
+        let asked = match self.parts.guard.require() {
+            Ok(()) => self.parts.accounts.used(key, day).await,
+            Err(error) => Err(error.into()),
         };
         let outage = self.parts.outage.as_ref();
         asked.or_else(|error| outage.and_then(|outage| outage.used(key, day)).ok_or(error))
@@ -378,13 +371,13 @@ impl Store for RedisStore {
                 .presence
                 .as_ref()
                 .map_or(0, |presence| presence.silent()),
-            clock_leap: self.parts.clock.leap(),
+            clock_leap: self.parts.clock.watch.leap(),
             trouble: match up {
                 true => None,
                 false => link.absences().or_else(|| guard.reason()),
             },
             file_trouble: outage
-                .and_then(|outage| outage.journal_trouble())
+                .and_then(|outage| outage.journal.trouble())
                 .or_else(|| {
                     self.parts
                         .feed
@@ -451,7 +444,7 @@ impl Store for RedisStore {
         self.tasks.lock().abort_all();
         if let Some(outage) = parts.outage.as_ref().filter(|_| noted) {
             // If the name remained, the next process would read counts that are already settled.
-            let _ = outage.journal().leave().await;
+            let _ = outage.journal.leave().await;
         }
         if let Some(feed) = &parts.feed
             && let Err(error) = feed.save().await

@@ -6,7 +6,6 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::clock::Clock;
-use crate::policy::clock_trust::Leap;
 use crate::store::clock_watch::ClockWatch;
 
 const SECOND_MICROS: i64 = 1_000_000;
@@ -20,7 +19,8 @@ pub struct StoreClock {
     offset_micros: AtomicI64,
     /// Whether a reply has contained the store's time yet.
     is_learnt: AtomicBool,
-    watch: ClockWatch,
+    /// Whether the store's time can be relied on.
+    pub watch: ClockWatch,
 }
 
 /// The start of a call by a [`StoreClock`], with which the reply is compared.
@@ -93,16 +93,6 @@ impl StoreClock {
         self.watch.look(self.reading());
     }
 
-    /// The store's time at the last comparison, if it is trusted.
-    pub fn settled_at(&self) -> Option<Timestamp> {
-        self.watch.settled_at()
-    }
-
-    /// The last leap of the store's time, until it is trusted again.
-    pub fn leap(&self) -> Option<Leap> {
-        self.watch.leap()
-    }
-
     fn reading(&self) -> (Timestamp, Duration) {
         let (local, boot) = self.clock.now_and_since_boot();
         let now = local.checked_add(self.difference()).unwrap_or(local);
@@ -160,16 +150,16 @@ mod tests {
             let clock = StoreClock::new(Clock::from_fn(move || local), Duration::ZERO);
             clock.learn_second(clock.ask(), local.as_second() + first);
             clock.look();
-            assert_eq!(clock.leap(), None, "{first}");
-            assert_eq!(clock.settled_at(), Some(clock.now()), "{first}");
+            assert_eq!(clock.watch.leap(), None, "{first}");
+            assert_eq!(clock.watch.settled_at(), Some(clock.now()), "{first}");
             clock.learn_second(clock.ask(), local.as_second() + first + 86_400);
             clock.look();
-            let by = clock.leap().map(|leap| leap.by.as_secs());
+            let by = clock.watch.leap().map(|leap| leap.by.as_secs());
             assert!(
                 by.is_some_and(|by| (86_399..=86_400).contains(&by)),
                 "{by:?}"
             );
-            assert_eq!(clock.settled_at(), None, "{first}");
+            assert_eq!(clock.watch.settled_at(), None, "{first}");
         }
     }
 

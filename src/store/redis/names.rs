@@ -54,7 +54,8 @@ pub fn escaped(text: &str) -> String {
 #[derive(Debug, Clone)]
 pub struct Names {
     prefix: String,
-    keeping: Keeping,
+    /// When days are closed, and when they are dropped.
+    pub keeping: Keeping,
 }
 
 impl Names {
@@ -64,11 +65,6 @@ impl Names {
             prefix: prefix.to_owned(),
             keeping,
         }
-    }
-
-    /// When days are closed, and when they are dropped.
-    pub fn keeping(&self) -> Keeping {
-        self.keeping
     }
 
     /// The record of a key.
@@ -84,18 +80,13 @@ impl Names {
 
     /// A pattern that all records match.
     pub fn records(&self) -> String {
-        format!("{}:k:{{*}}", self.escaped())
+        format!("{}:k:{{*}}", escaped(&self.prefix))
     }
 
     /// The key with the record of this name.
     pub fn key_of_record(&self, name: &str) -> Option<KeyId> {
         let id = name.strip_prefix(&self.prefix)?.strip_prefix(":k:{")?;
         id.strip_suffix('}')?.parse().ok()
-    }
-
-    /// The prefix as a pattern that matches nothing else.
-    fn escaped(&self) -> String {
-        escaped(&self.prefix)
     }
 
     /// The counts of a key's day.

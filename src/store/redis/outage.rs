@@ -79,7 +79,8 @@ pub struct OutageService {
     accounts: Arc<Accounts>,
     ledger: Arc<ProcessLedger>,
     clock: Arc<StoreClock>,
-    journal: Arc<Journal>,
+    /// The journal of units served without Redis.
+    pub journal: Arc<Journal>,
     nodes: Mutex<Nodes>,
     /// Journaled units of other processes that may be missing from Redis.
     unsettled_of_others: AtomicU64,
@@ -222,7 +223,7 @@ impl OutageService {
 
     /// Whether charges of a key are decided here now, or were and Redis does not know of all of them.
     pub fn decides(&self, key: KeyId, day: Day) -> bool {
-        let link = self.guard.link();
+        let link = &self.guard.link;
         let is_here = self.settings.policy != OutagePolicy::Deny
             && (!link.serves(&link.names.record(key)) || self.accounts.is_ahead(key, day));
         is_here || !self.guard.is_closed()
@@ -239,7 +240,7 @@ impl OutageService {
 
     /// The rule for a key, whose master of a cluster may be away while the breaker is closed.
     fn rule(&self, bound: OutageBound, key: KeyId) -> OutageRule {
-        let link = self.guard.link();
+        let link = &self.guard.link;
         let away_since = link.away_since(&link.names.record(key));
         let away_since = away_since.into_iter().chain(self.guard.opened()).min();
         let away_since = away_since.unwrap_or_else(Instant::now);
@@ -275,17 +276,12 @@ impl OutageService {
         }
     }
 
-    /// Why the journal cannot be written, or `None` if it can.
-    pub fn journal_trouble(&self) -> Option<String> {
-        self.journal.trouble()
-    }
-
     /// The state of service without Redis, for operators.
     pub fn facts(&self) -> ServiceFacts {
         ServiceFacts {
             outage: self.settings.policy.to_string(),
             journal: self.settings.journal.clone(),
-            journal_error: self.journal_trouble(),
+            journal_error: self.journal.trouble(),
             pending_units: self.pending_units(),
         }
     }
@@ -367,7 +363,7 @@ impl OutageService {
 
     async fn keep_restored(&self) {
         let counted = (self.accounts.clone(), self.ledger.clone());
-        let mut restoration = Restoration::new(self.guard.clone(), self.journal(), counted);
+        let mut restoration = Restoration::new(self.guard.clone(), self.journal.clone(), counted);
         let mut answering = None::<Instant>;
         loop {
             let period = match self.restore_due.load(Ordering::Acquire) {
@@ -418,11 +414,6 @@ impl OutageService {
         let _ = self.is_read.subscribe().wait_for(|is_read| *is_read).await;
     }
 
-    /// The journal.
-    pub fn journal(&self) -> Arc<Journal> {
-        self.journal.clone()
-    }
-
     /// How often changed counts are journaled.
     pub fn journal_interval(&self) -> Duration {
         self.settings.journal_interval
@@ -454,9 +445,9 @@ impl OutageService {
             }
         }
         let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
-        let settled = self.clock.settled_at().map(Timestamp::as_second);
+        let settled = self.clock.watch.settled_at().map(Timestamp::as_second);
         let settled = settled.filter(|_| dropping.is_due());
-        let retention = self.guard.link().names.keeping().retention_seconds();
+        let retention = self.guard.link.names.keeping.retention_seconds();
         let kept = self.journal.keep(nodes, now, settled, retention).await;
         all_written & kept.is_ok()
     }

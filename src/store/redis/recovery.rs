@@ -66,7 +66,7 @@ impl CrashRecovery {
     /// Nothing has been read yet. `outage` is the service of these `parts`.
     pub fn new(parts: Arc<Parts>, outage: Arc<OutageService>) -> CrashRecovery {
         CrashRecovery {
-            journal: outage.journal(),
+            journal: outage.journal.clone(),
             parts,
             outage,
             unread: None,

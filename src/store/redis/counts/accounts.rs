@@ -192,7 +192,7 @@ impl Accounts {
         slots_max: usize,
     ) -> Arc<Accounts> {
         Arc::new(Accounts {
-            link: guard.link().clone(),
+            link: guard.link.clone(),
             guard,
             producer,
             keys,

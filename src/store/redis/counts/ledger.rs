@@ -292,7 +292,7 @@ impl ProcessLedger {
 
     fn is_closed(&self, day: Day) -> bool {
         let now = self.clock.now().as_second();
-        self.link.names.keeping().is_closed(day.end, now)
+        self.link.names.keeping.is_closed(day.end, now)
     }
 }
 

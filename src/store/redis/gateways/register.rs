@@ -77,8 +77,7 @@ pub async fn sign_in(
     node: &NodeName,
     heartbeat: &Heartbeat,
 ) -> Result<Option<NodeName>, LinkError> {
-    let text = serde_json::to_string(heartbeat)
-        .map_err(|error| LinkError::Unreadable(format!("a heartbeat: {error}")))?;
+    let text = serde_json::to_string(heartbeat).unwrap_or_default();
     let arguments = ScriptArguments::new()
         .text(gateway_id)
         .text(node.0.as_str())
@@ -171,9 +170,7 @@ async fn strike(
     audited: Option<&audit::Entry>,
 ) -> Result<bool, StoreError> {
     let version = audited.map_or_else(String::new, |audited| audited.version.to_string());
-    let audited = audited.map(serde_json::to_string).transpose();
-    let audited =
-        audited.map_err(|error| StoreError::Failed(format!("an audit entry: {error}")))?;
+    let audited = audited.and_then(|audited| serde_json::to_string(audited).ok());
     let arguments = ScriptArguments::new()
         .text(entry.gateway_id.as_str())
         .text(entry.packed.as_str())

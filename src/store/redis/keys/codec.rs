@@ -8,10 +8,10 @@ use redis::{Cmd, FromRedisValue, Value};
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
-use crate::store::key_table::digests;
+use crate::store::key_table::{digests, packed};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::script::{RECORD, ScriptArguments};
-use crate::store::{ChangeMark, KeyEntry, StoreError};
+use crate::store::{ChangeMark, StoreError};
 
 /// How long a digest stays claimed for a record that is not written.
 const CLAIM_LASTS: Duration = Duration::from_secs(30);
@@ -19,9 +19,9 @@ const CLAIM_LASTS: Duration = Duration::from_secs(30);
 const FEED_MAX: usize = 1_000_000;
 
 /// Adds a change to the feed.
-pub fn feed_entry(names: &Names, entry: &KeyEntry) -> Cmd {
+pub fn feed_entry(names: &Names, record: &KeyRecord) -> Cmd {
     let most = StreamMaxlen::Approx(FEED_MAX);
-    Cmd::xadd_maxlen(names.feed(), most, "*", &[("rec", entry.packed())])
+    Cmd::xadd_maxlen(names.feed(), most, "*", &[("rec", packed(record))])
 }
 
 /// The position in the feed, from the reply to [`feed_entry`].
@@ -37,15 +37,15 @@ pub fn change_mark(reply: Option<&Value>) -> Result<ChangeMark, StoreError> {
 
 /// Writes a record, and the entry of its last change, if the stored version is `expected` (see `record.lua`). The entry of the `old`
 /// record's last change is written where Redis has lost it.
-pub fn put(names: &Names, entry: &KeyEntry, expected: i64, old: Option<&KeyRecord>) -> Cmd {
+pub fn put(names: &Names, record: &KeyRecord, expected: i64, old: Option<&KeyRecord>) -> Cmd {
     let packed_entry =
         |record: &KeyRecord| serde_json::to_string(&Entry::of(record)).unwrap_or_default();
-    let id = entry.record.id;
+    let id = record.id;
     let arguments = ScriptArguments::new()
         .number(expected)
-        .count(entry.record.version)
-        .text(entry.packed())
-        .text(packed_entry(&entry.record))
+        .count(record.version)
+        .text(packed(record))
+        .text(packed_entry(record))
         .text(old.map(packed_entry).unwrap_or_default());
     RECORD.by_text(&[names.record(id), names.audit_trail(id)], &arguments)
 }

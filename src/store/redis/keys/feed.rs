@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::codec::{parse_place, stream_id, unpacked};
 use super::index::{self, IndexState, KeyPages};
-use super::records::{restore_lookups, write_back};
+use super::records::{WrittenBack, write_back};
 use super::replica::{Replica, ReplicaOrigin, Standing};
 use super::stream::{ChangeStream, READ_MAX, StreamState};
 use crate::clock::{Clock, next_tick};
@@ -31,7 +31,7 @@ use crate::store::current::Current;
 use crate::store::redis::gateways::heartbeat::Heartbeat;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::{PERMISSIONS, is_of_user, jittered};
-use crate::store::redis::wire::zone::{self, EmptyStore, ZoneCheck, zone_names};
+use crate::store::redis::wire::zone::{EmptyStore, ZoneCheck};
 use crate::store::{KeyEntry, KeyTable, StoreError, on_thread};
 
 /// How often every name of the store is walked over, before jitter.
@@ -347,7 +347,7 @@ impl Feed {
         let entries = self.setting.keys.entries();
         let (lacking, others): (Vec<_>, Vec<_>) = entries.into_iter().partition(is_lacking);
         if lookups == Lookups::Lost {
-            restore_lookups(link, &others).await?;
+            write_back(link, &others, WrittenBack::Lookups).await?;
         }
         if lacking.is_empty() {
             return Ok(());
@@ -357,8 +357,7 @@ impl Feed {
             stored = stored.len(),
             "Redis lacks keys of this gateway's replica or has older versions: writing them back"
         );
-        write_back(link, &lacking).await?;
-        Ok(())
+        write_back(link, &lacking, WrittenBack::Whole).await
     }
 
     /// Walks over every name of the store again and again.
@@ -385,8 +384,7 @@ impl Feed {
     /// [`StoreError::OtherCalendar`] if the store has another zone by now, and those of Redis.
     async fn remember_zone(&self) -> Result<(), StoreError> {
         let (link, zone) = (&self.setting.link, &self.setting.zone);
-        let names = zone_names(&link.names, link.is_cluster());
-        match zone::check(&names, zone, EmptyStore::Claimed, &**link).await? {
+        match link.check_zone(zone, EmptyStore::Claimed).await? {
             ZoneCheck::Same => Ok(()),
             // Masters of the cluster are unavailable: a later walk sets it there.
             ZoneCheck::Unread(_) if link.is_cluster() => Ok(()),

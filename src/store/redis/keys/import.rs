@@ -5,7 +5,6 @@
 //! whose digests still have an expiry, because the expiry is removed only after the feed has the record.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use redis::{Cmd, Value};
 
@@ -14,7 +13,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::key_table::digests;
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::{ChangeMark, Imported, KeyEntry, StoreError};
+use crate::store::{ChangeMark, Imported, StoreError};
 
 /// Adds the keys whose secret and id are not in use. Returns the result for each key, and the feed position of the last one.
 pub async fn import(
@@ -78,10 +77,9 @@ async fn write(
     let (mut written, mut refused) = (Vec::new(), Vec::new());
     let to_add = |(_, outcome): &(&KeyRecord, &mut Imported)| **outcome == Imported::Added;
     let chosen: Vec<_> = records.iter().zip(outcomes).filter(to_add).collect();
-    let put = chosen.iter().map(|(record, _)| {
-        let entry = KeyEntry::new((*record).clone());
-        codec::put(&link.names, &entry, 0, None)
-    });
+    let put = chosen
+        .iter()
+        .map(|(record, _)| codec::put(&link.names, record, 0, None));
     let replies = link.replies::<Vec<i64>>(put).await?;
     for ((record, outcome), reply) in chosen.into_iter().zip(replies) {
         if reply == 1 {
@@ -122,13 +120,13 @@ async fn publish(
         .filter(|(_, left)| *left != -1);
     let unpublished = unpublished.map(|(record, _)| record);
     let published = added.iter().cloned().chain(unpublished);
-    let published: Vec<Arc<KeyEntry>> = published.map(KeyEntry::new).collect();
+    let published: Vec<KeyRecord> = published.collect();
     let feed = published
         .iter()
-        .map(|entry| codec::feed_entry(&link.names, entry));
+        .map(|record| codec::feed_entry(&link.names, record));
     let places: Vec<Value> = link.replies(feed).await?;
     let hold = published.iter();
-    let hold = hold.flat_map(|entry| codec::put_digests(&link.names, &entry.record, None));
+    let hold = hold.flat_map(|record| codec::put_digests(&link.names, record, None));
     link.send(hold).await?;
     places
         .last()

@@ -21,7 +21,6 @@ use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
 use crate::store::key_table::digests;
-use crate::store::redis::names::Names;
 use crate::store::redis::wire::info::Info;
 use crate::store::redis::wire::link::{Master, RedisLink};
 use crate::store::redis::wire::request::unreadable;
@@ -229,8 +228,7 @@ impl RecordTable {
         if old.is_none_or(|old| old.search_text() != record.search_text()) {
             index::enter(&self.link, [&record]).await?;
         }
-        let entry = KeyEntry::new(record);
-        let put = codec::put(&self.link.names, &entry, expected, old);
+        let put = codec::put(&self.link.names, &record, expected, old);
         let written: i64 = self.link.read(&put).await?;
         if written != 1 {
             self.release(&claimed).await?;
@@ -240,11 +238,11 @@ impl RecordTable {
                 _ => ChangeError::UnknownKey(id),
             });
         }
-        let mut publish = codec::put_digests(&self.link.names, &entry.record, old);
-        publish.push(codec::feed_entry(&self.link.names, &entry));
+        let mut publish = codec::put_digests(&self.link.names, &record, old);
+        publish.push(codec::feed_entry(&self.link.names, &record));
         let replies: Vec<Value> = self.link.replies(publish).await?;
         let mark = codec::change_mark(replies.last())?;
-        Ok((entry.record.clone(), mark))
+        Ok((record, mark))
     }
 
     /// Releases digests that this command claimed.
@@ -258,37 +256,36 @@ fn version_at(now: Timestamp) -> u64 {
     u64::try_from(now.as_microsecond()).unwrap_or(1).max(1)
 }
 
-/// Writes records that the store lacks or has in older versions, even revoked ones, with their digests and ids.
-pub async fn write_back(link: &RedisLink, entries: &[Arc<KeyEntry>]) -> Result<(), StoreError> {
+/// The part of records that is written back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WrittenBack {
+    /// The ways to find them, their ids and digests: the records themselves are stored.
+    Lookups,
+    /// All: the store lacks them or has older versions. Even revoked ones are written.
+    Whole,
+}
+
+/// Writes back what the store may have lost of records.
+pub async fn write_back(
+    link: &RedisLink,
+    entries: &[Arc<KeyEntry>],
+    part: WrittenBack,
+) -> Result<(), StoreError> {
     for batch in entries.chunks(WRITE_BACK_BATCH) {
-        index::enter(link, batch.iter().map(|entry| &entry.record)).await?;
-        let write = batch.iter().flat_map(|entry| {
-            let put = codec::put(&link.names, entry, -1, None);
-            std::iter::once(put).chain(hold_digests(&link.names, &entry.record))
-        });
+        let records = batch.iter().map(|entry| &entry.record);
+        index::enter(link, records.clone()).await?;
+        let mut write = Vec::new();
+        for record in records {
+            if part == WrittenBack::Whole {
+                write.push(codec::put(&link.names, record, -1, None));
+            }
+            write.extend(digests(record).map(|digest| {
+                let mut hold = redis::cmd("SET");
+                hold.arg((link.names.digest(&digest), record.id.as_str(), "NX"));
+                hold
+            }));
+        }
         link.send(write).await?;
     }
     Ok(())
-}
-
-/// Completes the ways to find stored records: enters their ids in the index and their digests.
-pub async fn restore_lookups(
-    link: &RedisLink,
-    entries: &[Arc<KeyEntry>],
-) -> Result<(), StoreError> {
-    for batch in entries.chunks(WRITE_BACK_BATCH) {
-        index::enter(link, batch.iter().map(|entry| &entry.record)).await?;
-        let hold = batch.iter();
-        let hold = hold.flat_map(|entry| hold_digests(&link.names, &entry.record));
-        link.send(hold).await?;
-    }
-    Ok(())
-}
-
-fn hold_digests(names: &Names, record: &KeyRecord) -> impl Iterator<Item = Cmd> {
-    digests(record).map(|digest| {
-        let mut hold = redis::cmd("SET");
-        hold.arg((names.digest(&digest), record.id.as_str(), "NX"));
-        hold
-    })
 }

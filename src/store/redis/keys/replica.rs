@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use rusqlite::{Connection, ErrorCode, params};
+use rusqlite::{Connection, ErrorCode};
 
 use super::codec::{parse_place, stream_id, unpacked};
 use crate::policy::key_record::KeyRecord;
 use crate::store::held_file::{FileIdentity, beside};
+use crate::store::key_table::packed;
 use crate::store::redis::identity::{StoreIdentity, joined, split};
 use crate::store::redis::yielding::CooperativeYield;
 use crate::store::sqlite::{self, SqliteFormat, meta, signed, write_meta};
@@ -143,8 +144,8 @@ impl Replica {
                 let mut keep = transaction.prepare(KEEP)?;
                 let mut turns = CooperativeYield::of(ROWS_PER_TURN);
                 for entry in &changed {
-                    let version = signed(entry.record.version);
-                    keep.execute(params![entry.record.id.as_str(), version, entry.packed()])?;
+                    let (id, version) = (entry.record.id, signed(entry.record.version));
+                    keep.execute((id.as_str(), version, packed(&entry.record)))?;
                     turns.step();
                 }
             }

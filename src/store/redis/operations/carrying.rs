@@ -15,6 +15,7 @@ use crate::policy::audit::Entry;
 use crate::policy::calendar::Calendar;
 use crate::policy::key_record::KeyRecord;
 use crate::policy::threshold_event::date_of;
+use crate::store::StoreError;
 use crate::store::export::{
     Exported, ExportedEvent, ExportedKey, HeldClaim, ImportCounts, ImportMode, KeyDay,
     WaitingEvent, secret_in_use,
@@ -25,7 +26,6 @@ use crate::store::redis::keys::codec::{feed_entry, put, put_digests};
 use crate::store::redis::keys::index::{self, KeyPages};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::{KeyEntry, StoreError};
 
 /// Key-days read in one round trip.
 const READ_BATCH: usize = 256;
@@ -281,10 +281,9 @@ async fn write(
     index::enter(link, newer.iter().map(|(record, _)| *record)).await?;
     let (mut records, mut feed) = (Vec::new(), Vec::new());
     for (record, stored) in newer {
-        let entry = KeyEntry::new((*record).clone());
-        records.push(put(&link.names, &entry, -1, None));
+        records.push(put(&link.names, record, -1, None));
         records.extend(put_digests(&link.names, record, *stored));
-        feed.push(feed_entry(&link.names, &entry));
+        feed.push(feed_entry(&link.names, record));
     }
     link.send(records).await?;
     link.send(feed).await

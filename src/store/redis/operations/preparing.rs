@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::{PERMISSIONS, is_of_user};
-use crate::store::redis::wire::zone::{self, EmptyStore, ZoneCheck, zone_names};
+use crate::store::redis::wire::zone::{EmptyStore, ZoneCheck};
 use crate::store::{Role, StoreError};
 
 /// How often a command tries to connect, because no task does so for it later: enough for a server that is busy for half a
@@ -53,8 +53,7 @@ pub async fn first_attempt(link: &RedisLink, role: &Role) -> Result<(), StoreErr
 /// # Errors
 /// [`StoreError::OtherCalendar`] if the store has another zone, and those of Redis.
 pub async fn check_zone(link: &RedisLink, zone: &str, empty: EmptyStore) -> Result<(), StoreError> {
-    let names = zone_names(&link.names, link.is_cluster());
-    match zone::check(&names, zone, empty, link).await? {
+    match link.check_zone(zone, empty).await? {
         ZoneCheck::Same => Ok(()),
         ZoneCheck::Unread(error) => Err(StoreError::Unavailable(format!(
             "the time zone of the store cannot be read: {error}"

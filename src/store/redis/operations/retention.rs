@@ -52,7 +52,7 @@ impl Parts {
                 }
             }
             let due = dropped.is_none_or(|at| at.elapsed() >= DROP_EVERY);
-            let Some(now) = self.clock.settled_at().filter(|_| due) else {
+            let Some(now) = self.clock.watch.settled_at().filter(|_| due) else {
                 continue;
             };
             dropped = Some(Instant::now());
@@ -75,7 +75,7 @@ impl Parts {
         let (mut dates, _) = listed_days(link).await?;
         dates.sort_unstable();
         dates.truncate(dates.len().saturating_sub(KEPT_MIN));
-        let retention = link.names.keeping().retention_seconds();
+        let retention = link.names.keeping.retention_seconds();
         for date in dates {
             let day = calendar.day_of(date);
             if day.is_ok_and(|day| day.end.saturating_add(retention) <= now) {

@@ -84,7 +84,7 @@ pub async fn status(
             "the index of keys is not complete: the next gateway that starts completes it".into(),
         );
     }
-    let topology = link.topology();
+    let topology = &link.topology;
     Ok(StoreStatus {
         store: StoreFacts::Redis(RedisFacts {
             topology: topology.kind().to_owned(),

@@ -30,7 +30,8 @@ pub enum BreakerChange {
 
 /// The breaker in front of a link.
 pub struct BreakerGuard {
-    link: Arc<RedisLink>,
+    /// The link behind it.
+    pub link: Arc<RedisLink>,
     breaker: Mutex<Breaker>,
     closed: AtomicBool,
     /// Whether it was open at the last look, and when it turned so or was created.
@@ -52,11 +53,6 @@ impl BreakerGuard {
             turning: Notify::new(),
             last_failure: Mutex::new(None),
         }
-    }
-
-    /// The link behind it.
-    pub fn link(&self) -> &Arc<RedisLink> {
-        &self.link
     }
 
     /// Whether requests call Redis.

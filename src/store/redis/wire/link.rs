@@ -23,7 +23,7 @@ use super::request::{LinkError, pipeline, read_time, unreadable};
 use super::script::{Script, ScriptArguments};
 use super::slots::{ClusterView, slot};
 use super::topology::{Address, Topology};
-use super::zone::SendEach;
+use super::zone::{self, EmptyStore, ZoneCheck, zone_names};
 use crate::store::StoreError;
 use crate::store::redis::names::Names;
 
@@ -55,7 +55,8 @@ enum Way {
 pub struct RedisLink {
     /// The names of the store.
     pub names: Names,
-    topology: Topology,
+    /// The topology it leads to.
+    pub topology: Topology,
     response_timeout: Duration,
     made: Arc<AtomicU64>,
     way: Way,
@@ -238,11 +239,6 @@ impl RedisLink {
         Instant::now() + self.response_timeout
     }
 
-    /// The topology it leads to.
-    pub fn topology(&self) -> &Topology {
-        &self.topology
-    }
-
     /// Whether there are several masters.
     pub fn is_cluster(&self) -> bool {
         matches!(self.way, Way::Cluster(_))
@@ -395,6 +391,13 @@ impl RedisLink {
         T::from_redis_value(value).map_err(unreadable)
     }
 
+    /// Checks that the store has this zone of the quota days; see [`zone::check`].
+    pub async fn check_zone(&self, zone: &str, empty: EmptyStore) -> Result<ZoneCheck, StoreError> {
+        let names = zone_names(&self.names, self.is_cluster());
+        let send = |commands| async move { self.ask_each(&commands).await };
+        zone::check(&names, zone, empty, send).await
+    }
+
     /// Tries once to make and prepare a connection and to publish it to callers.
     pub async fn connect(&self) -> Result<(), Arc<StoreError>> {
         match &self.way {
@@ -409,12 +412,6 @@ impl RedisLink {
             Way::Server(line) => line.keep().await,
             Way::Cluster(cluster) => cluster.keep().await,
         }
-    }
-}
-
-impl SendEach for RedisLink {
-    async fn send_each(&self, commands: &Pipeline) -> Vec<Result<Value, LinkError>> {
-        self.ask_each(commands).await
     }
 }
 

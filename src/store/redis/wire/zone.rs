@@ -37,28 +37,20 @@ pub fn zone_names(names: &Names, is_cluster: bool) -> Vec<String> {
     all
 }
 
-/// A connection to a store, of which some masters may be unavailable.
-pub trait SendEach {
-    /// Sends commands and returns the result of each, in their order.
-    fn send_each(
-        &self,
-        commands: &Pipeline,
-    ) -> impl Future<Output = Vec<Result<Value, LinkError>>> + Send;
-}
-
-/// Checks the zone of a store by whichever of its names can be read, and completes them.
+/// Checks the zone of a store by whichever of its names can be read, and completes them. `send` sends commands to the masters that can be
+/// reached, and returns the result of each, in their order.
 ///
 /// # Errors
 /// [`StoreError::OtherCalendar`] if the store has another zone, and those of a server that refuses to read or set it.
-pub async fn check(
+pub async fn check<F: Future<Output = Vec<Result<Value, LinkError>>>>(
     names: &[String],
     zone: &str,
     empty: EmptyStore,
-    store: &impl SendEach,
+    send: impl Fn(Pipeline) -> F,
 ) -> Result<ZoneCheck, StoreError> {
     let get = pipeline(names.iter().map(Cmd::get));
     let (mut is_known, mut lacking, mut first_unread) = (false, Vec::new(), None);
-    for (name, result) in names.iter().zip(store.send_each(&get).await) {
+    for (name, result) in names.iter().zip(send(get).await) {
         match result {
             Ok(stored) if is_same(Some(&stored), zone)? => is_known = true,
             Ok(_) => lacking.push(name),
@@ -84,13 +76,13 @@ pub async fn check(
         let first = names.first();
         let mut claim = set_zones(first, zone);
         claim.cmd("GET").arg(first);
-        let results = store.send_each(&claim).await.into_iter();
+        let results = send(claim).await.into_iter();
         let replies: Vec<Value> = results.collect::<Result<_, _>>()?;
         is_same(replies.last(), zone)?;
     }
     if empty == EmptyStore::Claimed && !lacking.is_empty() {
         // A copy that cannot be set now is set by a later check.
-        store.send_each(&set_zones(lacking, zone)).await;
+        send(set_zones(lacking, zone)).await;
     }
     Ok(ZoneCheck::Same)
 }

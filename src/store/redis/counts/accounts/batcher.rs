@@ -21,6 +21,7 @@ use super::{AccountSlot, Accounts, ChargeResult, ChargeWaiter, Context, Pending,
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::{Call, Reply, WaiterResult};
 use crate::store::KeyEntry;
+use crate::store::key_table::packed;
 use crate::store::redis::wire::request::LinkError;
 use crate::store::redis::wire::script::{AccountCall, CHARGE, ChargeArgument, charge_replies};
 
@@ -134,7 +135,7 @@ impl Accounts {
                 .as_ref()
                 .map_or(call.terms.version, |entry| entry.record.version);
             let held = slot.held_below.load(Ordering::Relaxed) > version;
-            let record = entry.filter(|_| !held).map(|entry| entry.packed());
+            let record = entry.filter(|_| !held).map(|entry| packed(&entry.record));
             argument.push(&AccountCall {
                 producer: &self.producer.name(slot.producer),
                 ack: call.ack,
@@ -166,7 +167,7 @@ impl Accounts {
 
     /// The argument of a call for a number of accounts.
     pub(super) fn argument(&self, accounts: usize) -> ChargeArgument {
-        ChargeArgument::new(self.link.names.keeping().settle_window_seconds(), accounts)
+        ChargeArgument::new(self.link.names.keeping.settle_window_seconds(), accounts)
     }
 
     /// The record to send with a call, or `None` if the store is known to have it. A call that wants no units sends the newest known

@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 use jiff::civil::Date;
 
 use super::moment::Moment;
-use super::{
-    AccountCall, AccountSlot, Accounts, COUNT_MAX, Context, KeyEntry, SlotState, Source, Units,
-};
+use super::{AccountCall, AccountSlot, Accounts, COUNT_MAX, Context, SlotState, Source, Units};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{NodeShare, WaiterTerms};
+use crate::store::key_table::packed;
 use crate::store::redis::journal::CountRow;
 use crate::store::redis::producer::Producer;
 use crate::store::redis::wire::request::LinkError;
@@ -254,7 +253,7 @@ impl Accounts {
     pub async fn merge(&self, row: &CountRow) -> Result<(), LinkError> {
         let entry = self.keys.get(row.key);
         let mut argument = self.argument(1);
-        let record = entry.as_deref().map(KeyEntry::packed);
+        let record = entry.as_ref().map(|entry| packed(&entry.record));
         argument.push(&AccountCall {
             producer: &row.producer,
             ack: row.ack,

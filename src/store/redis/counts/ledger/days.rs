@@ -52,7 +52,7 @@ pub async fn complete_days(link: &RedisLink, dates: &[Date]) -> Result<(), Store
 
 /// Every date through `to` whose counts may be kept.
 pub fn days_kept(names: &Names, to: Date) -> impl Iterator<Item = Date> {
-    let days = names.keeping().retention_seconds() / DAY_SECONDS + DROPPED_LATE_DAYS;
+    let days = names.keeping.retention_seconds() / DAY_SECONDS + DROPPED_LATE_DAYS;
     let first = Span::new().try_days(-days).ok();
     let first = first.and_then(|span| to.checked_add(span).ok());
     let every = first.unwrap_or(Date::MIN).series(Span::new().days(1));

@@ -35,31 +35,17 @@ struct WriteRefusals {
     since: std::time::Instant,
 }
 
-impl WriteRefusals {
-    fn new() -> WriteRefusals {
-        let now = std::time::Instant::now();
-        WriteRefusals {
-            breaker: Breaker::new(now),
-            since: now,
-        }
-    }
-
-    /// Since when it refuses writes, or `None` if it accepts them.
-    fn refusing_since(&self) -> Option<std::time::Instant> {
-        (!self.breaker.is_closed()).then_some(self.since)
-    }
-}
-
 impl ClusterNode {
     /// A master whose `line` is kept by a new task.
     pub fn new(address: Address, line: Arc<ServerLine>) -> ClusterNode {
-        let kept = line.clone();
+        let (kept, since) = (line.clone(), std::time::Instant::now());
+        let breaker = Breaker::new(since);
         ClusterNode {
             address,
             line,
             task: tokio::spawn(async move { kept.keep().await }).abort_handle(),
             redirected_to: Mutex::new(Instant::now()),
-            refusals: Mutex::new(WriteRefusals::new()),
+            refusals: Mutex::new(WriteRefusals { breaker, since }),
         }
     }
 
@@ -75,12 +61,10 @@ impl ClusterNode {
 
     /// Since when it does not serve its slots, or `None` if it does.
     pub fn away_since(&self) -> Option<std::time::Instant> {
-        let refusing_since = self.refusals.lock().refusing_since();
-        self.line
-            .down_since()
-            .into_iter()
-            .chain(refusing_since)
-            .min()
+        let refusals = self.refusals.lock();
+        let refusing_since = (!refusals.breaker.is_closed()).then_some(refusals.since);
+        let since = self.line.down_since().into_iter().chain(refusing_since);
+        since.min()
     }
 
     /// Notes whether it refuses all writes, if the result of a command shows it.

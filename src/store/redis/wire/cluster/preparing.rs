@@ -3,13 +3,12 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use redis::{Pipeline, Value};
 use tokio::time::Instant;
 
 use super::Cluster;
 use crate::store::StoreError;
-use crate::store::redis::wire::request::{LinkError, read_time};
-use crate::store::redis::wire::zone::{self, EmptyStore, SendEach, ZoneCheck, zone_names};
+use crate::store::redis::wire::request::read_time;
+use crate::store::redis::wire::zone::{self, EmptyStore, ZoneCheck, zone_names};
 
 /// How long a master may take to return the zone or a copy of it.
 const ZONE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -29,7 +28,9 @@ impl Cluster {
     async fn check_zone(&self) -> Result<(), StoreError> {
         let names = zone_names(&self.preparation.names, true);
         let (zone, empty) = (&self.preparation.zone, self.preparation.empty_store());
-        match zone::check(&names, zone, empty, self).await? {
+        let timeout = self.response_timeout.min(ZONE_TIMEOUT);
+        let send = |commands| async move { self.each(&commands, Instant::now() + timeout).await };
+        match zone::check(&names, zone, empty, send).await? {
             ZoneCheck::Same => self.zone_known.store(true, Ordering::Relaxed),
             ZoneCheck::Unread(_) if self.zone_known.load(Ordering::Relaxed) => {}
             ZoneCheck::Unread(error) => match empty {
@@ -38,12 +39,5 @@ impl Cluster {
             },
         }
         Ok(())
-    }
-}
-
-impl SendEach for Cluster {
-    async fn send_each(&self, commands: &Pipeline) -> Vec<Result<Value, LinkError>> {
-        let timeout = self.response_timeout.min(ZONE_TIMEOUT);
-        self.each(commands, Instant::now() + timeout).await
     }
 }
