@@ -190,6 +190,20 @@ impl EmbeddedStore {
         self.answered(answer).await
     }
 
+    /// Reads the content of one instant on a connection of its own, while the writer continues.
+    async fn on_instant(
+        &self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<()> + Send + 'static,
+    ) -> Result<(), StoreError> {
+        let (path, durability) = (self.desk.path.clone(), self.durability);
+        let work = move || {
+            let connection = schema::connect(&path, durability)?;
+            let read = || work(&*connection.unchecked_transaction()?);
+            read().map_err(|error| schema::failure(&path, &error))
+        };
+        on_thread("reading the store", work).await?
+    }
+
     async fn answered<T>(
         &self,
         answer: oneshot::Receiver<Result<T, StoreError>>,
@@ -247,13 +261,8 @@ impl Chained for EmbeddedStore {
         days: Option<(Date, Date)>,
         pieces: mpsc::Sender<ChainItem>,
     ) -> Result<(), StoreError> {
-        let (path, durability) = (self.desk.path.clone(), self.durability);
-        let work = move || {
-            let connection = schema::connect(&path, durability)?;
-            let read = || closing::read(&*connection.unchecked_transaction()?, days, &pieces);
-            read().map_err(|error| schema::failure(&path, &error))
-        };
-        on_thread("reading the store", work).await?
+        self.on_instant(move |instant| closing::read(instant, days, &pieces))
+            .await
     }
 }
 
@@ -552,9 +561,8 @@ impl Store for EmbeddedStore {
     }
 
     async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
-        let (path, durability) = (self.desk.path.clone(), self.durability);
-        let work = move || export::export(&path, durability, &exported);
-        on_thread("reading the store", work).await?
+        self.on_instant(move |instant| export::export(instant, &exported))
+            .await
     }
 
     async fn import_exported(

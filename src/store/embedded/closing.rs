@@ -90,7 +90,7 @@ struct ClosingDay {
 }
 
 impl Closer {
-    /// Notes whether there is a day to close: the answer of [`is_due`].
+    /// Notes whether there is a day to close: the answer of [`due`].
     pub(super) fn expect(&mut self, is_due: bool) {
         self.is_due = is_due;
     }
@@ -125,17 +125,9 @@ impl Closer {
     }
 }
 
-/// Whether there is a day to close. Some milliseconds for a year of days: not on the connection on which charges wait.
-pub(super) fn is_due(
-    connection: &Connection,
-    keeping: Keeping,
-    now: Timestamp,
-) -> rusqlite::Result<bool> {
-    Ok(due(connection, keeping, now)?.is_some())
-}
-
-/// The oldest day that is due.
-fn due(
+/// The oldest day that is due, if there is a day to close. Some milliseconds for a year of days: not on the connection on which charges
+/// wait.
+pub(super) fn due(
     connection: &Connection,
     keeping: Keeping,
     now: Timestamp,

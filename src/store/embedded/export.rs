@@ -1,8 +1,6 @@
 //! Export of all that the database stores.
 //!
-//! The content of one instant is read in one transaction on a connection of its own, while the writer continues.
-
-use std::path::Path;
+//! The content of one instant is read, while the writer continues.
 
 use jiff::civil::Date;
 use rusqlite::Connection;
@@ -10,10 +8,9 @@ use tokio::sync::mpsc;
 
 use super::appended::{self, Additions};
 use super::day_rows::{own_name, read};
-use super::{Durability, keys, schema};
+use super::keys;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::store::StoreError;
 use crate::store::export::{Exported, ExportedEvent, ExportedKey, HeldClaim, WaitingEvent};
 use crate::store::sqlite::{parsed, rows, unreadable};
 
@@ -40,31 +37,25 @@ enum EarlyEnd {
     Failed(#[from] rusqlite::Error),
 }
 
-/// Sends all content of the file. Blocks the thread until the end.
+/// Sends all content of an instant. Blocks the thread until the end.
 pub(super) fn export(
-    path: &Path,
-    durability: Durability,
+    instant: &Connection,
     exported: &mpsc::Sender<Exported>,
-) -> Result<(), StoreError> {
-    let connection = schema::connect(path, durability)?;
-    match export_instant(&connection, exported) {
+) -> rusqlite::Result<()> {
+    match export_all(instant, exported) {
         Ok(()) | Err(EarlyEnd::ReceiverGone) => Ok(()),
-        Err(EarlyEnd::Failed(error)) => Err(schema::failure(path, &error)),
+        Err(EarlyEnd::Failed(error)) => Err(error),
     }
 }
 
-fn export_instant(
-    connection: &Connection,
-    exported: &mpsc::Sender<Exported>,
-) -> Result<(), EarlyEnd> {
-    let instant = connection.unchecked_transaction()?;
-    let own = own_name(&instant)?;
-    export_keys(&instant, exported)?;
-    for entry in keys::trail_of(&instant, keys::NO_KEY)? {
+fn export_all(instant: &Connection, exported: &mpsc::Sender<Exported>) -> Result<(), EarlyEnd> {
+    let own = own_name(instant)?;
+    export_keys(instant, exported)?;
+    for entry in keys::trail_of(instant, keys::NO_KEY)? {
         send(exported, Exported::Audit(Box::new(entry)))?;
     }
-    export_days(&instant, &own, exported)?;
-    export_events(&instant, exported)
+    export_days(instant, &own, exported)?;
+    export_events(instant, exported)
 }
 
 fn send(exported: &mpsc::Sender<Exported>, item: Exported) -> Result<(), EarlyEnd> {

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, Row};
 
-use super::closing::is_due;
+use super::closing;
 use super::retention::drop_old;
 use super::schema::failure;
 use super::writer::Desk;
@@ -170,8 +170,8 @@ pub(super) fn follow(
             && !under_way.swap(true, Ordering::AcqRel)
         {
             written = (applied, Instant::now());
-            match is_due(connection, desk.keeping, desk.clock.now()) {
-                Ok(is_due) => desk.closing.lock().expect(is_due),
+            match closing::due(connection, desk.keeping, desk.clock.now()) {
+                Ok(day) => desk.closing.lock().expect(day.is_some()),
                 Err(error) => tracing::warn!(%error, "the days of the ledger could not be read"),
             }
             send_heartbeat(desk, name.clone(), applied, stop.clone(), under_way.clone());

@@ -109,8 +109,13 @@ fn days(
             add_days_of(&mut days, &instant, (from, to), (key, key))?;
         }
     }
+    // The entries of groups that are not in the ledger yet.
     let wanted = |date, key| (from..=to).contains(&date) && wanted.contains(&key);
-    add_appended(&mut days, &instant, wanted)?;
+    let mut sums = appended::lacking(&instant, wanted)?;
+    while let Some((place, endpoint, addition)) = sums.pop_first() {
+        let day: &mut OneDay = days.entry(place).or_default();
+        day.add(endpoint, numbers_of(addition));
+    }
     Ok(days)
 }
 
@@ -204,21 +209,6 @@ fn faults_of((place, numbers): &(Arc<str>, RowNumbers)) -> Vec<String> {
     faults
 }
 
-/// Adds the entries of groups that are not in the ledger yet.
-fn add_appended(
-    days: &mut BTreeMap<KeyDate, OneDay>,
-    instant: &Connection,
-    wanted: impl Fn(Date, KeyId) -> bool,
-) -> rusqlite::Result<()> {
-    let mut sums = appended::lacking(instant, wanted)?;
-    while let Some((place, endpoint, addition)) = sums.pop_first() {
-        days.entry(place)
-            .or_default()
-            .add(endpoint, numbers_of(addition));
-    }
-    Ok(())
-}
-
 /// Adds the days of the keys from the first through the last.
 fn add_days_of(
     days: &mut BTreeMap<KeyDate, OneDay>,
@@ -238,7 +228,10 @@ fn add_days_of(
     let mut rows = adjustments.query(asked)?;
     while let Some(row) = rows.next()? {
         let day = days.entry(place(row)?).or_default();
-        day.adjustments.push(adjustment(row)?);
+        day.adjustments.push(Adjustment {
+            came: Timestamp::from_second(row.get(2)?).unwrap_or_default(),
+            units: row.get(3)?,
+        });
     }
     let mut copied = connection.prepare_cached(COPIED_OF_KEYS)?;
     let mut rows = copied.query(asked)?;
@@ -248,13 +241,6 @@ fn add_days_of(
         }
     }
     Ok(())
-}
-
-fn adjustment(row: &Row<'_>) -> rusqlite::Result<Adjustment> {
-    Ok(Adjustment {
-        came: Timestamp::from_second(row.get(2)?).unwrap_or_default(),
-        units: row.get(3)?,
-    })
 }
 
 fn place(row: &Row<'_>) -> rusqlite::Result<KeyDate> {
