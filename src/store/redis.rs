@@ -352,10 +352,10 @@ impl Store for RedisStore {
     }
 
     fn health(&self) -> Health {
-        let outage = self.parts.outage.as_ref();
-        let keys = self.freshness();
+        let parts = &self.parts;
+        let (outage, feed) = (parts.outage.as_ref(), parts.feed.as_ref());
+        let (guard, link, keys) = (&parts.guard, &parts.link, self.freshness());
         let service = outage.map_or(WithoutStore::Denies, |outage| outage.service());
-        let (guard, link) = (&self.parts.guard, &self.parts.link);
         let up = guard.is_closed() && link.is_whole();
         Health {
             up,
@@ -366,26 +366,16 @@ impl Store for RedisStore {
                 service => service,
             },
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
-            silent_gateways: self
-                .parts
-                .presence
-                .as_ref()
-                .map_or(0, |presence| presence.silent()),
-            clock_leap: self.parts.clock.watch.leap(),
+            silent_gateways: parts.presence.as_ref().map_or(0, |own| own.silent()),
+            clock_leap: parts.clock.watch.leap(),
             trouble: match up {
                 true => None,
                 false => link.absences().or_else(|| guard.reason()),
             },
             file_trouble: outage
                 .and_then(|outage| outage.journal.trouble())
-                .or_else(|| {
-                    self.parts
-                        .feed
-                        .as_ref()?
-                        .save_trouble()
-                        .map(Arc::unwrap_or_clone)
-                }),
-            keys_trouble: self.parts.feed.as_ref().and_then(|feed| feed.trouble()),
+                .or_else(|| feed?.save_trouble()),
+            keys_trouble: feed.and_then(|feed| feed.trouble()),
         }
     }
 

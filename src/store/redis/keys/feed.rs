@@ -208,8 +208,8 @@ impl Feed {
     }
 
     /// Why the replica cannot be saved, and the remedy.
-    pub fn save_trouble(&self) -> Option<Arc<String>> {
-        self.save_trouble.load_full()
+    pub fn save_trouble(&self) -> Option<String> {
+        self.save_trouble.load().as_deref().cloned()
     }
 
     fn is_current_now(&self) {
@@ -402,7 +402,7 @@ impl Feed {
         };
         Heartbeat {
             applied: stream_id(lasting.unwrap_or(0)),
-            replica_error: self.save_trouble().map(Arc::unwrap_or_clone),
+            replica_error: self.save_trouble(),
             keys_age_ms: u64::try_from(age.as_millis())
                 .ok()
                 .filter(|_| age < Duration::MAX),

@@ -87,12 +87,13 @@ impl Replica {
         path: &Path,
         identity: &StoreIdentity,
     ) -> Result<(Replica, Option<Saved>), StoreError> {
-        let opened = match connect(path) {
+        let connect = || sqlite::open(path, LOCK_WAIT_MAX, FORMAT, TABLES);
+        let opened = match connect() {
             Err(error) if is_damage(&error) => {
                 let aside = path.with_extension("damaged");
                 tracing::error!(%error, path = %path.display(), aside = %aside.display(), "the saved replica of the key table is damaged: it is renamed and a new one is started");
                 set_aside(path, &aside).map_err(|error| unusable(path, &error))?;
-                connect(path)
+                connect()
             }
             opened => opened,
         };
@@ -160,11 +161,6 @@ impl Replica {
         *written = changes;
         Ok(())
     }
-}
-
-/// Opens the file with its tables. Only its owner may read it, because it contains key digests.
-fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
-    sqlite::open(path, LOCK_WAIT_MAX, FORMAT, TABLES)
 }
 
 /// Moves a damaged file and its log aside.

@@ -10,11 +10,12 @@ use jiff::civil::Date;
 use redis::{Cmd, Value};
 use tokio::sync::mpsc;
 
+use super::events;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::Entry;
 use crate::policy::calendar::Calendar;
 use crate::policy::key_record::KeyRecord;
-use crate::policy::threshold_event::date_of;
+use crate::policy::threshold_event::{Event, date_of};
 use crate::store::StoreError;
 use crate::store::export::{
     Exported, ExportedEvent, ExportedKey, HeldClaim, ImportCounts, ImportMode, KeyDay,
@@ -58,7 +59,7 @@ pub async fn carry_out(
             }
         }
     }
-    for event in events(link, now).await? {
+    for event in stored_events(link, now).await? {
         if export.send(Exported::Event(event)).await.is_err() {
             return Ok(());
         }
@@ -116,18 +117,14 @@ fn around(now: Timestamp, days: std::ops::RangeInclusive<i64>) -> impl Iterator<
 }
 
 /// The stored claims, and the events that await delivery.
-async fn events(link: &RedisLink, now: Timestamp) -> Result<Vec<ExportedEvent>, StoreError> {
+async fn stored_events(link: &RedisLink, now: Timestamp) -> Result<Vec<ExportedEvent>, StoreError> {
     let mut waiting: BTreeMap<String, WaitingEvent> = BTreeMap::new();
     for (kept, since) in scanned(link, "ZSCAN", &link.names.events()).await? {
-        let since: f64 = since.parse().unwrap_or_default();
-        if let Some((id, body)) = kept.split_once(' ') {
-            let event = WaitingEvent {
-                // Exact: milliseconds are far below 2^53.
-                since: since as i64,
-                body: body.to_owned(),
-            };
-            waiting.insert(id.to_owned(), event);
-        }
+        let event = events::unpacked(&kept, since.parse().unwrap_or_default());
+        waiting.extend(event.map(|Event { id, since, body }| {
+            let since = since.as_millisecond();
+            (id, WaitingEvent { since, body })
+        }));
     }
     let mut events = Vec::new();
     for date in around(now, CLAIM_DATES) {

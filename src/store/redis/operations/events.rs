@@ -124,7 +124,8 @@ fn packed(event: &Event) -> String {
     format!("{} {}", event.id, event.body)
 }
 
-fn unpacked(kept: &str, since: f64) -> Option<Event> {
+/// A kept event, and the time of its claim (Unix milliseconds).
+pub fn unpacked(kept: &str, since: f64) -> Option<Event> {
     let (id, body) = kept.split_once(' ')?;
     Some(Event {
         // Exact: milliseconds are far below 2^53.

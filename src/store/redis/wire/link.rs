@@ -111,10 +111,7 @@ impl RedisLink {
 
     /// Whether Redis is expected to serve the commands of some slots of a cluster.
     pub fn is_partly_up(&self) -> bool {
-        match &self.way {
-            Way::Server(_) => false,
-            Way::Cluster(cluster) => cluster.is_partly_up(),
-        }
+        self.cluster().is_some_and(Cluster::is_partly_up)
     }
 
     /// How many connections were made so far: a new number means that a server may have changed.
@@ -132,10 +129,7 @@ impl RedisLink {
 
     /// Why masters of a cluster do not serve, or `None` if all do; always of one server.
     pub fn absences(&self) -> Option<String> {
-        match &self.way {
-            Way::Server(_) => None,
-            Way::Cluster(cluster) => cluster.absences(),
-        }
+        self.cluster()?.absences()
     }
 
     /// Fails at once if there is no connection.
@@ -220,10 +214,8 @@ impl RedisLink {
 
     /// Fails if the node of a cluster that keeps the names of a hash slot is known to refuse writes.
     pub fn require_writes(&self, slot: u16) -> Result<(), LinkError> {
-        match &self.way {
-            Way::Server(_) => Ok(()),
-            Way::Cluster(cluster) => cluster.require_writes(slot),
-        }
+        let cluster = self.cluster();
+        cluster.map_or(Ok(()), |cluster| cluster.require_writes(slot))
     }
 
     /// Since when the server that keeps `name` cannot be used, or `None` if it can.
@@ -241,7 +233,14 @@ impl RedisLink {
 
     /// Whether there are several masters.
     pub fn is_cluster(&self) -> bool {
-        matches!(self.way, Way::Cluster(_))
+        self.cluster().is_some()
+    }
+
+    fn cluster(&self) -> Option<&Cluster> {
+        match &self.way {
+            Way::Server(_) => None,
+            Way::Cluster(cluster) => Some(cluster),
+        }
     }
 
     /// The servers that accept writes now.
@@ -263,10 +262,8 @@ impl RedisLink {
 
     /// Whether a master keeps `name`.
     pub fn keeps(&self, master: &Master, name: &str) -> bool {
-        match (&self.way, &master.node) {
-            (Way::Cluster(cluster), Some(node)) => cluster.owns(node, slot(name.as_bytes())),
-            (Way::Cluster(_) | Way::Server(_), _) => true,
-        }
+        let node = self.cluster().zip(master.node.as_ref());
+        node.is_none_or(|(cluster, node)| cluster.owns(node, slot(name.as_bytes())))
     }
 
     /// Sends a command to one master, whatever its key.
@@ -276,11 +273,9 @@ impl RedisLink {
         command: &Cmd,
         deadline: Instant,
     ) -> Result<Value, LinkError> {
-        match (&self.way, &master.node) {
-            (Way::Cluster(cluster), Some(address)) => {
-                cluster.ask_node(address, command, deadline).await
-            }
-            (Way::Cluster(_) | Way::Server(_), _) => self.query(command, deadline).await,
+        match self.cluster().zip(master.node.as_ref()) {
+            Some((cluster, node)) => cluster.ask_node(node, command, deadline).await,
+            None => self.query(command, deadline).await,
         }
     }
 

@@ -363,11 +363,7 @@ async fn dates(link: &RedisLink, from: Date, to: Date) -> Result<Vec<Date>, Stor
         return Ok(Vec::new());
     }
     let day = jiff::Span::new().days(1);
-    let days = from
-        .until(to)
-        .map(|span| span.get_days())
-        .unwrap_or(i32::MAX);
-    if days < EVERY_DATE_MAX {
+    if (to - from).get_days() < EVERY_DATE_MAX {
         let every = from.series(day);
         return Ok(every.take_while(|date| *date <= to).collect());
     }
