@@ -94,13 +94,8 @@ struct LastLine {
 }
 
 #[derive(Deserialize)]
-struct FirstLine<H> {
-    touchline_backup: H,
-}
-
-#[derive(Deserialize)]
-struct FormatOnly {
-    format: u64,
+struct FirstLine {
+    touchline_backup: Header,
 }
 
 /// Writes a backup.
@@ -192,10 +187,9 @@ impl<R: BufRead> BackupReader<R> {
             );
         };
         // The format is checked first: a later format may have other rules.
-        let format = serde_json::from_slice::<FirstLine<FormatOnly>>(&line)
-            .map_err(|_| reader.fault("this is not a backup of touchline"))?
-            .touchline_backup
-            .format;
+        let first: Option<serde_json::Value> = serde_json::from_slice(&line).ok();
+        let format = first.and_then(|line| line.pointer("/touchline_backup/format")?.as_u64());
+        let format = format.ok_or_else(|| reader.fault("this is not a backup of touchline"))?;
         if !(FIRST_FORMAT..=FORMAT).contains(&format) {
             return Err(reader.fault(format!(
                 "the backup is of format {format} and this touchline reads formats {FIRST_FORMAT} to {FORMAT}: use the touchline that made it, or a \
@@ -203,7 +197,7 @@ impl<R: BufRead> BackupReader<R> {
             )));
         }
         let content = reader.content(&line)?;
-        let first: FirstLine<Header> = reader.parsed(&content)?;
+        let first: FirstLine = reader.parsed(&content)?;
         reader.header = first.touchline_backup;
         Ok(reader)
     }

@@ -81,9 +81,8 @@ impl Follower {
 
     /// Applies new changes; returns whether there were any. Threads may do this at the same time: versions only rise.
     pub(super) fn catch_up(&self, connection: &Connection) -> rusqlite::Result<bool> {
-        match self.kept {
-            KeptRecords::Whole => {}
-            KeptRecords::Nothing => return Ok(false),
+        if self.kept == KeptRecords::Nothing {
+            return Ok(false);
         }
         let applied = self.applied();
         let last: i64 = value(connection, MARK, [])?;
@@ -168,7 +167,8 @@ pub(super) fn import(
     for mut record in records {
         record.updated = now;
         record.version = micros(now).max(1);
-        let outcome = match holder_of_any(&transaction, &record)? {
+        let holders = digests(&record).map(|digest| holder(&transaction, &digest));
+        let outcome = match holders.filter_map(Result::transpose).next().transpose()? {
             Some(holder) => Imported::Held(holder),
             None if one(&transaction, record.id)?.is_some() => Imported::IdTaken,
             None => {
@@ -210,15 +210,6 @@ fn put(
     let entry = (place, id, packed(&Entry::of(record))?);
     execute(connection, ADD_AUDIT_ENTRY, entry)?;
     Ok(Ok(place))
-}
-
-fn holder_of_any(connection: &Connection, record: &KeyRecord) -> rusqlite::Result<Option<KeyId>> {
-    for digest in digests(record) {
-        if let Some(holder) = holder(connection, &digest)? {
-            return Ok(Some(holder));
-        }
-    }
-    Ok(None)
 }
 
 fn holder(connection: &Connection, digest: &KeyDigest) -> rusqlite::Result<Option<KeyId>> {
