@@ -93,9 +93,8 @@ pub async fn sign_in(
 
 /// Removes a gateway that ends in order.
 pub async fn sign_off(link: &RedisLink, gateway_id: &str) -> Result<(), StoreError> {
-    link.ask(&Cmd::hdel(link.names.register(), gateway_id))
-        .await?;
-    Ok(())
+    let delete = Cmd::hdel(link.names.register(), gateway_id);
+    link.send([delete]).await
 }
 
 /// Restores entries that the store lost.

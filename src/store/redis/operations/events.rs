@@ -109,15 +109,13 @@ pub async fn drop_old(link: &RedisLink, now: i64) -> Result<(), StoreError> {
         .saturating_sub(EVENTS_KEPT_SECONDS)
         .saturating_mul(1_000);
     let drop = Cmd::zrembyscore(link.names.events(), "-inf", until);
-    link.ask(&drop).await?;
-    Ok(())
+    link.send([drop]).await
 }
 
 /// Drops a delivered event.
 pub async fn delivered(link: &RedisLink, event: &Event) -> Result<(), StoreError> {
     let drop = Cmd::zrem(link.names.events(), packed(event));
-    link.ask(&drop).await?;
-    Ok(())
+    link.send([drop]).await
 }
 
 fn packed(event: &Event) -> String {

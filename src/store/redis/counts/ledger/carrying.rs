@@ -106,11 +106,11 @@ pub async fn take_in(
             }
         }
     }
-    if taking == ImportMode::Write {
-        let dates = days.iter().map(|day| &day.date);
-        link.ask(&listing(&link.names, dates)).await?;
+    let list = listing(&link.names, days.iter().map(|day| &day.date));
+    match taking {
+        ImportMode::Write => link.send([list]).await,
+        ImportMode::DryRun => Ok(()),
     }
-    Ok(())
 }
 
 fn arguments(day: &KeyDay, taking: ImportMode) -> ScriptArguments {

@@ -10,17 +10,11 @@ use crate::store::ledger::{Ceiling, Cell};
 
 /// The value of a field.
 pub fn written(totals: &Totals, ceiling: Ceiling, tier: Option<&TierName>) -> String {
-    let mut text = String::new();
-    for number in totals.numbers() {
-        text.push_str(&number.to_string());
-        text.push(' ');
-    }
-    text.push_str(&format!("{} {}", ceiling.limit, ceiling.granted));
-    if let Some(tier) = tier {
-        text.push(' ');
-        text.push_str(tier.as_str());
-    }
-    text
+    let numbers = totals.numbers().into_iter();
+    let numbers = numbers.chain([ceiling.limit, ceiling.granted]);
+    let mut words: Vec<String> = numbers.map(|number| number.to_string()).collect();
+    words.extend(tier.map(TierName::to_string));
+    words.join(" ")
 }
 
 /// The producer of a field and its entry, or `None` if it is not a field of the ledger.
