@@ -204,7 +204,7 @@ impl ExplainedAnswer {
 fn by_name(fields: &FieldList) -> BTreeMap<String, String> {
     let mut headers: BTreeMap<String, String> = BTreeMap::new();
     for field in fields.iter() {
-        let [name, value] = [field.name(), field.value()].map(String::from_utf8_lossy);
+        let [name, value] = [field.name, field.value].map(String::from_utf8_lossy);
         headers
             .entry(name.into_owned())
             .and_modify(|all| *all = format!("{all}, {value}"))

@@ -30,7 +30,7 @@ pub(super) fn run(
     config: &Config,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let document: Value = serde_json::from_slice(gate::document(config).body())?;
+    let document: Value = serde_json::from_slice(&gate::document(config).body)?;
     let text = match arguments.output {
         DocumentFormat::Json => serde_json::to_string_pretty(&document)? + "\n",
         DocumentFormat::Yaml => serde_yaml::to_string(&document)?,
@@ -47,7 +47,7 @@ mod tests {
     fn both_forms_are_the_document_that_a_gateway_answers() {
         let text = include_str!("../../gateway.yaml").replace("Football prediction", "Price");
         let config = Config::parse("gateway.yaml", &text, &|_| None).unwrap();
-        let served: Value = serde_json::from_slice(gate::document(&config).body()).unwrap();
+        let served: Value = serde_json::from_slice(&gate::document(&config).body).unwrap();
         let written = |output| {
             let mut out = Vec::new();
             run(&OpenapiArguments { output }, &config, &mut out).unwrap();

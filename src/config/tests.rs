@@ -233,8 +233,8 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
     let config = config.unwrap();
     let retirement = &config.endpoints.find("/a").unwrap().retirement;
     let output = |instant: Option<jiff::Timestamp>| instant.unwrap().to_string();
-    assert_eq!(output(retirement.deprecation()), "2026-11-30T23:00:00Z");
-    assert_eq!(output(retirement.sunset()), "2027-06-30T12:00:00Z");
+    assert_eq!(output(retirement.deprecation), "2026-11-30T23:00:00Z");
+    assert_eq!(output(retirement.sunset), "2027-06-30T12:00:00Z");
     assert_eq!(retirement.headers().len(), 3);
 }
 

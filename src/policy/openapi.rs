@@ -53,8 +53,10 @@ pub struct Api<'a> {
 /// The served document.
 #[derive(Debug, Clone)]
 pub struct Document {
-    body: Bytes,
-    etag: HeaderValue,
+    /// The JSON text.
+    pub body: Bytes,
+    /// The strong validator (RFC 9110 section 8.8.3).
+    pub etag: HeaderValue,
 }
 
 impl Document {
@@ -65,16 +67,6 @@ impl Document {
         let etag = HeaderValue::try_from(format!("\"{digest:.ETAG_DIGITS$x}\""))
             .unwrap_or(HeaderValue::from_static("\"\""));
         Document { body, etag }
-    }
-
-    /// The JSON text.
-    pub fn body(&self) -> &Bytes {
-        &self.body
-    }
-
-    /// The strong validator (RFC 9110 section 8.8.3).
-    pub fn etag(&self) -> &HeaderValue {
-        &self.etag
     }
 
     /// Whether these `If-None-Match` values match this document (RFC 9110 section 13.1.2: a list of tags, compared weakly, or
@@ -178,10 +170,10 @@ fn description(endpoint: &Endpoint, tiers: &[&str]) -> String {
         tiers.join(", "),
         endpoint.cost
     );
-    if let Some(instant) = endpoint.retirement.deprecation() {
+    if let Some(instant) = endpoint.retirement.deprecation {
         text.push_str(&format!(" Deprecated from {instant} on."));
     }
-    if let Some(instant) = endpoint.retirement.sunset() {
+    if let Some(instant) = endpoint.retirement.sunset {
         text.push_str(&format!(" May be removed from {instant} on."));
     }
     text
@@ -191,15 +183,15 @@ fn description(endpoint: &Endpoint, tiers: &[&str]) -> String {
 /// change with the clock.
 fn retirement_members(retirement: &Retirement) -> Map<String, Value> {
     let links: Map<String, Value> = retirement
-        .links()
+        .links
         .iter()
         .map(|(relation, target)| (relation.as_str().to_owned(), json!(target.as_str())))
         .collect();
-    let ends = retirement.deprecation().is_some() || retirement.sunset().is_some();
+    let ends = retirement.deprecation.is_some() || retirement.sunset.is_some();
     let members = json!({
         "deprecated": ends.then_some(true),
-        "x-deprecation": retirement.deprecation(),
-        "x-sunset": retirement.sunset(),
+        "x-deprecation": retirement.deprecation,
+        "x-sunset": retirement.sunset,
         "x-links": (!links.is_empty()).then_some(links),
     });
     let members = members.as_object().into_iter().flatten();

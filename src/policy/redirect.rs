@@ -55,7 +55,7 @@ pub fn redirect(head: &RequestHead, rule: &Rule) -> Result<Redirect, Rejection> 
             target.path,
             query.unwrap_or_default()
         ),
-        shows_key: head.fields().first(&X_API_KEY).is_some(),
+        shows_key: head.fields.first(&X_API_KEY).is_some(),
     })
 }
 

@@ -58,9 +58,12 @@ impl LinkTarget {
 /// The announced retirement of an endpoint: when, and where to read about it. The default announces nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Retirement {
-    deprecation: Option<Timestamp>,
-    sunset: Option<Timestamp>,
-    links: Vec<(Relation, LinkTarget)>,
+    /// When the endpoint is deprecated.
+    pub deprecation: Option<Timestamp>,
+    /// When it may be removed.
+    pub sunset: Option<Timestamp>,
+    /// Pages about it.
+    pub links: Vec<(Relation, LinkTarget)>,
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
@@ -106,21 +109,6 @@ impl Retirement {
             links,
             headers,
         })
-    }
-
-    /// The instant from which it is deprecated; may be in the future.
-    pub fn deprecation(&self) -> Option<Timestamp> {
-        self.deprecation
-    }
-
-    /// The instant from which it may be removed.
-    pub fn sunset(&self) -> Option<Timestamp> {
-        self.sunset
-    }
-
-    /// The links in the order of the header.
-    pub fn links(&self) -> &[(Relation, LinkTarget)] {
-        &self.links
     }
 
     /// `Deprecation`, `Sunset` and `Link`, those that are announced; built once.

@@ -107,12 +107,12 @@ pub async fn admit(
     };
     let (mut slot, mut arrived) = (None, Some(arrived));
     let mut next: NextNeed<'_> =
-        admission::begin(head.method(), path, &snapshot.config.endpoints, None);
+        admission::begin(&head.method, path, &snapshot.config.endpoints, None);
     loop {
         next = match next {
             NextNeed::Key(ask) => {
                 slot = None;
-                let presented = edge.presented(head.fields()); // 2
+                let presented = edge.presented(&head.fields); // 2
                 let at = arrived.take().or(ask.at());
                 let found = presented.and_then(|key| edge.authenticate(&key, at)); // 3
                 ask.answer(found)

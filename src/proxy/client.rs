@@ -105,7 +105,7 @@ impl<'c> Client<'c> {
 
     /// Whether the request was received over HTTP/2.
     pub fn is_http2(&self) -> bool {
-        self.head.version() == Version::Http2
+        self.head.version == Version::Http2
     }
 
     /// Whether the body has been read completely.

@@ -277,13 +277,13 @@ impl Forwarding {
         (self.encoder, self.encoder_held) = (None, None);
         self.request_body_bytes = 0;
         if let Some(before) = self.assignment.take() {
-            self.tried.push(before.server().clone());
+            self.tried.push(before.server.clone());
         }
         let key = identity(self.key.record.id.as_bytes());
         let assignment = self.upstream.assign(key, &self.tried, &self.asked)?;
         let total = self.upstream.config.timeouts.total;
         let left = total.saturating_sub(now.saturating_duration_since(self.since));
-        let peer = Box::new(self.upstream.peer(assignment.server(), left));
+        let peer = Box::new(self.upstream.peer(&assignment.server, left));
         self.assignment = Some(assignment);
         Some((peer, self.anew, now))
     }
@@ -293,12 +293,12 @@ impl Forwarding {
     pub fn release_server(&mut self) {
         let released = self.assignment.take();
         self.asked
-            .extend(released.map(|place| place.server().clone()));
+            .extend(released.map(|place| place.server.clone()));
     }
 
     /// The server of the present attempt.
     pub fn server(&self) -> Option<&Arc<Server>> {
-        self.assignment.as_ref().map(Assignment::server)
+        self.assignment.as_ref().map(|place| &place.server)
     }
 
     /// Whether another attempt is allowed: there is one left, and enough time.

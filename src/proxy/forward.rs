@@ -97,10 +97,10 @@ impl Outgoing<'_> {
     /// If a field of the gateway is invalid, which checked configurations exclude.
     pub fn fields(&self, mut write: impl FnMut(EndToEnd<'_>)) -> Result<(), NoField> {
         let identity = &self.identity;
-        let received = self.head.fields().first(&TRACEPARENT);
+        let received = self.head.fields.first(&TRACEPARENT);
         let (traceparent, goes_on) = traceparent(received, identity.recorded);
         let secret = self.secret.map(|(name, _)| name);
-        for field in self.head.fields().end_to_end() {
+        for field in self.head.fields.end_to_end() {
             let is = |name: &HeaderName| field.is(name);
             let ours = REPLACED.iter().any(is);
             let stale = !goes_on && is(&TRACESTATE);
@@ -373,7 +373,7 @@ mod tests {
             fields.append(name.parse().unwrap(), HeaderValue::from_static(value));
         }
         clean_answer(StatusCode::OK, &mut fields, &HeaderNames::default());
-        let names: Vec<&[u8]> = fields.iter().map(|field| field.name()).collect();
+        let names: Vec<&[u8]> = fields.iter().map(|field| field.name).collect();
         assert_eq!(names, [b"etag"]);
     }
 

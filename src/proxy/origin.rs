@@ -26,7 +26,7 @@ pub struct Origin {
 impl Origin {
     /// The origin of a request.
     pub fn of(request: &Request<'_>, trusted: &[Network]) -> Origin {
-        let (connection, fields) = (&request.connection, request.head.fields());
+        let (connection, fields) = (&request.connection, &request.head.fields);
         let peer = connection.client;
         let scheme = if connection.is_encrypted {
             "https"

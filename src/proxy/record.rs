@@ -35,7 +35,7 @@ pub fn record(
     };
     let endpoint = line.endpoint.unwrap_or(NONE);
     // Over HTTP/2 a request is examined when its turn has come.
-    let waited = client.turn().map_or(Duration::ZERO, |turn| turn.waited());
+    let waited = client.turn().map_or(Duration::ZERO, |turn| turn.waited);
     let duration = waited + exchange.started.elapsed();
     let metrics = &gate.metrics;
     let tier = line.tier.unwrap_or(NONE);
@@ -85,12 +85,12 @@ pub fn record(
         time: exchange.time.checked_sub(waited).unwrap_or(exchange.time),
         request_id: exchange.request_id_str(),
         client: sender.as_deref(),
-        protocol: match head.version() {
+        protocol: match head.version {
             Version::Http2 => "HTTP/2",
             Version::Http11 => "HTTP/1.1",
             Version::Http10 => "HTTP/1.0",
         },
-        method: &match head.method().as_str() {
+        method: &match head.method.as_str() {
             method if method.len() > METHOD_BYTES_MAX => Cow::Borrowed("-"),
             method => api_key::redacted(method, prefix),
         },

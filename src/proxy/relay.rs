@@ -137,7 +137,7 @@ impl Relay<'_, '_> {
         if fate != Fate::Unknown {
             forwarding.anew = true;
         }
-        let method = self.client.head.method();
+        let method = &self.client.head.method;
         let again = match fate {
             Fate::Stale => method.is_idempotent() && forwarding.may_retry(),
             Fate::Unprocessed => forwarding.may_retry(),
@@ -397,7 +397,7 @@ impl Relay<'_, '_> {
     /// Whether the body would be complete for its server. It is not before the client has ended it: the client may send more,
     /// which makes the request malformed.
     fn is_as_long_as_announced(&self) -> bool {
-        match self.client.head.framing() {
+        match self.client.head.framing {
             Framing::Length(bytes) => bytes <= self.forwarding.request_body_bytes as u64,
             Framing::Empty | Framing::Chunked => false,
         }
@@ -458,7 +458,7 @@ impl Relay<'_, '_> {
 
 /// The framing of a request's body for its server.
 fn framing(client: &Client<'_>) -> Framing {
-    match client.head.framing() {
+    match client.head.framing {
         Framing::Chunked if client.is_body_empty() => Framing::Empty,
         framing => framing,
     }

@@ -75,7 +75,7 @@ impl Answer {
         exchange: &Exchange,
         document: &Document,
     ) -> Answer {
-        let mut answer = if document.is_held(request.fields().all(&IF_NONE_MATCH)) {
+        let mut answer = if document.is_held(request.fields.all(&IF_NONE_MATCH)) {
             let head = Head {
                 status: StatusCode::NOT_MODIFIED,
                 length: None,
@@ -86,10 +86,10 @@ impl Answer {
                 body: Bytes::new(),
             }
         } else {
-            Answer::json(request.method(), document.body().clone())
+            Answer::json(&request.method, document.body.clone())
         };
         let fields = &mut answer.head.fields;
-        fields.append(ETAG, document.etag().clone());
+        fields.append(ETAG, document.etag.clone());
         fields.append(CACHE_CONTROL, DOCUMENT_CACHING);
         insert_common(fields, &exchange.request_id, exchange.hsts.as_ref());
         answer

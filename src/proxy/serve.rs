@@ -99,7 +99,7 @@ async fn answer(
     if gate.is_draining() || client.connection.is_retired() {
         client.close_after();
     }
-    let sent = client.head.fields();
+    let sent = &client.head.fields;
     exchange.request_id = request_id::of(
         sent.first(&X_REQUEST_ID),
         &snapshot.config.keys.prefix,
@@ -130,7 +130,7 @@ async fn answer(
             serve_own(gate, client, stage, answer, OwnPath::Document, None).await
         }
         Ok(Admitted::Usage(usage)) => {
-            let (method, now) = (client.head.method(), gate.store.now());
+            let (method, now) = (&client.head.method, gate.store.now());
             let answer =
                 Answer::with_usage(method, exchange, usage.report, usage.quota_status, now);
             serve_own(gate, client, stage, answer, OwnPath::Usage, Some(usage.key)).await
@@ -164,7 +164,7 @@ async fn forward(
         let cause = "other requests of the client's connection took limits.h2_memory for limits.response_write";
         Err(Failure::gateway(cause))
     } else {
-        if client.head.expects_continue() && !client.is_body_done() {
+        if client.head.expects_continue && !client.is_body_done() {
             // If the client has disconnected, reading its body will show it.
             let _ = client.ask_for_body().await;
         }
@@ -184,7 +184,7 @@ async fn forward(
     if let Some(Ending::Rejected(rejection)) = &forwarding.ending
         && !client.header_passed()
     {
-        let (method, now) = (client.head.method(), gate.store.now());
+        let (method, now) = (&client.head.method, gate.store.now());
         let (quota_status, endpoint) = (Some(forwarding.quota_status), Some(&*forwarding.endpoint));
         let answer = Answer::to(method, exchange, rejection, quota_status, endpoint, now);
         if !client.is_body_done() {
@@ -219,7 +219,7 @@ async fn refuse(
     if head {
         client.connection.note_malformed();
     }
-    if ambiguous || (!client.is_body_done() && client.head.expects_continue()) {
+    if ambiguous || (!client.is_body_done() && client.head.expects_continue) {
         // Whether the body follows this answer cannot be known.
         client.close_after();
     }
@@ -229,7 +229,7 @@ async fn refuse(
     if let Some(limit) = settlement::limit_hit(&refusal.rejection) {
         gate.metrics.limit_hits.note(limit);
     }
-    let (method, now) = (client.head.method(), gate.store.now());
+    let (method, now) = (&client.head.method, gate.store.now());
     let (rejection, quota_status) = (&refusal.rejection, refusal.quota_status);
     let endpoint = refusal.endpoint();
     let answer = Answer::to(method, exchange, rejection, quota_status, endpoint, now);
@@ -291,7 +291,7 @@ fn must_end_first(client: &Client<'_>, limits: &Limits) -> bool {
     let head = &client.head;
     client.is_http2()
         && !client.is_body_done()
-        && !well_formed::takes_body(head.method())
+        && !well_formed::takes_body(&head.method)
         && well_formed::check(head, limits).is_ok()
 }
 
@@ -305,7 +305,7 @@ async fn end_without_body(
     client: &mut Client<'_>,
     patience: Duration,
 ) -> Result<Result<(), Malformed>, Failure> {
-    if client.head.expects_continue() {
+    if client.head.expects_continue {
         // Announces a body (RFC 9110 section 10.1.1), and does not send it unasked.
         return Ok(Err(Malformed::UnexpectedBody));
     }

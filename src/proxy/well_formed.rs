@@ -36,21 +36,21 @@ pub fn judge(method: &Method, target: &str, limits: &Limits) -> Result<String, R
 
 /// Checks a request's head. Over HTTP/1 the reader has made sure that it can be read in one way only.
 pub fn check<'a>(head: &'a RequestHead, limits: &Limits) -> Result<Target<'a>, Rejection> {
-    if *head.method() == Method::CONNECT {
+    if head.method == Method::CONNECT {
         return Err(http1::connect_refused());
     }
     if head.raw_target().len() > limits.target_bytes {
         return Err(Rejection::UriTooLong);
     }
-    if head.is_oversized() || is_too_large(head.fields(), header_bytes(head.fields()), limits) {
+    if head.is_oversized || is_too_large(&head.fields, header_bytes(&head.fields), limits) {
         return Err(Rejection::HeadersTooLarge);
     }
     let target = head.target();
     let target = target.map_err(|error| malformed(Malformed::Target(error)))?;
-    if head.version() == Version::Http2 {
+    if head.version == Version::Http2 {
         check_http2(head)?;
     }
-    check_connection(head.fields())?;
+    check_connection(&head.fields)?;
     check_body(head, limits)?;
     Ok(target)
 }
@@ -66,7 +66,7 @@ fn is_too_large(fields: &FieldList, header_bytes: usize, limits: &Limits) -> boo
 /// Drops the fields of an HTTP/2 head that will be refused for its size, except its request id: a field takes one byte on the wire,
 /// and a hundred in memory for as long as the client delays reading the refusal. Returns the size that is left.
 pub fn lighten(head: &mut RequestHead, limits: &Limits) -> usize {
-    let fields = head.fields();
+    let fields = &head.fields;
     let bytes = header_bytes(fields);
     if !is_too_large(fields, bytes, limits) {
         return bytes;
@@ -78,7 +78,7 @@ pub fn lighten(head: &mut RequestHead, limits: &Limits) -> usize {
         kept.append(X_REQUEST_ID, id);
     }
     let bytes = header_bytes(&kept);
-    head.reduce(kept);
+    (head.fields, head.is_oversized) = (kept, true);
     bytes
 }
 
@@ -89,7 +89,7 @@ fn malformed(reason: Malformed) -> Rejection {
 /// Over HTTP/2 `:authority` may replace `Host`, and both must be equal (RFC 9113 section 8.3.1); at most one
 /// `Content-Length` is allowed, which must be a number.
 fn check_http2(head: &RequestHead) -> Result<(), Rejection> {
-    let mut hosts = head.fields().all(&HOST);
+    let mut hosts = head.fields.all(&HOST);
     let (host, second) = (hosts.next(), hosts.next());
     let agree = match (host, head.authority()) {
         (Some(host), Some(authority)) => host == authority,
@@ -98,13 +98,13 @@ fn check_http2(head: &RequestHead) -> Result<(), Rejection> {
     if second.is_some() || !agree || !head.host().is_some_and(is_host) {
         return Err(malformed(Malformed::Host));
     }
-    let mut lengths = head.fields().all(&CONTENT_LENGTH);
+    let mut lengths = head.fields.all(&CONTENT_LENGTH);
     let (length, second) = (lengths.next(), lengths.next());
     if second.is_some() || length.is_some_and(|length| http1::length(length).is_none()) {
         return Err(malformed(Malformed::Framing));
     }
     // As over HTTP/1.
-    if head.method().as_str().len() > http1::METHOD_BYTES_MAX {
+    if head.method.as_str().len() > http1::METHOD_BYTES_MAX {
         return Err(malformed(Malformed::Head));
     }
     Ok(())
@@ -129,13 +129,13 @@ fn check_connection(fields: &FieldList) -> Result<(), Rejection> {
 }
 
 fn check_body(head: &RequestHead, limits: &Limits) -> Result<(), Rejection> {
-    let (length, is_announced) = match head.framing() {
+    let (length, is_announced) = match head.framing {
         Framing::Empty => (0, false),
         Framing::Length(length) => (length, length > 0),
         // Over HTTP/2 it is unknown whether a body follows.
-        Framing::Chunked => (0, head.version() != Version::Http2),
+        Framing::Chunked => (0, head.version != Version::Http2),
     };
-    if is_announced && !takes_body(head.method()) {
+    if is_announced && !takes_body(&head.method) {
         return Err(malformed(Malformed::UnexpectedBody));
     }
     if length > limits.body_bytes {

@@ -65,7 +65,7 @@ fn marked(
     }
     let shown = answer.iter().map(|field| {
         let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        (text(field.name()), text(field.value()))
+        (text(field.name), text(field.value))
     });
     let mut shown: Vec<_> = shown.collect();
     shown.sort();

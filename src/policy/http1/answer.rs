@@ -231,52 +231,27 @@ impl NotedAnswer {
 /// The head of an answer, with the buffer that received it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnswerHead {
-    version: Version,
-    status: StatusCode,
-    framing: AnswerFraming,
-    keeps_open: bool,
-    fields: FieldList,
+    /// The version as which the answer is interpreted.
+    pub version: Version,
+    /// The status: 100 to 999, except 101. RFC 9110 section 15 defines none above 599.
+    pub status: StatusCode,
+    /// The framing of the body.
+    pub framing: AnswerFraming,
+    /// Whether the upstream accepts another request on this connection (RFC 9112 section 9.3), by the answer's head.
+    pub keeps_open: bool,
+    /// All fields.
+    pub fields: FieldList,
 }
 
 impl AnswerHead {
-    /// The status: 100 to 999, except 101. RFC 9110 section 15 defines none above 599.
-    pub fn status(&self) -> StatusCode {
-        self.status
-    }
-
     /// Whether another answer follows (RFC 9110 section 15.2).
     pub fn is_interim(&self) -> bool {
         self.status.is_informational()
     }
 
-    /// The version as which the answer is interpreted.
-    pub fn version(&self) -> Version {
-        self.version
-    }
-
-    /// All fields.
-    pub fn fields(&self) -> &FieldList {
-        &self.fields
-    }
-
-    /// All fields, to be changed.
-    pub fn into_fields(self) -> FieldList {
-        self.fields
-    }
-
-    /// The framing of the body.
-    pub fn framing(&self) -> AnswerFraming {
-        self.framing
-    }
-
     /// A reader of the body that follows.
     pub fn body(&self, limits: &ChunkLimits) -> BodyReader {
         BodyReader::new(self.framing, limits)
-    }
-
-    /// Whether the upstream accepts another request on this connection (RFC 9112 section 9.3), by the answer's head.
-    pub fn keeps_open(&self) -> bool {
-        self.keeps_open
     }
 }
 

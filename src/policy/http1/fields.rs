@@ -131,8 +131,10 @@ impl Options {
 /// A field of a parsed head: a token, and a value without control characters or surrounding white space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field<'a> {
-    name: &'a [u8],
-    value: &'a [u8],
+    /// The name, as it was sent.
+    pub name: &'a [u8],
+    /// The value.
+    pub value: &'a [u8],
     known: Option<KnownField>,
 }
 
@@ -148,16 +150,6 @@ impl<'a> Field<'a> {
 
     fn is_hop_by_hop(&self) -> bool {
         self.known.is_some_and(KnownField::is_hop_by_hop)
-    }
-
-    /// The name, as it was sent.
-    pub fn name(&self) -> &'a [u8] {
-        self.name
-    }
-
-    /// The value.
-    pub fn value(&self) -> &'a [u8] {
-        self.value
     }
 }
 

@@ -40,8 +40,10 @@ impl RequestReader {
         buffer: &mut BytesMut,
         bounds: &HeadBounds,
     ) -> Result<Option<RequestHead>, Rejection> {
-        let read = self.read(buffer, bounds)?;
-        Ok(read.map(|places| places.take(buffer)))
+        let Some(end) = self.read(buffer, bounds)? else {
+            return Ok(None);
+        };
+        std::mem::take(self).whole(end, buffer).map(Some)
     }
 
     /// Reads a text that is one complete head.
@@ -54,23 +56,13 @@ impl RequestReader {
         head.filter(|_| unread.is_empty()).ok_or_else(unreadable)
     }
 
-    /// Reads a head at the start of `bytes` without taking it.
-    ///
-    /// # Errors
-    /// The same as [`RequestReader::take`].
-    pub fn read(
-        &mut self,
-        bytes: &[u8],
-        bounds: &HeadBounds,
-    ) -> Result<Option<RequestPlaces>, Rejection> {
+    /// The end of a complete head at the start of `bytes`.
+    fn read(&mut self, bytes: &[u8], bounds: &HeadBounds) -> Result<Option<usize>, Rejection> {
         if self.line.is_none() && !self.read_line(bytes, bounds)? {
             return Ok(None);
         }
         let note = |field| self.noted.note(field, bytes);
-        match self.fields.read(bytes, &bounds.fields(), note)? {
-            None => Ok(None),
-            Some(end) => std::mem::take(self).whole(end).map(Some),
-        }
+        self.fields.read(bytes, &bounds.fields(), note)
     }
 
     /// Reads the first line; returns whether it is complete.
@@ -100,19 +92,23 @@ impl RequestReader {
     }
 
     /// The places of a head that ends at `end`.
-    fn whole(self, end: usize) -> Result<RequestPlaces, Rejection> {
+    fn whole(self, end: usize, buffer: &mut BytesMut) -> Result<RequestHead, Rejection> {
         let line = self.line.ok_or_else(unreadable)?;
         let framing = self.noted.framing(line.version)?;
         let is_http11 = line.version == Version::Http11;
-        Ok(RequestPlaces {
-            start: self.lines.start(),
-            end,
+        let host = line.authority.or(self.noted.host);
+        let bytes = buffer.split_to(end.min(buffer.len())).freeze();
+        Ok(RequestHead {
+            method: line.method,
+            version: line.version,
+            target: line.target,
+            authority: None,
+            host: host.map(|host| bytes.slice(host.range())),
             framing,
             keeps_open: self.noted.options.keeps_open(line.version),
             expects_continue: is_http11 && self.noted.expects_continue == Some(true),
-            host: line.authority.or(self.noted.host),
-            line,
-            fields: self.fields.places,
+            fields: FieldList::new(bytes, self.fields.places),
+            is_oversized: false,
         })
     }
 }
@@ -210,55 +206,6 @@ impl NotedRequest {
     }
 }
 
-/// A parsed head, as places in its buffer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RequestPlaces {
-    start: usize,
-    end: usize,
-    line: RequestLine,
-    fields: Vec<FieldPlace>,
-    host: Option<FieldRange>,
-    framing: Framing,
-    keeps_open: bool,
-    expects_continue: bool,
-}
-
-impl RequestPlaces {
-    /// The start of the head, after any empty lines.
-    pub fn start(&self) -> usize {
-        self.start
-    }
-
-    /// The end of the head, including its empty line.
-    #[cfg(test)]
-    pub(super) fn end(&self) -> usize {
-        self.end
-    }
-
-    /// The framing of the body that follows.
-    #[cfg(test)]
-    pub(super) fn framing(&self) -> Framing {
-        self.framing
-    }
-
-    /// Takes the head off the front of the buffer from which it was read.
-    pub fn take(self, buffer: &mut BytesMut) -> RequestHead {
-        let bytes = buffer.split_to(self.end.min(buffer.len())).freeze();
-        RequestHead {
-            method: self.line.method,
-            version: self.line.version,
-            target: self.line.target,
-            authority: None,
-            host: self.host.map(|host| bytes.slice(host.range())),
-            framing: self.framing,
-            keeps_open: self.keeps_open,
-            expects_continue: self.expects_continue,
-            fields: FieldList::new(bytes, self.fields),
-            is_oversized: false,
-        }
-    }
-}
-
 /// Joins the `Cookie` fields, into which HTTP/2 may split one (RFC 9113 section 8.2.3): servers over HTTP/1 know only one.
 fn join_cookies(fields: &mut HeaderMap) {
     let crumbs: Vec<&[u8]> = fields
@@ -277,17 +224,23 @@ fn join_cookies(fields: &mut HeaderMap) {
 /// The head of a request. Over HTTP/1 it shares the buffer that received it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestHead {
-    method: Method,
-    version: Version,
+    /// The method; never `CONNECT` over HTTP/1.
+    pub method: Method,
+    /// The version as which the request is interpreted.
+    pub version: Version,
     target: ReceivedTarget,
-    /// The `:authority` of HTTP/2.
     authority: Option<Bytes>,
     host: Option<Bytes>,
-    framing: Framing,
-    keeps_open: bool,
-    expects_continue: bool,
-    fields: FieldList,
-    is_oversized: bool,
+    /// The framing of the body. Over HTTP/2, where frames end it: the announced length, or else chunks, with or without a body.
+    pub framing: Framing,
+    /// Whether the client accepts another answer on its connection (RFC 9112 section 9.3).
+    pub keeps_open: bool,
+    /// Whether the client waits for 100 (Continue) before it sends its body (RFC 9110 section 10.1.1).
+    pub expects_continue: bool,
+    /// All fields, as sent: if there is an authority, `Host` among them has no meaning.
+    pub fields: FieldList,
+    /// Whether the head was too large, and only some of its fields are kept.
+    pub is_oversized: bool,
 }
 
 impl RequestHead {
@@ -319,11 +272,6 @@ impl RequestHead {
         }
     }
 
-    /// The method; never `CONNECT` over HTTP/1.
-    pub fn method(&self) -> &Method {
-        &self.method
-    }
-
     /// The target as sent; over HTTP/1 in origin-form.
     pub fn raw_target(&self) -> &[u8] {
         self.target.as_str().as_bytes()
@@ -352,44 +300,8 @@ impl RequestHead {
         self.authority.as_deref()
     }
 
-    /// The version as which the request is interpreted.
-    pub fn version(&self) -> Version {
-        self.version
-    }
-
-    /// All fields, as sent: if there is an authority, `Host` among them has no meaning.
-    pub fn fields(&self) -> &FieldList {
-        &self.fields
-    }
-
-    /// Keeps only these fields of a head that is too large, and from now on counts as such under any limits.
-    pub fn reduce(&mut self, kept: FieldList) {
-        self.fields = kept;
-        self.is_oversized = true;
-    }
-
-    /// Whether the head was too large.
-    pub fn is_oversized(&self) -> bool {
-        self.is_oversized
-    }
-
-    /// The framing of the body. Over HTTP/2, where frames end it: the announced length, or else chunks, with or without a body.
-    pub fn framing(&self) -> Framing {
-        self.framing
-    }
-
     /// A reader of the body that follows.
     pub fn body(&self, limits: &ChunkLimits) -> BodyReader {
         BodyReader::new(self.framing, limits)
-    }
-
-    /// Whether the client accepts another answer on its connection (RFC 9112 section 9.3).
-    pub fn keeps_open(&self) -> bool {
-        self.keeps_open
-    }
-
-    /// Whether the client waits for 100 (Continue) before it sends its body (RFC 9110 section 10.1.1).
-    pub fn expects_continue(&self) -> bool {
-        self.expects_continue
     }
 }

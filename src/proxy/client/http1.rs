@@ -68,14 +68,14 @@ impl<'c> Http1Side<'c> {
         let body = head.body(&ChunkLimits::STANDARD);
         Http1Side {
             wire,
-            is_body_empty: head.framing().is_empty(),
+            is_body_empty: head.framing.is_empty(),
             deadline: (!body.is_done()).then(|| Instant::now() + read_timeout),
             body,
             answer: None,
-            answers_head: *head.method() == Method::HEAD,
-            version: head.version(),
+            answers_head: head.method == Method::HEAD,
+            version: head.version,
             // The keep-alive of HTTP/1.0 was never standardised.
-            keeps_open: head.version() == Version::Http11 && head.keeps_open(),
+            keeps_open: head.version == Version::Http11 && head.keeps_open,
             is_whole: false,
             is_broken_off: false,
         }

@@ -57,7 +57,7 @@ impl Http2Side {
     ) -> Http2Side {
         Http2Side {
             body,
-            announces_none: head.framing() == Framing::Length(0),
+            announces_none: head.framing == Framing::Length(0),
             has_read: false,
             is_ended: false,
             deadline: Instant::now() + read_timeout,

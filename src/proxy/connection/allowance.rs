@@ -245,7 +245,8 @@ pub struct Turn {
     kept_bytes: u64,
     /// What is kept beyond that.
     kept: Mutex<Option<OwnedSemaphorePermit>>,
-    waited: Duration,
+    /// How long its request waited for it.
+    pub waited: Duration,
     /// Whether its request has added to the allowance.
     has_grown: AtomicBool,
     may_compress: AtomicBool,
@@ -259,11 +260,6 @@ impl Turn {
     /// Whether it did not come in time, so that the request is not forwarded.
     pub fn is_missed(&self) -> bool {
         self.permit.is_none()
-    }
-
-    /// How long its request waited for it.
-    pub fn waited(&self) -> Duration {
-        self.waited
     }
 
     /// Whether this many bytes of the request's body may be kept for another attempt: beyond those of its turn, only what no other request

@@ -157,7 +157,7 @@ async fn serve_stream(
         let head_bytes = well_formed::lighten(&mut head, &snapshot.config.limits);
         (head_bytes, snapshot.window_bytes)
     };
-    let announced = match head.framing() {
+    let announced = match head.framing {
         _ if body.is_end_stream() => Some(0),
         Framing::Empty => Some(0),
         Framing::Length(bytes) => Some(bytes),

@@ -58,9 +58,9 @@ impl<'a> Unserved<'a> {
 
     /// A request whose head has just been read.
     pub fn read(gate: &'a Gate, connection: &'a Connection, head: &RequestHead) -> Unserved<'a> {
-        let sent_id = head.fields().first(&X_REQUEST_ID);
+        let sent_id = head.fields.first(&X_REQUEST_ID);
         Unserved {
-            method: head.method().to_string(),
+            method: head.method.to_string(),
             path: head.path().to_owned(),
             ..Unserved::new(gate, connection, sent_id)
         }

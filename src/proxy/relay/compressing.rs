@@ -15,10 +15,10 @@ pub(super) fn begin(forwarding: &mut Forwarding, client: &Client<'_>, head: &mut
     let Some(compression) = &forwarding.upstream.compression else {
         return;
     };
-    let (asked, status) = (client.head.fields(), head.status);
+    let (asked, status) = (&client.head.fields, head.status);
     let mut verdict = compression.verdict(asked, status, head.length, &head.fields);
     if let BodyCoding::Coded(coding) = verdict
-        && *client.head.method() != Method::HEAD
+        && client.head.method != Method::HEAD
     {
         let has_room = client.turn().is_none_or(|turn| turn.may_compress());
         if ends || !has_room {

@@ -66,7 +66,7 @@ impl Http1 {
     ) -> Result<Http1, Failure> {
         let target = request.head.target();
         let target = target.map_err(|error| Failure::gateway(error.detail()))?;
-        let method = request.head.method();
+        let method = &request.head.method;
         let mut outgoing = Vec::with_capacity(1024);
         let mut head = HeadWriter::request(&mut outgoing, method, target, request.host);
         let written = request.fields(|field| head.pass(field));
@@ -194,7 +194,7 @@ impl Http1 {
                 }
                 let body = head.body(&ChunkLimits::STANDARD);
                 let ends = body.is_done();
-                self.reading = Http1Reading::Body(head.keeps_open(), body);
+                self.reading = Http1Reading::Body(head.keeps_open, body);
                 Ok(Some(LinkEvent::Head(Box::new(passed_on(head)), ends)))
             }
             Http1Reading::Body(_, body) => {
@@ -247,12 +247,12 @@ fn malformed(cause: impl fmt::Display) -> Failure {
 /// The head of an answer without the parts that concern its connection.
 fn passed_on(head: AnswerHead) -> Head {
     Head {
-        status: head.status(),
-        length: match head.framing() {
+        status: head.status,
+        length: match head.framing {
             AnswerFraming::Bodiless(announced) => announced,
             AnswerFraming::Length(bytes) => Some(bytes),
             AnswerFraming::Chunked | AnswerFraming::ByClose => None,
         },
-        fields: head.into_fields(),
+        fields: head.fields,
     }
 }

@@ -59,7 +59,7 @@ impl Http2 {
         is_tls: bool,
     ) -> Result<Http2, Failure> {
         let ends = request.framing.is_empty();
-        let answers_head = *request.head.method() == Method::HEAD;
+        let answers_head = request.head.method == Method::HEAD;
         let session = lease.session().ok_or_else(over)?;
         let sent = session.write_request_header(Box::new(head(request, is_tls)?), ends);
         sent.map_err(|error| failed(true, error))?;
@@ -250,7 +250,7 @@ fn over() -> Failure {
 /// The head of a request with its host where HTTP/2 requires it (RFC 9113 section 8.3.1).
 fn head(outgoing: &Outgoing<'_>, is_tls: bool) -> Result<RequestHeader, Failure> {
     let (mut parts, ()) = Request::new(()).into_parts();
-    parts.method = outgoing.head.method().clone();
+    parts.method = outgoing.head.method.clone();
     parts.version = Version::HTTP_2;
     let uri = Uri::builder()
         .scheme(if is_tls { Scheme::HTTPS } else { Scheme::HTTP })

@@ -171,7 +171,8 @@ impl Server {
 /// A request's place among those in flight at a server, released on drop.
 #[derive(Debug)]
 pub struct Assignment {
-    server: Arc<Server>,
+    /// The server.
+    pub server: Arc<Server>,
     trial: Option<Trial>,
 }
 
@@ -182,11 +183,6 @@ impl Assignment {
             server: server.clone(),
             trial: server.assigned(),
         }
-    }
-
-    /// The server.
-    pub fn server(&self) -> &Arc<Server> {
-        &self.server
     }
 }
 

@@ -19,7 +19,7 @@ upstreams: {{u: {upstream}}}
 fn asked(upstream: &Upstream, times: usize) -> Vec<u16> {
     let assigned = (0..times).filter_map(|_| upstream.assign(7, &[], &[]));
     assigned
-        .map(|assignment| assignment.server().address.port())
+        .map(|assignment| assignment.server.address.port())
         .collect()
 }
 
@@ -46,9 +46,9 @@ fn a_request_is_not_sent_to_the_same_server_again_while_there_is_another() {
     let mut tried = Vec::new();
     for _ in 0..4 {
         let assignment = upstream.assign(7, &tried, &[]).unwrap();
-        let known = assignment.server().is_among(&tried);
+        let known = assignment.server.is_among(&tried);
         assert_eq!(known, tried.len() >= 2, "{tried:?}");
-        tried.push(assignment.server().clone());
+        tried.push(assignment.server.clone());
     }
 }
 
@@ -60,14 +60,14 @@ fn requests_under_way_are_counted_until_they_end() {
     );
     let first = upstream.assign(7, &[], &[]).unwrap();
     let second = upstream.assign(7, &[], &[]).unwrap();
-    assert_ne!(first.server().address, second.server().address);
-    let address = first.server().address;
-    let server = first.server().clone();
+    assert_ne!(first.server.address, second.server.address);
+    let address = first.server.address;
+    let server = first.server.clone();
     assert_eq!(server.in_flight(), 1);
     drop(first);
     assert_eq!(server.in_flight(), 0);
     let third = upstream.assign(7, &[], &[]).unwrap();
-    assert_eq!(third.server().address, address);
+    assert_eq!(third.server.address, address);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_long_answer_from_before_an_ejection_does_not_delay_the_trial_after_it() {
     let servers = format!("{{servers: [127.0.0.1:1, 127.0.0.1:2], {ejection}}}");
     let upstream = Upstream::new(&configured(&servers), None);
     let long = upstream.assign(7, &[], &[]).unwrap();
-    let server = long.server().clone();
+    let server = long.server.clone();
     upstream.note_failed(&server, &metrics);
     let paused = Instant::now() + Duration::from_millis(100);
     assert!(server.is_usable(paused));

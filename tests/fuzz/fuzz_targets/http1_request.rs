@@ -31,11 +31,11 @@ const LIMITS: ChunkLimits = ChunkLimits {
 fn forward(head: &RequestHead, data: &[u8]) {
     let host = HeaderValue::from_static("upstream:80");
     let mut out = Vec::new();
-    let mut writer = HeadWriter::request(&mut out, head.method(), head.target().unwrap(), &host);
-    for field in head.fields().end_to_end() {
+    let mut writer = HeadWriter::request(&mut out, &head.method, head.target().unwrap(), &host);
+    for field in head.fields.end_to_end() {
         writer.pass(field);
     }
-    let mut body = writer.end(head.framing(), ConnectionFate::Implied);
+    let mut body = writer.end(head.framing, ConnectionFate::Implied);
     body.write(data, &mut out).unwrap();
     body.end(&mut out).unwrap();
     assert!(body.is_done());
@@ -48,23 +48,23 @@ fn forward(head: &RequestHead, data: &[u8]) {
     };
     let read = RequestReader::default().take(&mut buffer, &wider);
     let read = read.unwrap().unwrap();
-    assert_eq!(read.method(), head.method());
+    assert_eq!(&read.method, &head.method);
     assert_eq!(read.target(), head.target());
     assert_eq!(read.host(), Some(host.as_bytes()));
-    assert_eq!(read.framing(), head.framing());
-    assert!(read.keeps_open() && read.fields().nominated().count() == 0);
+    assert_eq!(read.framing, head.framing);
+    assert!(read.keeps_open && read.fields.nominated().count() == 0);
     let is_host = |name: &[u8]| name.eq_ignore_ascii_case(b"host");
-    let passed = head.fields().end_to_end().map(|field| (field.name(), field.value()));
+    let passed = head.fields.end_to_end().map(|field| (field.name(), field.value()));
     let passed: Vec<_> = passed.filter(|(name, _)| !is_host(name)).collect();
-    let got = read.fields().end_to_end().map(|field| (field.name(), field.value()));
+    let got = read.fields.end_to_end().map(|field| (field.name(), field.value()));
     let got: Vec<_> = got.filter(|(name, _)| !is_host(name)).collect();
     assert_eq!(got, passed);
-    let framings = read.fields().iter().filter(|field| {
+    let framings = read.fields.iter().filter(|field| {
         [&b"content-length"[..], b"transfer-encoding"]
             .iter()
             .any(|name| field.name().eq_ignore_ascii_case(name))
     });
-    assert_eq!(framings.count(), usize::from(read.framing() != Framing::Empty));
+    assert_eq!(framings.count(), usize::from(read.framing != Framing::Empty));
     let body = split::body(read.body(&LIMITS), &buffer, usize::MAX).unwrap();
     assert_eq!((&body.data[..], body.done), (data, true));
     assert!(body.left.is_empty());

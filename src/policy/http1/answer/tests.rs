@@ -14,7 +14,7 @@ fn read(method: &Method, text: &str) -> Result<Option<AnswerHead>, AnswerFault> 
 }
 
 fn framing(method: &Method, head: &str) -> Result<AnswerFraming, AnswerFault> {
-    read(method, &format!("{head}\r\n")).map(|head| head.expect("a whole head").framing())
+    read(method, &format!("{head}\r\n")).map(|head| head.expect("a whole head").framing)
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn a_status_line_is_read_with_or_without_a_reason() {
             .unwrap()
             .unwrap();
         assert_eq!(
-            (head.status().as_u16(), head.version()),
+            (head.status.as_u16(), head.version),
             (status, version),
             "{line}"
         );
@@ -175,9 +175,9 @@ fn interim_answers_come_before_the_final_one() {
         "HTTP/1.1 103 Early\r\nLink: a\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
     );
     let hint = reader.take(&mut buffer, &BOUNDS).unwrap().unwrap();
-    assert!(hint.is_interim() && hint.fields().first(&http::header::LINK) == Some(b"a"));
+    assert!(hint.is_interim() && hint.fields.first(&http::header::LINK) == Some(b"a"));
     let last = reader.take(&mut buffer, &BOUNDS).unwrap().unwrap();
-    assert!(!last.is_interim() && last.fields().first(&http::header::LINK).is_none());
+    assert!(!last.is_interim() && last.fields.first(&http::header::LINK).is_none());
     assert_eq!(&buffer[..], b"{}");
 }
 
@@ -200,7 +200,7 @@ fn is_reusable(answer: &str, closed: bool) -> bool {
     if closed {
         let _ = body.close();
     }
-    !head.is_interim() && is_between_requests(&request, head.keeps_open(), &body, &buffer)
+    !head.is_interim() && is_between_requests(&request, head.keeps_open, &body, &buffer)
 }
 
 #[test]

@@ -220,12 +220,12 @@ proptest! {
         out.extend_from_slice(NEXT);
 
         let (read, rest) = request(&out, &cuts).unwrap().unwrap();
-        prop_assert_eq!(read.method(), &method);
+        prop_assert_eq!(&read.method, &method);
         prop_assert_eq!(read.target().unwrap(), checked);
         prop_assert_eq!(read.host(), Some(&b"h:1"[..]));
-        prop_assert_eq!(read.framing(), framing);
-        prop_assert_eq!(read.keeps_open(), !closes);
-        let kept: Vec<_> = read.fields().end_to_end().skip(1).map(|field| (field.name().to_vec(), field.value().to_vec())).collect();
+        prop_assert_eq!(read.framing, framing);
+        prop_assert_eq!(read.keeps_open, !closes);
+        let kept: Vec<_> = read.fields.end_to_end().skip(1).map(|field| (field.name().to_vec(), field.value().to_vec())).collect();
         prop_assert_eq!(kept, expected(&fields));
         let read = body(read.body(&ChunkLimits::STANDARD), &rest, &cuts).unwrap();
         prop_assert_eq!(read, (data, true, NEXT.to_vec()));
@@ -281,12 +281,12 @@ proptest! {
         }
 
         let (read, rest) = answer(&method, &out, &cuts).unwrap().unwrap();
-        prop_assert_eq!(read.status(), status);
+        prop_assert_eq!(read.status, status);
         let lengthless = status.is_informational() || status == StatusCode::NO_CONTENT;
         let framing = if lengthless { AnswerFraming::Bodiless(None) } else { asked };
-        prop_assert_eq!(read.framing(), framing);
-        prop_assert_eq!(read.keeps_open(), !ends_open);
-        let kept: Vec<_> = read.fields().end_to_end().map(|field| (field.name().to_vec(), field.value().to_vec())).collect();
+        prop_assert_eq!(read.framing, framing);
+        prop_assert_eq!(read.keeps_open, !ends_open);
+        let kept: Vec<_> = read.fields.end_to_end().map(|field| (field.name().to_vec(), field.value().to_vec())).collect();
         prop_assert_eq!(kept, expected(&fields));
         let left = if ends_open { vec![] } else { NEXT.to_vec() };
         let read = body(read.body(&ChunkLimits::STANDARD), &rest, &cuts).unwrap();

@@ -67,7 +67,7 @@ fn theirs(fields: &[httparse::Header<'_>]) -> Pairs {
 fn ours(fields: &super::super::fields::FieldList) -> Pairs {
     let fields = fields.iter();
     fields
-        .map(|field| (field.name().to_vec(), field.value().to_vec()))
+        .map(|field| (field.name.to_vec(), field.value.to_vec()))
         .collect()
 }
 
@@ -100,14 +100,14 @@ fn compare_request(bytes: &[u8]) {
 
 fn assert_same_request(head: &RequestHead, request: &httparse::Request<'_, '_>) {
     let path = request.path.unwrap();
-    assert_eq!(head.method().as_str(), request.method.unwrap());
-    let version = match head.version() {
+    assert_eq!(head.method.as_str(), request.method.unwrap());
+    let version = match head.version {
         Version::Http10 => 0,
         Version::Http11 => 1,
         Version::Http2 => unreachable!(),
     };
     assert_eq!(Some(version), request.version);
-    assert_eq!(ours(head.fields()), theirs(request.headers));
+    assert_eq!(ours(&head.fields), theirs(request.headers));
     let target = match Absolute::of(path.as_bytes()) {
         Some(absolute) => {
             assert_eq!(head.host(), Some(absolute.authority));
@@ -139,7 +139,7 @@ fn assert_same_request(head: &RequestHead, request: &httparse::Request<'_, '_>) 
         ([], [coding]) if coding.eq_ignore_ascii_case(b"chunked") => Framing::Chunked,
         both => panic!("framed by {both:?}"),
     };
-    assert_eq!(head.framing(), framing);
+    assert_eq!(head.framing, framing);
 }
 
 fn assert_only_theirs(bytes: &[u8], request: &httparse::Request<'_, '_>) {
@@ -260,14 +260,14 @@ fn compare_answer(bytes: &[u8], method: &Method) {
 }
 
 fn assert_same_answer(head: &AnswerHead, answer: &httparse::Response<'_, '_>) {
-    assert_eq!(Some(head.status().as_u16()), answer.code);
-    let version = match head.version() {
+    assert_eq!(Some(head.status.as_u16()), answer.code);
+    let version = match head.version {
         Version::Http10 => 0,
         Version::Http11 => 1,
         Version::Http2 => unreachable!(),
     };
     assert_eq!(Some(version), answer.version);
-    assert_eq!(ours(head.fields()), theirs(answer.headers));
+    assert_eq!(ours(&head.fields), theirs(answer.headers));
 }
 
 /// The most data shown after a chunk's size.
