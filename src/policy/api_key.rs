@@ -11,11 +11,11 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
 use super::octets;
+use super::words::serde_by_text;
 
 const BASE62: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 const ID_CHARS: usize = 12;
@@ -97,18 +97,7 @@ impl fmt::Debug for KeyId {
     }
 }
 
-impl Serialize for KeyId {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
-impl<'de> Deserialize<'de> for KeyId {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<KeyId, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
+serde_by_text!(KeyId);
 
 /// SHA-256 of a whole API key, the only form in which a key is stored.
 #[derive(Clone, Copy, Eq)]
@@ -174,18 +163,7 @@ impl fmt::Debug for KeyDigest {
     }
 }
 
-impl Serialize for KeyDigest {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for KeyDigest {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<KeyDigest, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
+serde_by_text!(KeyDigest);
 
 /// The beginning of every key issued here, before the first `_`: 1 to 16 characters of `a-z0-9`, default `fpd`.
 #[derive(Debug, Clone, PartialEq, Eq)]

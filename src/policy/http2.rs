@@ -58,8 +58,8 @@ impl Frame {
     }
 }
 
-/// Finds the frames in one direction of a connection, however its bytes are split.
-#[derive(Debug, Clone)]
+/// Finds the frames in one direction of a connection, however its bytes are split; by default in the server's.
+#[derive(Debug, Clone, Default)]
 pub struct Frames {
     preface_left: usize,
     /// For a RST_STREAM, including its error code.
@@ -73,17 +73,7 @@ impl Frames {
     pub fn of_client() -> Frames {
         Frames {
             preface_left: PREFACE.len(),
-            ..Frames::of_server()
-        }
-    }
-
-    /// The server's direction.
-    pub fn of_server() -> Frames {
-        Frames {
-            preface_left: 0,
-            header: [0; HEADER_BYTES + REASON_BYTES],
-            header_bytes: 0,
-            payload_left: 0,
+            ..Frames::default()
         }
     }
 
@@ -407,7 +397,7 @@ mod tests {
             // A frame that no peer accepts.
             bytes_of(RST_STREAM, 0, &[0, 0, 0, 3, 0]),
         ];
-        let (mut frames, mut found) = (Frames::of_server(), Vec::new());
+        let (mut frames, mut found) = (Frames::default(), Vec::new());
         for byte in sent.concat() {
             frames.find(&[byte], |frame| found.push((frame.kind, frame.reason)));
         }

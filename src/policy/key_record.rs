@@ -14,7 +14,7 @@ use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
 use super::api_key::{ApiKey, KeyDigest, KeyId, KeyPrefix};
-use super::words::words;
+use super::words::{serde_by_text, words};
 
 /// The name of a subscription tier: 1 to 32 characters of `a-z0-9-_`, beginning with a letter.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,18 +61,7 @@ impl fmt::Debug for TierName {
     }
 }
 
-impl Serialize for TierName {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for TierName {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<TierName, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
+serde_by_text!(TierName);
 
 words! {
     /// Whether a key may be used at all; the word is in YAML, JSON, tables and logs.

@@ -6,29 +6,21 @@ pub struct OctetSet([bool; 256]);
 
 impl OctetSet {
     /// The letters and digits of ASCII, and `others`.
+    #[allow(
+        clippy::indexing_slicing,
+        clippy::cast_possible_truncation,
+        reason = "an octet is below 256, checked by the compiler that runs it"
+    )]
     pub const fn alphanumeric_and(others: &[u8]) -> OctetSet {
         let mut members = [false; 256];
         let mut octet = 0;
-        while octet < 128 {
-            #[allow(
-                clippy::indexing_slicing,
-                clippy::cast_possible_truncation,
-                reason = "below 128, checked by the compiler that runs it"
-            )]
-            {
-                members[octet] = (octet as u8).is_ascii_alphanumeric();
-            }
+        while octet < members.len() {
+            members[octet] = (octet as u8).is_ascii_alphanumeric();
             octet += 1;
         }
         let mut other = 0;
         while other < others.len() {
-            #[allow(
-                clippy::indexing_slicing,
-                reason = "an octet is below 256, checked by the compiler that runs it"
-            )]
-            {
-                members[others[other] as usize] = true;
-            }
+            members[others[other] as usize] = true;
             other += 1;
         }
         OctetSet(members)

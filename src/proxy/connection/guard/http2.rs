@@ -35,7 +35,7 @@ impl Http2Guard {
         };
         Http2Guard {
             received: Frames::of_client(),
-            sent: Frames::of_server(),
+            sent: Frames::default(),
             budgets: Budgets::new(rates, Instant::now()),
             breath: Breath::default(),
             flood: None,
