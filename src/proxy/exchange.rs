@@ -56,7 +56,6 @@ pub struct Exchange {
 }
 
 /// The stage of a request, beside its [`Exchange`], which a forwarding reads.
-#[derive(Debug)]
 pub enum Stage {
     /// Not decided yet.
     Arrived,
@@ -80,7 +79,6 @@ pub struct Served {
 }
 
 /// A permitted request with its upstream.
-#[derive(Debug)]
 pub struct Forwarding {
     /// The key that pays.
     pub key: Arc<KeyEntry>,

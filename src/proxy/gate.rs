@@ -1,7 +1,6 @@
 //! The state shared by all requests.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -212,7 +211,7 @@ impl Gate {
             day: ArcSwapOption::empty(),
             usage_reads: Mutex::new(TokenBuckets::new(USAGE_READERS_MAX)),
             failed_authentications: Mutex::new(TokenBuckets::new(FAILING_ADDRESSES_MAX)),
-            rates: Rates::new(),
+            rates: Arc::default(),
             draining: AtomicBool::new(false),
             cut_off: watch::Sender::new(false),
             backlogs: AtomicUsize::new(0),
@@ -310,11 +309,5 @@ impl Gate {
     /// Whether the gateway is draining.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
-    }
-}
-
-impl fmt::Debug for Gate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Gate")
     }
 }

@@ -40,11 +40,6 @@ impl Default for Shard {
 }
 
 impl Rates {
-    /// Full buckets, and no requests in flight.
-    pub fn new() -> Arc<Rates> {
-        Arc::default()
-    }
-
     /// Takes a token of `key`, whose bucket fills at `rate`, at `now`.
     ///
     /// # Errors
@@ -109,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_key_has_as_many_slots_as_it_may_and_gets_them_back() {
-        let rates = Rates::new();
+        let rates = Arc::<Rates>::default();
         let (one, other) = (key("AAAAAAAAAAAA"), key("AAAAAAAAAAAB"));
         let first = rates.enter(one, TWO).unwrap();
         let second = rates.enter(one, TWO).unwrap();
@@ -124,7 +119,7 @@ mod tests {
 
     #[test]
     fn fewer_allowed_than_are_under_way_lets_none_in_until_enough_have_ended() {
-        let rates = Rates::new();
+        let rates = Arc::<Rates>::default();
         let one = key("AAAAAAAAAAAA");
         let slots = [rates.enter(one, TWO), rates.enter(one, TWO)];
         let [first, second] = slots.map(Option::unwrap);
@@ -137,7 +132,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_that_panics_or_is_cancelled_gives_its_slot_back() {
-        let rates = Rates::new();
+        let rates = Arc::<Rates>::default();
         let one = key("AAAAAAAAAAAA");
         let slot = rates.enter(one, ONE).unwrap();
         let panics = tokio::spawn(async move {
@@ -158,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_bucket_is_a_keys_own() {
-        let rates = Rates::new();
+        let rates = Arc::<Rates>::default();
         let (one, other) = (key("AAAAAAAAAAAA"), key("AAAAAAAAAAAB"));
         let (rate, now) = (Rate::per_second(ONE, TWO), Instant::now());
         assert_eq!(rates.take(one, rate, now), Ok(()));

@@ -443,7 +443,7 @@ impl Relay<'_, '_> {
         }
         if !pieces.is_empty() {
             let bytes = || pieces.iter().map(Piece::held_bytes).sum();
-            let _held = self.client.turn().map(|turn| turn.hold(bytes()));
+            let _held = self.client.turn().map(|turn| turn.hold(bytes(), 0));
             self.client.write(pieces).await?;
             if self.client.header_passed() {
                 upload.forget();

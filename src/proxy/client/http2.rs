@@ -17,7 +17,7 @@ use super::{DRAIN_TIMEOUT, Head};
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::rate_limit::{RATE_LIMIT, X_RATE_LIMIT_REMAINING};
-use crate::proxy::connection::allowance::Turn;
+use crate::proxy::connection::allowance::{Obstacle, Turn};
 use crate::proxy::failure::{ClientFault, Failure, look_at};
 use crate::proxy::forward::X_REQUEST_ID;
 
@@ -193,7 +193,7 @@ impl Http2Side {
                     let asked = Instant::now();
                     // A client that ends the stream now does not read, however it ends it.
                     let waited = wait_for_capacity(answer).await;
-                    self.turn.note_paused(asked.elapsed());
+                    self.turn.note_paused(Obstacle::Client, asked.elapsed());
                     waited.map_err(|error| Failure::client(ClientFault::Gone, error))?;
                 }
                 let piece = part.split_to(answer.capacity().min(part.len()));

@@ -64,7 +64,7 @@ struct Answers {
 
 /// Why an answer waits for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Obstacle {
+pub enum Obstacle {
     /// The client does not read other answers.
     Client,
     /// The encoders of other answers.
@@ -154,13 +154,20 @@ impl Allowance {
 
     /// Raises the bound of answers.
     fn add_room(&self, bytes: u64) {
+        self.change(|answers| {
+            let growth = answers.growth_bytes.min(bytes);
+            answers.growth_bytes -= growth;
+            answers.bytes_max += growth;
+            growth > 0
+        });
+    }
+
+    /// Makes a change, and wakes the answers that wait for room if it returns that there may be some.
+    fn change(&self, change: impl FnOnce(&mut Answers) -> bool) {
         let mut answers = self.answers.lock();
-        let growth = answers.growth_bytes.min(bytes);
-        answers.growth_bytes -= growth;
-        answers.bytes_max += growth;
-        let woken = match growth {
-            0 => Vec::new(),
-            _ => std::mem::take(&mut answers.waiting),
+        let woken = match change(&mut answers) {
+            true => std::mem::take(&mut answers.waiting),
+            false => Vec::new(),
         };
         drop(answers);
         woken.into_iter().for_each(Waker::wake);
@@ -197,12 +204,10 @@ impl Allowance {
 
     /// Notes that an answer has waited for the encoders of others as long as it may.
     fn note_lasting_encoders(&self) {
-        let woken = {
-            let mut answers = self.answers.lock();
+        self.change(|answers| {
             answers.encoders_last = true;
-            std::mem::take(&mut answers.waiting)
-        };
-        woken.into_iter().for_each(Waker::wake);
+            true
+        });
     }
 }
 
@@ -220,17 +225,12 @@ impl Drop for Held {
         self.turn
             .held_bytes
             .fetch_sub(self.bytes, Ordering::Relaxed);
-        let woken = {
-            let mut answers = self.turn.allowance.answers.lock();
+        self.turn.allowance.change(|answers| {
             answers.bytes = answers.bytes.saturating_sub(self.bytes);
             answers.encoder_bytes = answers.encoder_bytes.saturating_sub(self.encoder_bytes);
             answers.encoders_last &= self.encoder_bytes == 0;
-            if !answers.has_room_without_encoders() {
-                return;
-            }
-            std::mem::take(&mut answers.waiting)
-        };
-        woken.into_iter().for_each(Waker::wake);
+            answers.has_room_without_encoders()
+        });
     }
 }
 
@@ -312,12 +312,8 @@ impl Turn {
         Duration::from_millis(all.map(|paused| paused.load(Ordering::Relaxed)).sum())
     }
 
-    /// Counts a time for which it was paused because of the client.
-    pub fn note_paused(&self, paused: Duration) {
-        self.note_obstacle(Obstacle::Client, paused);
-    }
-
-    fn note_obstacle(&self, obstacle: Obstacle, paused: Duration) {
+    /// Counts a time for which it was paused because of an obstacle.
+    pub fn note_paused(&self, obstacle: Obstacle, paused: Duration) {
         let [by_client, by_encoders] = &self.paused_ms;
         let counter = match obstacle {
             Obstacle::Client => by_client,
@@ -331,17 +327,8 @@ impl Turn {
         self.is_paused.load(Ordering::Relaxed)
     }
 
-    /// Counts held bytes of its answer.
-    pub fn hold(self: &Arc<Turn>, bytes: u64) -> Held {
-        self.hold_of(bytes, 0)
-    }
-
-    /// Counts the bytes that the encoder of its answer holds.
-    pub fn hold_encoder(self: &Arc<Turn>, bytes: u64) -> Held {
-        self.hold_of(bytes, bytes)
-    }
-
-    fn hold_of(self: &Arc<Turn>, bytes: u64, encoder_bytes: u64) -> Held {
+    /// Counts held bytes of its answer, of which an encoder holds `encoder_bytes`.
+    pub fn hold(self: &Arc<Turn>, bytes: u64, encoder_bytes: u64) -> Held {
         self.held_bytes.fetch_add(bytes, Ordering::Relaxed);
         let mut answers = self.allowance.answers.lock();
         answers.bytes += bytes;
@@ -404,7 +391,7 @@ impl Pause {
     fn count(&mut self, turn: &Turn) {
         let (obstacle, since) = self.now;
         let now = Instant::now();
-        turn.note_obstacle(obstacle, now - since);
+        turn.note_paused(obstacle, now - since);
         self.now = (obstacle, now);
     }
 }
@@ -480,6 +467,6 @@ impl Reads {
         if self.pause.take().is_some() {
             turn.is_paused.store(false, Ordering::Relaxed);
         }
-        Poll::Ready(Ok(Some(turn.hold(UNSEEN_BYTES))))
+        Poll::Ready(Ok(Some(turn.hold(UNSEEN_BYTES, 0))))
     }
 }

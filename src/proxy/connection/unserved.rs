@@ -46,27 +46,25 @@ impl<'a> Unserved<'a> {
         received: &[u8],
         waited: Duration,
     ) -> Unserved<'a> {
-        let (method, path) = refused::method_and_path(received);
+        let names = refused::method_and_path(received);
         let sent_id = refused::request_id(received);
-        Unserved {
-            method,
-            path,
-            waited,
-            ..Unserved::new(gate, connection, sent_id)
-        }
+        Unserved::new(gate, connection, names, sent_id, waited)
     }
 
     /// A request whose head has just been read.
     pub fn read(gate: &'a Gate, connection: &'a Connection, head: &RequestHead) -> Unserved<'a> {
+        let names = (head.method.to_string(), head.path().to_owned());
         let sent_id = head.fields.first(&X_REQUEST_ID);
-        Unserved {
-            method: head.method.to_string(),
-            path: head.path().to_owned(),
-            ..Unserved::new(gate, connection, sent_id)
-        }
+        Unserved::new(gate, connection, names, sent_id, Duration::ZERO)
     }
 
-    fn new(gate: &'a Gate, connection: &'a Connection, sent_id: Option<&[u8]>) -> Unserved<'a> {
+    fn new(
+        gate: &'a Gate,
+        connection: &'a Connection,
+        (method, path): (String, String),
+        sent_id: Option<&[u8]>,
+        waited: Duration,
+    ) -> Unserved<'a> {
         let snapshot = gate.snapshot();
         let prefix = &snapshot.config.keys.prefix;
         Unserved {
@@ -74,9 +72,9 @@ impl<'a> Unserved<'a> {
             request_id: request_id::of(sent_id, prefix, || fastrand::u128(..)),
             snapshot,
             connection,
-            method: String::new(),
-            path: String::new(),
-            waited: Duration::ZERO,
+            method,
+            path,
+            waited,
         }
     }
 

@@ -11,7 +11,6 @@ use crate::proxy::gate::Gate;
 use crate::store::Receipt;
 
 /// Charged units, until they are refunded.
-#[derive(Debug)]
 pub struct Charged {
     gate: Arc<Gate>,
     receipt: Option<Receipt>,

@@ -28,9 +28,8 @@ pub(super) fn begin(forwarding: &mut Forwarding, client: &Client<'_>, head: &mut
             let Ok(encoder) = Encoder::new(coding) else {
                 return;
             };
-            forwarding.encoder_held = client
-                .turn()
-                .map(|turn| turn.hold_encoder(encoder.held_bytes()));
+            let bytes = encoder.held_bytes();
+            forwarding.encoder_held = client.turn().map(|turn| turn.hold(bytes, bytes));
             forwarding.encoder = Some(Box::new(encoder));
         }
     }
