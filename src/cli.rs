@@ -143,6 +143,11 @@ pub fn run() -> ExitCode {
                 None => format!("touchline: {error:#}"),
             };
             note(&output::escape_lines(&key_argument::without_keys(&text)));
+            if code == EXIT_CONFIG && matches!(arguments.command, Command::Check(_)) {
+                note(
+                    "docs/configuration.md describes every key, as touchline schema --markdown does",
+                );
+            }
             ExitCode::from(code)
         }
     }

@@ -21,7 +21,7 @@ use crate::policy::enforcement::ShadowViolation;
 use crate::policy::explanation::{self, Outcome, Question, Step};
 use crate::policy::http1::fields::FieldList;
 use crate::policy::key_record::KeyRecord;
-use crate::policy::rejection::challenge;
+use crate::proxy::gate::problem_terms;
 use crate::proxy::respond::{announce, insert_quota_status, refusal_fields};
 use crate::proxy::well_formed;
 
@@ -171,7 +171,7 @@ impl ExplainedAnswer {
         let (status, code, body) = match outcome {
             Outcome::Refused(refusal) => {
                 let (rejection, quota_status) = (&refusal.rejection, refusal.quota_status);
-                let problem = rejection.problem("", &challenge(&config.keys.realm), now);
+                let problem = rejection.problem("", &problem_terms(config), now);
                 fields = refusal_fields(&problem, quota_status, refusal.endpoint(), now);
                 let mut body: Value = serde_json::from_slice(&problem.body)?;
                 if let Some(members) = body.as_object_mut() {

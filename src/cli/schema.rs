@@ -9,8 +9,8 @@ use crate::config;
 
 #[derive(Debug, Args)]
 pub(super) struct SchemaArguments {
-    /// Print the tables of `docs/configuration.md` instead.
-    #[arg(long, hide = true)]
+    /// Print the description of every key in docs/configuration.md instead: Markdown.
+    #[arg(long)]
     markdown: bool,
 }
 

@@ -213,7 +213,7 @@ listen:
   https: {certificates: [{certificate: Cargo.toml, private_key: Cargo.lock}], client_certificates: {authorities: Cargo.toml}}
   trusted_proxies: [10.0.0.0/8]
 keys: {prefix: abc, realm: other}
-openapi: {title: Other}
+openapi: {title: Other, documentation: https://docs.example}
 tiers: {pro: {daily: 7, price: 1}}
 endpoints: [{path: /b, tiers: [pro], upstream: v, cost: 3}]
 upstreams: {v: {servers: [127.0.0.1:9001], retries: 0}}

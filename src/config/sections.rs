@@ -126,6 +126,8 @@ rows! {
     pub struct Description {
         /// The name of the API in /openapi.json, as generated clients and documentation show it.
         title: String = text(title).or_text("Football prediction data API");
+        /// The URL of a page for your customers about errors: the member documentation of each error body, and externalDocs in /openapi.json.
+        documentation: Option<String> = text(page);
     }
 
     /// Which headers are passed on to upstreams, and from their answers to clients.
@@ -379,6 +381,16 @@ fn title(text: &str) -> Result<String, Wrong> {
     let fits = fits && !text.chars().any(char::is_control);
     fits.then(|| text.to_owned())
         .ok_or_else(|| Wrong::not("a title", hint))
+}
+
+fn page(text: &str) -> Result<String, Wrong> {
+    let hint = "write https:// or http://, a host and a path, 512 characters at most";
+    let is_web = text.parse::<http::Uri>().is_ok_and(|uri| {
+        matches!(uri.scheme_str(), Some("https" | "http")) && uri.host().is_some()
+    });
+    let fits = is_web && text.len() <= 512;
+    fits.then(|| text.to_owned())
+        .ok_or_else(|| Wrong::not("a URL", hint))
 }
 
 fn header_pattern(text: &str) -> Result<HeaderPattern, Wrong> {

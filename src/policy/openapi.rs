@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use super::endpoint::{Endpoint, EndpointTable};
 use super::key_record::TierName;
 use super::own_path::OwnPath;
+use super::rejection::ProblemTerms;
 use super::retirement::Retirement;
 use super::token_bucket::Rate;
 use responses::Sort;
@@ -44,8 +45,8 @@ pub struct Api<'a> {
     pub burst: Option<Rate>,
     /// The concurrency limit of one of the tiers, if any tier has one.
     pub concurrent: Option<NonZeroU32>,
-    /// The realm of `WWW-Authenticate`.
-    pub realm: &'a str,
+    /// What all error answers have.
+    pub problems: &'a ProblemTerms,
     /// The name of the API.
     pub title: &'a str,
 }
@@ -97,7 +98,11 @@ fn describe(api: &Api<'_>) -> Value {
         .iter()
         .map(|(name, daily)| (name.to_string(), json!({ "daily": daily })))
         .collect();
-    json!({
+    let documentation = api
+        .problems
+        .documentation()
+        .map(|url| json!({ "url": url }));
+    let mut described = json!({
         "openapi": "3.1.0",
         "info": {
             "title": api.title,
@@ -121,7 +126,11 @@ fn describe(api: &Api<'_>) -> Value {
             "schemas": schemas::schemas(),
             "responses": responses::responses(api),
         },
-    })
+    });
+    if let (Some(members), Some(documentation)) = (described.as_object_mut(), documentation) {
+        members.insert("externalDocs".to_owned(), documentation);
+    }
+    described
 }
 
 fn endpoint_item(endpoint: &Endpoint, names: &mut HashSet<String>) -> Value {

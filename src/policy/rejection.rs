@@ -166,6 +166,15 @@ pub enum Rejection {
     Internal,
 }
 
+/// What the problem answers of one configuration have in common.
+#[derive(Debug)]
+pub struct ProblemTerms {
+    /// The `WWW-Authenticate` of a 401 (RFC 9110 section 11.6.1).
+    challenge: HeaderValue,
+    /// The member `documentation`: a URL.
+    documentation: Option<Box<str>>,
+}
+
 /// An answer's status, body and the headers specific to its status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProblemAnswer {
@@ -291,17 +300,12 @@ impl Rejection {
         })
     }
 
-    /// The whole answer, with the [`challenge`] of a 401.
-    pub fn problem(
-        &self,
-        request_id: &str,
-        challenge: &HeaderValue,
-        now: Timestamp,
-    ) -> ProblemAnswer {
+    /// The whole answer.
+    pub fn problem(&self, request_id: &str, terms: &ProblemTerms, now: Timestamp) -> ProblemAnswer {
         ProblemAnswer {
             status: self.status(),
-            header: self.header(challenge, now),
-            body: self.body(request_id, now),
+            header: self.header(&terms.challenge, now),
+            body: self.body(request_id, terms, now),
         }
     }
 
@@ -333,7 +337,7 @@ impl Rejection {
     }
 
     /// The text of the body; that of a 429 follows draft-ietf-httpapi-ratelimit-headers-11, section "Problem Types".
-    fn body(&self, request_id: &str, now: Timestamp) -> Vec<u8> {
+    fn body(&self, request_id: &str, terms: &ProblemTerms, now: Timestamp) -> Vec<u8> {
         let status = self.status();
         let (problem_type, title) = match self.policy() {
             None => ("about:blank", status.canonical_reason().unwrap_or_default()),
@@ -351,6 +355,9 @@ impl Rejection {
         json::push_text(&mut out, ",\"detail\":", &self.detail());
         json::push_text(&mut out, ",\"code\":", self.code());
         json::push_text(&mut out, ",\"request_id\":", request_id);
+        if let Some(documentation) = &terms.documentation {
+            json::push_text(&mut out, ",\"documentation\":", documentation);
+        }
         if let Rejection::TierInsufficient { tier, required } = self {
             json::push_text(&mut out, ",\"tier\":", tier.as_str());
             out.extend_from_slice(b",\"required_tiers\":[");
@@ -375,10 +382,20 @@ impl Rejection {
     }
 }
 
-/// The `WWW-Authenticate` of a 401 (RFC 9110 section 11.6.1). `realm` has been checked to be a plain quoted string.
-pub fn challenge(realm: &str) -> HeaderValue {
-    HeaderValue::try_from(format!("ApiKey realm=\"{realm}\""))
-        .unwrap_or(HeaderValue::from_static("ApiKey"))
+impl ProblemTerms {
+    /// The terms for a `realm` that has been checked to be a plain quoted string, and the URL of the errors' documentation.
+    pub fn new(realm: &str, documentation: Option<&str>) -> ProblemTerms {
+        let challenge = HeaderValue::try_from(format!("ApiKey realm=\"{realm}\""));
+        ProblemTerms {
+            challenge: challenge.unwrap_or(HeaderValue::from_static("ApiKey")),
+            documentation: documentation.map(Box::from),
+        }
+    }
+
+    /// The URL of the errors' documentation.
+    pub fn documentation(&self) -> Option<&str> {
+        self.documentation.as_deref()
+    }
 }
 
 /// A wait in whole seconds, rounded up, at least one.
@@ -399,7 +416,7 @@ mod tests {
     fn body(rejection: &Rejection) -> serde_json::Value {
         serde_json::from_slice(
             &rejection
-                .problem("r-1", &challenge("touchline"), now())
+                .problem("r-1", &ProblemTerms::new("touchline", None), now())
                 .body,
         )
         .unwrap()
@@ -496,7 +513,9 @@ mod tests {
             assert_eq!((&body["limit"], &body["used"]), (&1_000.into(), &7.into()));
             let detail = body["detail"].as_str().unwrap();
             assert!(detail.contains(part), "{detail}");
-            let header = rejection.problem("r", &challenge("t"), now()).header;
+            let header = rejection
+                .problem("r", &ProblemTerms::new("t", None), now())
+                .header;
             assert_eq!(header, Some((RETRY_AFTER, HeaderValue::from(seconds))));
         }
     }
@@ -534,7 +553,9 @@ mod tests {
         assert_eq!(body["reset"], "2026-11-22T00:00:00Z");
         assert_eq!(body["violated-policies"], serde_json::json!(["daily"]));
         assert_eq!(
-            rejection.problem("r", &challenge("t"), now()).header,
+            rejection
+                .problem("r", &ProblemTerms::new("t", None), now())
+                .header,
             Some((RETRY_AFTER, HeaderValue::from(60)))
         );
     }
@@ -552,14 +573,30 @@ mod tests {
             let body = body(&rejection);
             assert_eq!(body["violated-policies"], serde_json::json!(["usage"]));
             assert_eq!(body["used"], serde_json::Value::Null);
-            let header = rejection.problem("r", &challenge("t"), now()).header;
+            let header = rejection
+                .problem("r", &ProblemTerms::new("t", None), now())
+                .header;
             assert_eq!(header, Some((RETRY_AFTER, HeaderValue::from(seconds))));
         }
     }
 
     #[test]
+    fn a_body_links_to_the_documentation_that_is_configured() {
+        let linked = |documentation| {
+            let terms = ProblemTerms::new("touchline", documentation);
+            let body = Rejection::NotFound.problem("r", &terms, now()).body;
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            body.get("documentation").cloned()
+        };
+        let page = "https://docs.example/errors?a=\"b\"";
+        assert_eq!(linked(Some(page)), Some(page.into()));
+        assert_eq!(linked(None), None);
+    }
+
+    #[test]
     fn a_401_challenges_with_the_realm() {
-        let problem = Rejection::MissingApiKey.problem("r", &challenge("football data"), now());
+        let terms = ProblemTerms::new("football data", None);
+        let problem = Rejection::MissingApiKey.problem("r", &terms, now());
         let expected = HeaderValue::from_static("ApiKey realm=\"football data\"");
         assert_eq!(problem.header, Some((WWW_AUTHENTICATE, expected)));
     }

@@ -25,7 +25,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, CalendarError, Day};
 use crate::policy::header_pattern::{HeaderNames, HeaderPattern};
 use crate::policy::openapi::{self, Document};
-use crate::policy::rejection;
+use crate::policy::rejection::ProblemTerms;
 use crate::policy::token_bucket::{Empty, Rate, TokenBuckets};
 use crate::store::Store;
 use crate::telemetry::access_log::AccessLog;
@@ -57,8 +57,8 @@ pub struct Snapshot {
     pub answer_denied: HeaderNames,
     /// The answer of `/openapi.json`.
     pub document: Document,
-    /// The `WWW-Authenticate` of a 401.
-    pub challenge: HeaderValue,
+    /// What all error answers have.
+    pub problems: ProblemTerms,
     /// The `Strict-Transport-Security` of answers over TLS (RFC 6797 section 6.1), if configured.
     pub hsts: Option<HeaderValue>,
     /// The metrics of its endpoints and tiers.
@@ -109,7 +109,7 @@ impl Snapshot {
             document: document(&config),
             series: SeriesTable::new(&config),
             hsts: hsts(&config),
-            challenge: rejection::challenge(&config.keys.realm),
+            problems: problem_terms(&config),
             window_bytes: windows.max().unwrap_or(0),
             answer_denied: HeaderNames::new(&config.forward.answer_headers_denied),
             config,
@@ -135,6 +135,12 @@ fn hsts(config: &Config) -> Option<HeaderValue> {
     HeaderValue::try_from(format!("max-age={}", max_age.as_secs())).ok()
 }
 
+/// What all error answers under a configuration have.
+pub fn problem_terms(config: &Config) -> ProblemTerms {
+    let documentation = config.openapi.documentation.as_deref();
+    ProblemTerms::new(&config.keys.realm, documentation)
+}
+
 /// The answer of `/openapi.json` under a configuration.
 pub fn document(config: &Config) -> Document {
     let tiers = config.tiers.iter();
@@ -146,7 +152,7 @@ pub fn document(config: &Config) -> Document {
             .collect(),
         burst: tiers.clone().find_map(|(_, tier)| tier.burst),
         concurrent: tiers.clone().find_map(|(_, tier)| tier.concurrent),
-        realm: &config.keys.realm,
+        problems: &problem_terms(config),
         title: &config.openapi.title,
     })
 }

@@ -47,8 +47,8 @@ impl Answer {
         endpoint: Option<&Endpoint>,
         now: Timestamp,
     ) -> Answer {
-        let challenge = &exchange.snapshot.challenge;
-        let problem = rejection.problem(exchange.request_id_str(), challenge, now);
+        let terms = &exchange.snapshot.problems;
+        let problem = rejection.problem(exchange.request_id_str(), terms, now);
         let mut fields = refusal_fields(&problem, quota_status, endpoint, now);
         insert_common(&mut fields, &exchange.request_id, exchange.hsts.as_ref());
         let body = Bytes::from(problem.body);

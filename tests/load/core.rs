@@ -192,7 +192,7 @@ impl Bench {
                 let rejection = Rejection::RateLimitExceeded(ExceededLimit::Daily, quota_status);
                 let problem = rejection.problem(
                     "e51ba849c48b4f49ede311796852d669",
-                    &self.snapshot.challenge,
+                    &self.snapshot.problems,
                     now,
                 );
                 black_box(problem.body);

@@ -39,7 +39,7 @@ endpoints:
     sunset: 2027-12-01
     links: {deprecation: /a, sunset: /b, successor_version: /c}
     maintenance: {until: 2026-12-01, message: Back soon.}
-openapi: {title: Here}
+openapi: {title: Here, documentation: https://docs.example/a}
 events:
   shares: [50%]
   webhook: {url: https://h.example/hunter2, secret: whsec_aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg==, timeout: 6s, give_up: 70h}
@@ -85,7 +85,7 @@ const INSTEAD: [(&str, &str); 9] = [
     ("tracing.otlp.header", "{name: X-A, value_file: DIR/secret.token}"),
 ];
 /// Another value of each row, by the end of its path, for which its form has none. Of files it is the one with `b` for `a`.
-const OTHERWISE: [(&str, &str); 35] = [
+const OTHERWISE: [(&str, &str); 36] = [
     (".address", "127.0.0.1:99"),
     (".hosts", "[b.example]"),
     (".trusted_proxies", "[10.0.0.0/9]"),
@@ -100,6 +100,7 @@ const OTHERWISE: [(&str, &str); 35] = [
     (".prefix", "abd"),
     (".realm", "there"),
     (".title", "There"),
+    (".documentation", "https://docs.example/b"),
     ("endpoints[0].path", "/b"),
     (".methods", "[PUT]"),
     (".tiers", "[other]"),

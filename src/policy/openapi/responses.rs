@@ -14,7 +14,7 @@ use super::Api;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::policy::rate_limit::{self, QuotaStatus};
-use crate::policy::rejection::{ExceededLimit, Malformed, Rejection, challenge};
+use crate::policy::rejection::{ExceededLimit, Malformed, Rejection};
 use crate::policy::words::words;
 
 /// The request id of every example.
@@ -274,14 +274,13 @@ fn announced(api: &Api<'_>) -> &'static [&'static str] {
 
 fn error(sort: Sort, api: &Api<'_>) -> Value {
     let now = Timestamp::from_second(EXAMPLE_SECOND).unwrap_or_default();
-    let challenge = challenge(api.realm);
     let (status, sender, caller) = sort.kind();
     let mut own_header = None;
     let mut codes = Vec::new();
     let mut examples = Map::new();
     let mut details = Vec::new();
     for rejection in sort.rejections(api) {
-        let problem = rejection.problem(EXAMPLE_ID, &challenge, now);
+        let problem = rejection.problem(EXAMPLE_ID, api.problems, now);
         let body: Value = serde_json::from_slice(&problem.body).unwrap_or_default();
         own_header = problem.header;
         codes.push(rejection.code());

@@ -31,6 +31,7 @@ pub fn schemas() -> Value {
             "properties": {
                 "type": { "type": "string", "format": "uri-reference" }, "title": text,
                 "status": { "type": "integer" }, "detail": text, "code": text, "request_id": text,
+                "documentation": { "type": "string", "format": "uri" },
             },
         },
         "TierProblem": { "allOf": [problem, {

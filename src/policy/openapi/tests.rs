@@ -29,7 +29,7 @@ fn document() -> Document {
         tiers: vec![(&starter, 10), (&pro, 20)],
         burst: Some(Rate::per_second(NonZeroU32::MIN, NonZeroU32::MIN)),
         concurrent: NonZeroU32::new(3),
-        realm: "API",
+        problems: &ProblemTerms::new("API", Some("https://docs.example/errors")),
         title: "Prices",
     })
 }
@@ -73,6 +73,13 @@ fn every_endpoint_stands_in_it_with_methods_tiers_cost_and_parameters() {
     assert!(rest["schema"]["pattern"].as_str().unwrap().contains(")*"));
     assert_eq!(document["x-tiers"]["pro"]["daily"], 20);
     assert_eq!(document["info"]["title"], "Prices");
+    let documentation = "https://docs.example/errors";
+    assert_eq!(document["externalDocs"]["url"], documentation);
+    let examples = document["components"]["responses"]["NotFound"]["content"]
+        ["application/problem+json"]["examples"].as_object().unwrap();
+    for example in examples.values() {
+        assert_eq!(example["value"]["documentation"], documentation);
+    }
     assert!(!document.to_string().contains("secret-upstream"));
 }
 
@@ -161,7 +168,7 @@ fn every_policy_of_a_429_has_an_example_where_a_tier_has_it() {
         tiers: Vec::new(),
         burst: None,
         concurrent: None,
-        realm: "API",
+        problems: &ProblemTerms::new("API", None),
         title: "Prices",
     });
     let text = String::from_utf8(without.body.to_vec()).unwrap();
@@ -222,7 +229,7 @@ fn an_endpoint_that_is_retired_announces_it_and_the_others_do_not() {
         tiers: vec![(&pro, 20)],
         burst: None,
         concurrent: None,
-        realm: "API",
+        problems: &ProblemTerms::new("API", None),
         title: "Prices",
     });
     let document: Value = serde_json::from_slice(&document.body).unwrap();

@@ -81,7 +81,7 @@ impl<'a> Unserved<'a> {
     /// Refuses the request; returns the bytes of the answer.
     pub fn refuse(&self, rejection: &Rejection) -> Vec<u8> {
         let now = self.gate.store.now();
-        let problem = rejection.problem(self.request_id(), &self.snapshot.challenge, now);
+        let problem = rejection.problem(self.request_id(), &self.snapshot.problems, now);
         let fields = respond::refusal_fields(&problem, None, None, now);
         let line = Line {
             status: problem.status.as_u16(),
