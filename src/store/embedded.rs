@@ -68,7 +68,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::feed::Stop;
 use self::inbox::WaitingCall;
-use self::keys::{MARK, WrittenChange};
+use self::keys::{ChangeResult, MARK};
 use self::writer::Desk;
 use super::chain::{ChainItem, Chained};
 use super::current::Current;
@@ -233,7 +233,7 @@ impl EmbeddedStore {
     async fn change(
         &self,
         record: KeyRecord,
-        make: fn(&Connection, KeyRecord, Timestamp) -> rusqlite::Result<WrittenChange>,
+        make: fn(&Connection, KeyRecord, Timestamp) -> rusqlite::Result<ChangeResult>,
     ) -> Result<(KeyRecord, ChangeMark), ChangeError> {
         let changed = self
             .on_writer(move |connection, desk| {

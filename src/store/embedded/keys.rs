@@ -105,14 +105,14 @@ impl Follower {
 }
 
 /// The new record and the number of the change, or why it was not made.
-pub(super) type WrittenChange = Result<(KeyRecord, i64), ChangeError>;
+pub(super) type ChangeResult = Result<(KeyRecord, i64), ChangeError>;
 
 /// Adds a key.
 pub(super) fn create(
     connection: &Connection,
     mut record: KeyRecord,
     now: Timestamp,
-) -> rusqlite::Result<WrittenChange> {
+) -> rusqlite::Result<ChangeResult> {
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
     if one(&transaction, record.id)?.is_some() {
         return Ok(Err(ChangeError::Exists(record.id)));
@@ -128,7 +128,7 @@ pub(super) fn update(
     connection: &Connection,
     mut record: KeyRecord,
     now: Timestamp,
-) -> rusqlite::Result<WrittenChange> {
+) -> rusqlite::Result<ChangeResult> {
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
     let Some(old) = one(&transaction, record.id)? else {
         return Ok(Err(ChangeError::UnknownKey(record.id)));
@@ -147,7 +147,7 @@ fn made(
     transaction: Transaction<'_>,
     record: KeyRecord,
     old: Option<&KeyRecord>,
-) -> rusqlite::Result<WrittenChange> {
+) -> rusqlite::Result<ChangeResult> {
     let Ok(place) = put(&transaction, &record, old)? else {
         return Ok(Err(ChangeError::Exists(record.id)));
     };

@@ -152,6 +152,7 @@ impl ServerLine {
         }
     }
 
+    /// Waits for a reply of the connected server until `deadline`.
     async fn reply<T>(
         &self,
         live: &Dialled,
