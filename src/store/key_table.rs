@@ -267,6 +267,11 @@ impl KeyTable {
     }
 }
 
+/// The version of a new record that is written at this instant; one that replaces another is larger than that, too.
+pub(super) fn version_at(now: Timestamp) -> u64 {
+    u64::try_from(now.as_microsecond()).unwrap_or(1).max(1)
+}
+
 /// The digests by which a key is found, each once.
 pub(super) fn digests(record: &KeyRecord) -> impl Iterator<Item = KeyDigest> + '_ {
     let previous = record.previous.iter().map(|previous| previous.digest);

@@ -105,6 +105,11 @@ pub fn is_new(connection: &Connection) -> rusqlite::Result<bool> {
     Ok(value::<i64>(connection, "SELECT count(*) FROM sqlite_schema", [])? == 0)
 }
 
+/// Syncs the log and folds it into the file as far as no reader needs it.
+pub fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
+    connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
+}
+
 /// Executes a statement, which the connection keeps prepared. Returns the number of changed rows.
 pub fn execute(connection: &Connection, sql: &str, values: impl Params) -> rusqlite::Result<usize> {
     connection.prepare_cached(sql)?.execute(values)

@@ -22,7 +22,7 @@ use super::writer::Desk;
 use crate::store::clock_watch::LOOK_EVERY;
 use crate::store::current::Current;
 use crate::store::held_file::{Trouble, beside};
-use crate::store::sqlite::{execute, rows, unsigned};
+use crate::store::sqlite::{checkpoint, execute, rows, unsigned};
 use crate::store::status::GatewayFacts;
 use crate::store::{NodeName, Unconfirmed};
 
@@ -50,7 +50,6 @@ const LAGGING: &str = "SELECT name FROM gateways WHERE applied < ?1 AND abs(seen
     ORDER BY name";
 const LIVE: &str = "SELECT name, applied, seen FROM gateways WHERE abs(seen - ?1) <= ?2
     ORDER BY name";
-const CHECKPOINT: &str = "PRAGMA wal_checkpoint(PASSIVE)";
 
 /// Ends the helper threads, and wakes them for it.
 #[derive(Default)]
@@ -314,11 +313,6 @@ pub(super) fn checkpoint_regularly(
             tracing::warn!(%error, "the database could not be forced to disk");
         }
     }
-}
-
-/// Syncs the log and folds it into the database as far as no reader needs it.
-pub(super) fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
-    connection.query_row(CHECKPOINT, [], |_| Ok(()))
 }
 
 #[cfg(test)]

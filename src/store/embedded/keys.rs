@@ -13,7 +13,7 @@ use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
 use crate::store::export::{ExportedKey, ImportCounts, secret_in_use};
-use crate::store::key_table::digests;
+use crate::store::key_table::{digests, version_at};
 use crate::store::sqlite::{execute, first, packed, parsed, rows, signed, unpacked, value};
 use crate::store::{ChangeError, Imported, KeyTable, StoreError};
 
@@ -119,7 +119,7 @@ pub(super) fn create(
     }
     record.created = now;
     record.updated = now;
-    record.version = micros(now).max(1);
+    record.version = version_at(now);
     made(transaction, record, None)
 }
 
@@ -138,7 +138,7 @@ pub(super) fn update(
     }
     record.created = old.created;
     record.updated = now;
-    record.version = micros(now).max(old.version.saturating_add(1));
+    record.version = version_at(now).max(old.version.saturating_add(1));
     made(transaction, record, Some(&old))
 }
 
@@ -166,7 +166,7 @@ pub(super) fn import(
     let (mut outcomes, mut last) = (Vec::with_capacity(records.len()), None);
     for mut record in records {
         record.updated = now;
-        record.version = micros(now).max(1);
+        record.version = version_at(now);
         let holders = digests(&record).map(|digest| holder(&transaction, &digest));
         let outcome = match holders.filter_map(Result::transpose).next().transpose()? {
             Some(holder) => Imported::Held(holder),
@@ -336,8 +336,4 @@ pub(super) fn import_exported(
 
 fn read(row: &Row<'_>) -> rusqlite::Result<KeyRecord> {
     unpacked(row, 0)
-}
-
-fn micros(now: Timestamp) -> u64 {
-    u64::try_from(now.as_microsecond()).unwrap_or(0)
 }

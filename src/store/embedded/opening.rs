@@ -22,6 +22,7 @@ use crate::clock::timer::Timers;
 use crate::store::clock_watch::ClockWatch;
 use crate::store::current::Current;
 use crate::store::held_file::{FileIdentity, FilePurpose, HeldConnection, HeldFile};
+use crate::store::sqlite::checkpoint;
 use crate::store::{NodeName, Role, StoreError};
 
 /// How often the log is folded into the database where every commit is synced anyway.
@@ -149,7 +150,7 @@ fn leave(connection: &Connection, desk: &Desk, gateway: Option<&NodeName>) {
         Some(name) => feed::leave(connection, name),
         None => Ok(()),
     };
-    if let Err(error) = left.and_then(|()| feed::checkpoint(connection)) {
+    if let Err(error) = left.and_then(|()| checkpoint(connection)) {
         tracing::warn!(%error, "the store was closed without signing off or folding its log into the file");
     }
 }

@@ -24,6 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::identity::StoreIdentity;
 use super::yielding::CooperativeYield;
 use crate::store::held_file::{FilePurpose, HeldConnection, HeldFile};
+use crate::store::sqlite::checkpoint;
 use crate::store::{StoreError, on_thread};
 
 mod file;
@@ -480,10 +481,7 @@ impl JournalWriter {
 
     /// Folds the log into the file, so that an operator's copy of the file is complete.
     fn fold_log(&self) {
-        let fold = |connection: &Connection| {
-            connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
-        };
-        if let Some(Err(error)) = self.connection.as_deref().map(fold) {
+        if let Some(Err(error)) = self.connection.as_deref().map(checkpoint) {
             tracing::warn!(%error, "the log of the journal could not be folded into it");
         }
     }

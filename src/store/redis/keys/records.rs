@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use jiff::Timestamp;
 use redis::{Cmd, FromRedisValue, Value};
 
 use super::index::{self, KeyPages};
@@ -20,7 +19,7 @@ use super::{audit, codec, import};
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
-use crate::store::key_table::digests;
+use crate::store::key_table::{digests, version_at};
 use crate::store::redis::wire::info::Info;
 use crate::store::redis::wire::link::{Master, RedisLink};
 use crate::store::redis::wire::request::unreadable;
@@ -250,10 +249,6 @@ impl RecordTable {
         let names = digests.iter().map(|digest| self.link.names.digest(digest));
         self.link.send(names.map(Cmd::del)).await
     }
-}
-
-fn version_at(now: Timestamp) -> u64 {
-    u64::try_from(now.as_microsecond()).unwrap_or(1).max(1)
 }
 
 /// The part of records that is written back.
