@@ -116,14 +116,14 @@ pub fn serve_on(
     let _log = diagnostics::install(config.logging.level.as_str(), config.logging.format)
         .map_err(|error| ServeError::System(error.to_string()))?;
     descriptors::raise(config.limits.connections);
-    let (predecessor, handed) = predecessor(&config, begin)?;
-    let listeners = Listeners::bind(&config.listen, handed)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(worker_threads(config.runtime.threads))
         .thread_name("worker")
         .enable_all()
         .build()
         .map_err(|error| ServeError::System(error.to_string()))?;
+    let (predecessor, handed) = runtime.block_on(async { predecessor(&config, begin) })?;
+    let listeners = Listeners::bind(&config.listen, handed)?;
     let served = runtime.block_on(run(file, config, listeners, predecessor, announce, store));
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     served
@@ -163,7 +163,7 @@ async fn run(
     file: &Path,
     config: Config,
     listeners: Listeners,
-    predecessor: Option<Predecessor>,
+    mut predecessor: Option<Predecessor>,
     announce: impl FnOnce(&Addresses),
     store: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store>,
 ) -> Result<(), ServeError> {
@@ -178,29 +178,22 @@ async fn run(
         .map_err(|error| ServeError::Authorities(error.to_string()))?;
     let node = node_name();
     let store = store(open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?);
-    let predecessor = match predecessor {
-        None => None,
-        Some(one) => tokio::select! {
-            known = one.until_keys_are_known(|| store.freshness().usable) => match known {
-                Ok(one) => Some(one),
-                Err(withdrawal) => {
-                    store.close(CLOSE_TIMEOUT).await;
-                    return Err(withdrawal.into());
-                }
+    let may_enter = match &mut predecessor {
+        None => Ok(true),
+        Some(predecessor) => tokio::select! {
+            known = predecessor.until_keys_are_known(|| store.freshness().usable) => match known {
+                Ok(()) => match unknown_tiers(&*store, &config).into_iter().next() {
+                    Some(unknown) => Err(ServeError::from(unknown)),
+                    None => Ok(true),
+                },
+                Err(withdrawal) => Err(withdrawal.into()),
             },
-            () = stop.wait() => {
-                store.close(CLOSE_TIMEOUT).await;
-                return Ok(());
-            }
+            () = stop.wait() => Ok(false),
         },
     };
-    let unknown = match &predecessor {
-        Some(_) => unknown_tiers(&*store, &config).into_iter().next(),
-        None => None,
-    };
-    if let Some(unknown) = unknown {
+    if !matches!(may_enter, Ok(true)) {
         store.close(CLOSE_TIMEOUT).await;
-        return Err(unknown.into());
+        return may_enter.map(|_| ());
     }
     let configuration = config.hash.clone();
     let upgrade = config.listen.upgrade.clone();

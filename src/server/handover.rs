@@ -79,10 +79,10 @@ pub struct Label {
 
 /// The old gateway, which continues until its successor is ready.
 #[derive(Debug)]
-pub struct Predecessor(UnixStream);
+pub struct Predecessor(tokio::net::UnixStream);
 
 impl Predecessor {
-    /// Requests the listeners of the gateway behind the Unix socket.
+    /// Requests the listeners of the gateway behind the Unix socket. Blocks, within a runtime.
     ///
     /// # Errors
     /// If no gateway answers.
@@ -118,8 +118,9 @@ impl Predecessor {
             label,
             listener: TcpListener::from(socket),
         });
-        let handed = handed.collect();
-        Ok((Predecessor(stream), handed))
+        stream.set_nonblocking(true)?;
+        let predecessor = Predecessor(tokio::net::UnixStream::from_std(stream)?);
+        Ok((predecessor, handed.collect()))
     }
 
     /// Waits until `known` returns that this process has a usable key table; does not wait if the old gateway has none either, or has
@@ -128,15 +129,14 @@ impl Predecessor {
     /// # Errors
     /// [`Withdrawal::NoKeys`] if it has none after [`KEYS_PATIENCE`].
     pub async fn until_keys_are_known(
-        self,
+        &mut self,
         known: impl Fn() -> bool,
-    ) -> Result<Predecessor, Withdrawal> {
+    ) -> Result<(), Withdrawal> {
         if known() {
-            return Ok(self);
+            return Ok(());
         }
-        let mut stream = self.asynchronous()?;
-        match knows_keys(&mut stream).await {
-            Ok(YES) => await_keys(known, &mut stream).await?,
+        match knows_keys(&mut self.0).await {
+            Ok(YES) => await_keys(known, &mut self.0).await?,
             Ok(NO) => {
                 tracing::warn!("neither this gateway nor the running one has a key table yet")
             }
@@ -145,9 +145,7 @@ impl Predecessor {
             Err(error) if matches!(error.kind(), BrokenPipe | ConnectionReset) => gone(),
             Err(error) => return Err(error.into()),
         }
-        let stream = stream.into_std()?;
-        stream.set_nonblocking(false)?;
-        Ok(Predecessor(stream))
+        Ok(())
     }
 
     /// Replaces the old gateway, which accepts no new connection from now on; without asking, if it has ended.
@@ -155,7 +153,7 @@ impl Predecessor {
     /// # Errors
     /// [`Withdrawal::GivenUp`] and [`Withdrawal::Unanswered`] if the old gateway continues to serve.
     pub async fn take_over(self) -> Result<(), Withdrawal> {
-        let mut stream = self.asynchronous()?;
+        let Predecessor(mut stream) = self;
         // If this cannot be sent, the bytes received before show why.
         let _ = stream.write_all(&[READY, AWAITS]).await;
         let answer = match timeout(STEP, stream.read_u8()).await {
@@ -172,11 +170,6 @@ impl Predecessor {
             }
             Err(error) => Err(Withdrawal::Unanswered(error)),
         }
-    }
-
-    fn asynchronous(self) -> io::Result<tokio::net::UnixStream> {
-        self.0.set_nonblocking(true)?;
-        tokio::net::UnixStream::from_std(self.0)
     }
 }
 
@@ -430,16 +423,13 @@ async fn confirm(successor: &mut tokio::net::UnixStream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
 
     /// A successor without keys, and the old gateway's end of their conversation.
     fn pair() -> (Predecessor, tokio::net::UnixStream) {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        theirs.set_nonblocking(true).unwrap();
-        let theirs = tokio::net::UnixStream::from_std(theirs).unwrap();
+        let (ours, theirs) = tokio::net::UnixStream::pair().unwrap();
         (Predecessor(ours), theirs)
     }
 
@@ -451,7 +441,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_successor_waits_for_its_keys_where_the_old_gateway_has_them() {
-        let (successor, mut old) = pair();
+        let (mut successor, mut old) = pair();
         let known = AtomicBool::new(false);
         let asking = successor.until_keys_are_known(|| known.load(Ordering::SeqCst));
         let answering = async {
@@ -461,7 +451,8 @@ mod tests {
         };
         let (asked, ()) = tokio::join!(asking, answering);
         let offer = offer(&tempfile::tempdir().unwrap());
-        let (taken, outcome) = tokio::join!(asked.unwrap().take_over(), offer.converse(&mut old));
+        asked.unwrap();
+        let (taken, outcome) = tokio::join!(successor.take_over(), offer.converse(&mut old));
         taken.unwrap();
         outcome.unwrap();
     }
@@ -469,7 +460,7 @@ mod tests {
     #[tokio::test]
     async fn a_successor_serves_without_keys_where_the_old_gateway_has_none_or_dies() {
         for (answer, dies) in [(NO, false), (YES, true)] {
-            let (successor, mut old) = pair();
+            let (mut successor, mut old) = pair();
             let asking = successor.until_keys_are_known(|| false);
             let answering = async {
                 assert_eq!(old.read_u8().await.unwrap(), KNOWS_KEYS);
@@ -483,14 +474,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_successor_serves_where_the_old_gateway_died_before_it_was_asked() {
-        let (successor, old) = pair();
+        let (mut successor, old) = pair();
         drop(old);
         successor.until_keys_are_known(|| false).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_successor_that_gets_no_keys_gives_up() {
-        let (successor, mut old) = pair();
+        let (mut successor, mut old) = pair();
         let asking = successor.until_keys_are_known(|| false);
         let answering = async {
             old.read_u8().await.unwrap();
@@ -502,7 +493,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_successor_gives_up_where_the_old_gateway_does_not_understand_it() {
-        let (successor, mut old) = pair();
+        let (mut successor, mut old) = pair();
         let asking = successor.until_keys_are_known(|| false);
         let answering = async move {
             old.read_u8().await.unwrap();
@@ -514,14 +505,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_successor_that_the_old_gateway_gave_up_does_not_begin() {
         for has_keys in [true, false] {
-            let (successor, mut old) = pair();
+            let (mut successor, mut old) = pair();
             let offer = offer(&tempfile::tempdir().unwrap());
             let given_up = offer.converse(&mut old).await.unwrap_err();
             assert_eq!(given_up.kind(), io::ErrorKind::TimedOut);
             drop(old);
             let begun = async {
-                let known = successor.until_keys_are_known(|| has_keys).await?;
-                known.take_over().await
+                successor.until_keys_are_known(|| has_keys).await?;
+                successor.take_over().await
             };
             begun.await.unwrap_err();
         }
@@ -541,9 +532,10 @@ mod tests {
     async fn a_confirmation_at_the_last_moment_counts_on_both_sides() {
         let (successor, mut old) = pair();
         old.write_all(&[YES]).await.unwrap();
-        assert_eq!(last_answer(successor.0).unwrap(), YES);
+        assert_eq!(last_answer(successor.0.into_std().unwrap()).unwrap(), YES);
         let (successor, mut old) = pair();
-        let none = last_answer(successor.0.try_clone().unwrap()).unwrap_err();
+        let successor = successor.0.into_std().unwrap();
+        let none = last_answer(successor.try_clone().unwrap()).unwrap_err();
         assert_eq!(none.kind(), io::ErrorKind::TimedOut);
         let late = old.write_all(&[YES]).await.unwrap_err();
         assert_eq!(late.kind(), BrokenPipe);
@@ -552,7 +544,7 @@ mod tests {
     #[tokio::test]
     async fn a_successor_that_died_when_it_was_ready_is_not_confirmed() {
         let (mut successor, mut old) = pair();
-        successor.0.write_all(&[READY, AWAITS]).unwrap();
+        successor.0.write_all(&[READY, AWAITS]).await.unwrap();
         drop(successor);
         let offer = offer(&tempfile::tempdir().unwrap());
         let outcome = offer.converse(&mut old).await.unwrap_err();
@@ -562,7 +554,7 @@ mod tests {
     #[tokio::test]
     async fn earlier_versions_succeed_and_are_succeeded_without_a_confirmation() {
         let (mut successor, mut old) = pair();
-        successor.0.write_all(&[READY]).unwrap();
+        successor.0.write_all(&[READY]).await.unwrap();
         drop(successor);
         let offer = offer(&tempfile::tempdir().unwrap());
         offer.converse(&mut old).await.unwrap();
