@@ -112,26 +112,22 @@ pub fn of_line(line: &[u8]) -> Result<Option<SocketAddr>, NoHeader> {
 /// # Errors
 /// If it is too short for its kind.
 pub fn of_rest(kind: HeaderContent, rest: &[u8]) -> Result<Option<SocketAddr>, NoHeader> {
-    match kind {
-        HeaderContent::Own => Ok(None),
-        HeaderContent::Inet => {
-            let (source, port) = addresses::<4>(rest).ok_or(NoHeader)?;
-            Ok(Some(SocketAddr::new(Ipv4Addr::from(source).into(), port)))
-        }
-        HeaderContent::Inet6 => {
-            let (source, port) = addresses::<16>(rest).ok_or(NoHeader)?;
-            Ok(Some(SocketAddr::new(Ipv6Addr::from(source).into(), port)))
-        }
-    }
+    let client = match kind {
+        HeaderContent::Own => return Ok(None),
+        HeaderContent::Inet => client::<4, Ipv4Addr>(rest),
+        HeaderContent::Inet6 => client::<16, Ipv6Addr>(rest),
+    };
+    client.map(Some).ok_or(NoHeader)
 }
 
-/// The source address and port, from source, destination and both ports.
-fn addresses<const N: usize>(rest: &[u8]) -> Option<([u8; N], u16)> {
+/// The source, from source, destination and both ports.
+fn client<const N: usize, A: From<[u8; N]> + Into<IpAddr>>(rest: &[u8]) -> Option<SocketAddr> {
     let (source, rest) = rest.split_first_chunk::<N>()?;
     let (_, rest) = rest.split_first_chunk::<N>()?;
     let (port, rest) = rest.split_first_chunk::<2>()?;
     rest.split_first_chunk::<2>()?;
-    Some((*source, u16::from_be_bytes(*port)))
+    let address = A::from(*source).into();
+    Some(SocketAddr::new(address, u16::from_be_bytes(*port)))
 }
 
 fn ip(text: &str, family: &str) -> Result<IpAddr, NoHeader> {

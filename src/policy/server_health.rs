@@ -11,6 +11,8 @@
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
+use super::words::words;
+
 /// How many checks in a row change the verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thresholds {
@@ -31,13 +33,14 @@ pub struct Ejection {
     pub pause_max: Duration,
 }
 
-/// The result of a check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HealthCheckResult {
-    /// The answer was as configured.
-    Passed,
-    /// The answer was another one, or late.
-    Failed,
+words! {
+    /// The result of a check.
+    pub enum HealthCheckResult {
+        /// The answer was as configured.
+        Passed = "passed",
+        /// The answer was another one, or late.
+        Failed = "failed",
+    }
 }
 
 /// A change of the state, to be logged.

@@ -182,12 +182,10 @@ impl Upstream {
         let Some(health) = &self.config.health else {
             return;
         };
-        let word = match checked {
-            HealthCheckResult::Passed => "passed",
-            HealthCheckResult::Failed => "failed",
-        };
         let checks = &metrics.upstream_checks;
-        checks.with_label_values(&[&*self.name, word]).inc();
+        checks
+            .with_label_values(&[&*self.name, checked.as_str()])
+            .inc();
         if let Some(change) = server.checked(checked, health.thresholds()) {
             self.log(server, change);
         }

@@ -10,7 +10,7 @@ use jiff::{Span, Timestamp};
 use serde::Serialize;
 
 use crate::policy::calendar::Day;
-use crate::policy::endpoint::{Endpoint, EndpointTable};
+use crate::policy::endpoint::EndpointTable;
 use crate::policy::key_record::{KeyRecord, TierName};
 use crate::policy::rate_limit::QuotaStatus;
 use crate::store::{DayUsage, Totals};
@@ -65,7 +65,13 @@ impl<'a> Report<'a> {
             remaining: quota_status.limit.saturating_sub(used),
             reset: Timestamp::from_second(quota_status.day.end).unwrap_or(Timestamp::MAX),
             subscription_expires: record.expires,
-            endpoints: included.map(|endpoint| Included::of(endpoint)).collect(),
+            endpoints: included
+                .map(|endpoint| Included {
+                    path: &endpoint.pattern,
+                    methods: endpoint.allowed(),
+                    cost: endpoint.cost.get(),
+                })
+                .collect(),
             days: history
                 .iter()
                 .filter(|day| day.key == record.id)
@@ -84,16 +90,6 @@ impl<'a> Report<'a> {
     }
 }
 
-impl<'a> Included<'a> {
-    fn of(endpoint: &'a Endpoint) -> Included<'a> {
-        Included {
-            path: &endpoint.pattern,
-            methods: endpoint.allowed(),
-            cost: endpoint.cost.get(),
-        }
-    }
-}
-
 /// The first day of the history that ends with `today`.
 pub fn first_day(today: Day) -> Date {
     let back = Span::new().days(DAYS - 1);
@@ -103,6 +99,7 @@ pub fn first_day(today: Day) -> Date {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::endpoint::Endpoint;
     use crate::policy::key_record::tests::key_of;
     use crate::store::ledger::{Ceiling, Cell};
 

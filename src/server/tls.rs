@@ -208,12 +208,8 @@ impl ShownCertificate {
         })
     }
 
-    fn chain(&self) -> &[CertificateDer<'static>] {
-        &self.key.cert
-    }
-
     fn identity(&self) -> (&Certificate, &[CertificateDer<'static>]) {
-        (&self.configured, self.chain())
+        (&self.configured, &self.key.cert)
     }
 }
 
@@ -259,7 +255,7 @@ struct ByName {
 impl ByName {
     fn new(shown: &[ShownCertificate]) -> ByName {
         ByName {
-            names: ServerNames::new(shown.iter().map(|shown| pair::names_of(shown.chain()))),
+            names: ServerNames::new(shown.iter().map(|shown| pair::names_of(&shown.key.cert))),
             keys: shown.iter().map(|shown| shown.key.clone()).collect(),
         }
     }

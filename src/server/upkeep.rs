@@ -174,6 +174,12 @@ impl Upkeep {
     /// Updates the series of the present servers, and removes those of former ones.
     fn show<'a>(&mut self, upstreams: impl Iterator<Item = &'a Arc<Upstream>>) {
         let metrics = &self.gate.metrics;
+        let families = [
+            &metrics.upstream_server_up,
+            &metrics.upstream_server_answered,
+            &metrics.upstream_in_flight,
+        ];
+        let [up, last, in_flight] = families;
         let mut shown = HashSet::new();
         for upstream in upstreams {
             show_counters(metrics, &upstream.name);
@@ -181,31 +187,26 @@ impl Upkeep {
                 let server = &place.server;
                 let labels = (upstream.name.clone(), server.label());
                 let values = [&*labels.0, labels.1.as_str()];
-                let up = metrics.upstream_server_up.with_label_values(&values);
-                up.set(server.is_up().into());
+                up.with_label_values(&values).set(server.is_up().into());
                 if let Some(answered) = server.has_answered() {
-                    let last = metrics.upstream_server_answered.with_label_values(&values);
-                    last.set(answered.into());
+                    last.with_label_values(&values).set(answered.into());
                 }
-                let in_flight = metrics.upstream_in_flight.with_label_values(&values);
-                in_flight.set(i64::try_from(server.in_flight()).unwrap_or(i64::MAX));
+                let count = i64::try_from(server.in_flight()).unwrap_or(i64::MAX);
+                in_flight.with_label_values(&values).set(count);
                 shown.insert(labels);
             }
             for name in upstream.unresolved() {
                 let labels = (upstream.name.clone(), name.to_owned());
-                let up = &metrics.upstream_server_up;
                 up.with_label_values(&[&*labels.0, name]).set(0);
                 shown.insert(labels);
             }
         }
         for (upstream, server) in self.shown.difference(&shown) {
             let values = [&**upstream, server.as_str()];
-            // Fails only if there is no such series.
-            let _ = metrics.upstream_server_up.remove_label_values(&values);
-            let _ = metrics
-                .upstream_server_answered
-                .remove_label_values(&values);
-            let _ = metrics.upstream_in_flight.remove_label_values(&values);
+            for family in families {
+                // Fails only if there is no such series.
+                let _ = family.remove_label_values(&values);
+            }
         }
         self.shown = shown;
     }
@@ -216,7 +217,7 @@ fn show_counters(metrics: &Metrics, upstream: &str) {
     for (counter, values) in [
         (&metrics.upstream_connections, ["new", "reused"].as_slice()),
         (&metrics.upstream_retries, &RETRY_REASONS),
-        (&metrics.upstream_checks, &["passed", "failed"]),
+        (&metrics.upstream_checks, HealthCheckResult::WORDS),
     ] {
         for value in values {
             counter.with_label_values(&[upstream, value]);

@@ -43,7 +43,8 @@ pub struct OwnConnection {
 
 /// A stream of an HTTP/2 connection. Dropped, it is ended, and the connection has its place for another one.
 pub struct Lease {
-    session: Option<Http2Session>,
+    /// The stream, until it is released.
+    pub session: Option<Http2Session>,
     connector: Arc<Connector>,
     peer: HttpPeer,
 }
@@ -151,11 +152,6 @@ fn kept(idle: &Idle, settings: u64, now: Instant) -> Option<TakenConnection> {
 }
 
 impl Lease {
-    /// The stream.
-    pub fn session(&mut self) -> Option<&mut Http2Session> {
-        self.session.as_mut()
-    }
-
     /// Gives the connection no further streams; those in flight are not affected. A dead connection whose packets are dropped
     /// looks like one with a slow server, and each further request on it would wait for `timeouts.read`. If the server was only
     /// slow, this costs one new connection, even if other streams of this one are answered.

@@ -60,7 +60,7 @@ impl Http2 {
     ) -> Result<Http2, Failure> {
         let ends = request.framing.is_empty();
         let answers_head = request.head.method == Method::HEAD;
-        let session = lease.session().ok_or_else(over)?;
+        let session = lease.session.as_mut().ok_or_else(over)?;
         let sent = session.write_request_header(Box::new(head(request, is_tls)?), ends);
         sent.map_err(|error| failed(true, error))?;
         let upload = session.take_request_body_writer().filter(|_| !ends);
@@ -98,7 +98,7 @@ impl Http2 {
             return Ok(event);
         }
         // Trailers are not forwarded, but they end the stream.
-        let session = self.lease.session().ok_or_else(over)?;
+        let session = self.lease.session.as_mut().ok_or_else(over)?;
         session
             .read_trailers()
             .await
@@ -185,7 +185,7 @@ impl Http2 {
 
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<LinkEvent>, Failure>> {
         let reading = self.reading;
-        let session = self.lease.session().ok_or_else(over)?;
+        let session = self.lease.session.as_mut().ok_or_else(over)?;
         let (event, reading) = match reading {
             Http2Reading::Head => {
                 let head = ready!(session.poll_read_response_header(context));
