@@ -175,7 +175,8 @@ pub struct Budgets {
     /// In the order of [`CONTROL_FLOODS`].
     control: [f64; CONTROL_FLOODS.len()],
     resets: f64,
-    streams: u64,
+    /// The streams that the client has begun.
+    pub streams: u64,
 }
 
 impl Budgets {
@@ -195,11 +196,6 @@ impl Budgets {
         let mut control = CONTROL_FLOODS.iter().zip(&mut self.control);
         let found = control.find(|(other, _)| **other == flood);
         found.map_or(&mut self.resets, |(_, budget)| budget)
-    }
-
-    /// The number of streams that the client has opened.
-    pub fn streams(&self) -> u64 {
-        self.streams
     }
 
     /// Counts a frame of the client.
@@ -344,7 +340,7 @@ mod tests {
                 assert_eq!(budgets.receive(frame(kind), start), Ok(()));
             }
         }
-        assert_eq!(budgets.streams(), 1_000);
+        assert_eq!(budgets.streams, 1_000);
     }
 
     #[test]

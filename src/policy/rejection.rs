@@ -55,7 +55,7 @@ impl Malformed {
         match self {
             Malformed::Head => "The request is not well-formed HTTP/1.1.",
             Malformed::Late => "The request did not arrive in time.",
-            Malformed::Target(error) => error.detail(),
+            Malformed::Target(error) => error.as_str(),
             Malformed::Host => "The request needs exactly one valid Host header.",
             Malformed::OtherHost => "The host of the request is not a host of this API.",
             Malformed::UnexpectedBody => "A request with this method must not have a body.",

@@ -34,13 +34,6 @@ words! {
     }
 }
 
-impl TargetError {
-    /// A sentence for the client.
-    pub fn detail(self) -> &'static str {
-        self.as_str()
-    }
-}
-
 /// An accepted target, whose path is matched and forwarded unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target<'a> {
@@ -152,7 +145,8 @@ impl ReceivedTarget {
 pub struct Absolute<'a> {
     /// Replaces `Host`.
     pub authority: &'a [u8],
-    rest: &'a [u8],
+    /// The path and query, possibly nothing.
+    pub rest: &'a [u8],
 }
 
 impl<'a> Absolute<'a> {
@@ -167,16 +161,6 @@ impl<'a> Absolute<'a> {
         let end = url.iter().position(is_end).unwrap_or(url.len());
         let (authority, rest) = url.split_at(end);
         Some(Absolute { authority, rest })
-    }
-
-    /// The number of bytes of path and query as sent, at the end of the target.
-    pub fn rest_bytes(&self) -> usize {
-        self.rest.len()
-    }
-
-    /// Whether there is neither path nor query.
-    pub fn is_bare(&self) -> bool {
-        self.rest.is_empty()
     }
 
     /// Path and query; an empty path is `/` (RFC 9112 section 3.2.1).

@@ -34,7 +34,8 @@ pub struct Client<'c> {
     pub connection: Arc<Connection>,
     /// The head.
     pub head: Box<RequestHead>,
-    side: Side<'c>,
+    /// Its connection's side.
+    pub side: Side<'c>,
     status: Option<StatusCode>,
     bytes_sent: usize,
 }
@@ -96,11 +97,6 @@ impl<'c> Client<'c> {
             status: None,
             bytes_sent: 0,
         }
-    }
-
-    /// The side of a client that was answered.
-    pub fn into_side(self) -> Side<'c> {
-        self.side
     }
 
     /// Whether the request was received over HTTP/2.

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use http::header::{CACHE_CONTROL, CONTENT_LOCATION, EXPECT, HOST, LOCATION, VARY};
 use http::{HeaderName, HeaderValue, StatusCode};
 
-use crate::policy::header_pattern::{HeaderNames, HeaderPattern};
+use crate::policy::header_pattern::HeaderNames;
 use crate::policy::http1::fields::{EndToEnd, FieldList, NoField};
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
@@ -54,22 +54,12 @@ pub struct ForwardedIdentity<'a> {
     pub recorded: Option<(TraceContext, u64)>,
 }
 
-/// Request headers that never reach an upstream, besides those that are always removed. Built once for a configuration.
-#[derive(Debug, Default)]
-pub struct DeniedHeaders(HeaderNames);
-
-impl DeniedHeaders {
-    /// Denies the headers that match `patterns`.
-    pub fn new<'a>(patterns: impl IntoIterator<Item = &'a HeaderPattern>) -> DeniedHeaders {
-        DeniedHeaders(HeaderNames::new(patterns))
-    }
-
-    fn contains(&self, name: &[u8]) -> bool {
-        // In another spelling, a header that is read or set here would pass as the client's own.
-        own_header::identifies_caller(name)
-            || (name.contains(&b'_') && own_header::is_read_or_set(name))
-            || self.0.fits(name)
-    }
+/// Whether a client's header is not forwarded: by the gateway itself, or by the names that the configuration denies.
+fn is_denied(denied: &HeaderNames, name: &[u8]) -> bool {
+    // In another spelling, a header that is read or set here would pass as the client's own.
+    own_header::identifies_caller(name)
+        || (name.contains(&b'_') && own_header::is_read_or_set(name))
+        || denied.fits(name)
 }
 
 /// A request as a server of its upstream receives it.
@@ -84,7 +74,7 @@ pub struct Outgoing<'a> {
     /// The facts for the upstream.
     pub identity: ForwardedIdentity<'a>,
     /// The client's fields that are not forwarded.
-    pub denied: &'a DeniedHeaders,
+    pub denied: &'a HeaderNames,
     /// The field that authenticates the gateway to the upstream.
     pub secret: Option<&'a (HeaderName, HeaderValue)>,
 }
@@ -104,7 +94,7 @@ impl Outgoing<'_> {
             let is = |name: &HeaderName| field.is(name);
             let ours = REPLACED.iter().any(is);
             let stale = !goes_on && is(&TRACESTATE);
-            if !(ours || stale || secret.is_some_and(is) || self.denied.contains(field.name())) {
+            if !(ours || stale || secret.is_some_and(is) || is_denied(self.denied, field.name())) {
                 write(field);
             }
         }
@@ -272,7 +262,7 @@ mod tests {
                 tier: "pro",
                 recorded: None,
             },
-            denied: &DeniedHeaders::new(&denied),
+            denied: &HeaderNames::new(&denied),
             secret: None,
         };
         let mut map = HeaderMap::new();

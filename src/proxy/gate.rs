@@ -13,7 +13,6 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-use super::forward::DeniedHeaders;
 use super::rates::Rates;
 use super::relay::connections::Connections;
 use super::series::SeriesTable;
@@ -52,7 +51,7 @@ pub struct Snapshot {
     /// The configuration.
     pub config: Config,
     /// Request headers that are not forwarded.
-    pub denied: DeniedHeaders,
+    pub denied: HeaderNames,
     /// Headers of answers that are not forwarded.
     pub answer_denied: HeaderNames,
     /// The answer of `/openapi.json`.
@@ -101,7 +100,7 @@ impl Snapshot {
         let secrets: Vec<HeaderPattern> = secrets
             .map(|header| HeaderPattern::Name(header.name.clone()))
             .collect();
-        let denied = DeniedHeaders::new(config.forward.headers_denied.iter().chain(&secrets));
+        let denied = HeaderNames::new(config.forward.headers_denied.iter().chain(&secrets));
         let windows = upstreams
             .values()
             .map(|upstream| upstream.wire.window_bytes());

@@ -111,11 +111,11 @@ fn origin(
         return Err(TargetError::InvalidAuthority);
     }
     // This means `*`, which is refused as well (section 3.2.4).
-    if absolute.is_bare() && *method == Method::OPTIONS {
+    if absolute.rest.is_empty() && *method == Method::OPTIONS {
         return Err(TargetError::NotOriginForm);
     }
     let origin = Target::receive(&absolute.origin_form())?;
-    let authority_end = start + target.len() - absolute.rest_bytes();
+    let authority_end = start + target.len() - absolute.rest.len();
     let authority = FieldRange::new(authority_end - absolute.authority.len(), authority_end);
     Ok((origin, Some(authority)))
 }

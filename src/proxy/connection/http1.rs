@@ -29,23 +29,17 @@ use crate::proxy::well_formed::bounds_of;
 /// passed before it reports the bytes that have arrived.
 const LAST_READ: Duration = Duration::from_millis(50);
 
-/// How long a client may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Deadlines {
-    /// For a complete head from its first byte, and for the first head from the connection's start.
-    head: Duration,
-    /// For a body.
-    body: Duration,
-    /// Between two requests.
-    idle: Duration,
-}
-
 /// A connection.
 pub struct Http1Connection {
     gate: Arc<Gate>,
     wire: ClientWire,
     bounds: HeadBounds,
-    deadlines: Deadlines,
+    /// How long a client may take for a complete head from its first byte, and for the first head from the connection's start.
+    head_timeout: Duration,
+    /// For a body.
+    body_timeout: Duration,
+    /// Between two requests.
+    idle_timeout: Duration,
     /// The rule by which the connection only redirects to HTTPS, if it does.
     redirect: Option<Rule>,
     requests: u64,
@@ -91,11 +85,9 @@ impl Http1Connection {
             gate,
             wire,
             bounds: bounds_of(limits),
-            deadlines: Deadlines {
-                head: limits.request_head,
-                body: limits.request_read,
-                idle: limits.keepalive_idle,
-            },
+            head_timeout: limits.request_head,
+            body_timeout: limits.request_read,
+            idle_timeout: limits.keepalive_idle,
             redirect,
             requests: 0,
         }
@@ -103,7 +95,7 @@ impl Http1Connection {
 
     /// Serves the connection from its `start` to its end, which `ending` requests.
     pub(super) async fn run(mut self, start: Instant, mut ending: watch::Receiver<bool>) {
-        let (mut deadline, mut limit) = (start + self.deadlines.head, LimitHit::RequestHead);
+        let (mut deadline, mut limit) = (start + self.head_timeout, LimitHit::RequestHead);
         let requested = pin!(async {
             let _ = ending.wait_for(|ending| *ending).await;
         });
@@ -133,10 +125,7 @@ impl Http1Connection {
                 self.wire.unread = BytesMut::new();
             }
             self.wire.writes.release();
-            (deadline, limit) = (
-                Instant::now() + self.deadlines.idle,
-                LimitHit::KeepaliveIdle,
-            );
+            (deadline, limit) = (Instant::now() + self.idle_timeout, LimitHit::KeepaliveIdle);
         }
         self.wire.close().await;
     }
@@ -180,7 +169,7 @@ impl Http1Connection {
                 Ok(None) => {
                     let (begun, _) =
                         begun.get_or_insert_with(|| (Instant::now(), self.gate.arrival()));
-                    match self.wire.read_more(*begun + self.deadlines.head).await {
+                    match self.wire.read_more(*begun + self.head_timeout).await {
                         Ok(Some(1..)) => continue,
                         Ok(Some(0)) | Err(_) => return NextInput::Over,
                         Ok(None) => {
@@ -211,10 +200,10 @@ impl Http1Connection {
             self.wire.writes.gathered().extend_from_slice(&answer);
             return After::Close;
         }
-        let side = Http1Side::new(&mut self.wire, &head, self.deadlines.body);
+        let side = Http1Side::new(&mut self.wire, &head, self.body_timeout);
         let mut client = Client::new(connection, head, Side::Http1(side));
         Box::pin(serve(&self.gate, &mut client)).await;
-        match client.into_side() {
+        match client.side {
             Side::Http1(side) => side.finish().await,
             Side::Http2(_) => After::Nothing,
         }

@@ -169,7 +169,7 @@ async fn serve_stream(
     let side = Side::Http2(Box::new(side));
     let mut client = Client::new(terms.connection.clone(), head, side);
     Box::pin(serve_request(&terms.gate, &mut client)).await;
-    if let Side::Http2(side) = client.into_side() {
+    if let Side::Http2(side) = client.side {
         side.finish().await;
     }
 }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::Connection;
 use super::transport::Transport;
-use super::writes::{Patience, Writes};
+use super::writes::Writes;
 use crate::clock::timer::Timer;
 use crate::config::Limits;
 use crate::policy::limit_hit::LimitHit;
@@ -47,11 +47,13 @@ impl ClientWire {
         limits: &Limits,
         limit_hits: LimitHits,
     ) -> ClientWire {
+        let patience = limits.response_write;
+        let bytes_min = limits.response_rate.saturating_mul(patience.as_secs());
         ClientWire {
             connection,
             transport,
             unread: BytesMut::new(),
-            writes: Writes::new(Patience::of(limits)),
+            writes: Writes::new(patience, bytes_min),
             timer: Timer::default(),
             limit_hits,
             requests_max: limits.requests_per_connection,

@@ -15,28 +15,9 @@ use tokio::time::Instant;
 
 use super::transport::Transport;
 use crate::clock::timer::Timer;
-use crate::config::Limits;
 
 /// The most bytes gathered: header and body of most answers.
 const GATHERED_BYTES_MAX: usize = 16 * 1024;
-
-/// The lowest rate at which a client must read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
-    /// The interval in which it must read enough.
-    pub window: Duration,
-    /// The bytes to read in each interval.
-    pub bytes: u64,
-}
-
-impl Patience {
-    /// The patience that `limits` configure.
-    pub fn of(limits: &Limits) -> Patience {
-        let window = limits.response_write;
-        let bytes = limits.response_rate.saturating_mul(window.as_secs());
-        Patience { window, bytes }
-    }
-}
 
 /// The writing side of a connection.
 #[derive(Debug)]
@@ -44,7 +25,9 @@ pub struct Writes {
     gathered: Vec<u8>,
     /// The number of gathered bytes that are written.
     written: usize,
-    patience: Patience,
+    /// How long a client may refuse bytes, in which time it must read at least `bytes_min` in all.
+    patience: Duration,
+    bytes_min: u64,
     timer: Timer,
     /// How long the client has refused bytes in the present window, and the bytes written in it; `None` until it refuses any.
     window: Option<(Duration, u64)>,
@@ -54,12 +37,13 @@ pub struct Writes {
 }
 
 impl Writes {
-    /// Nothing written yet.
-    pub fn new(patience: Patience) -> Writes {
+    /// Nothing written yet; a client must read `bytes_min` in each interval of `patience`.
+    pub fn new(patience: Duration, bytes_min: u64) -> Writes {
         Writes {
             gathered: Vec::new(),
             written: 0,
             patience,
+            bytes_min,
             timer: Timer::default(),
             window: None,
             blocked_since: None,
@@ -182,18 +166,18 @@ impl Writes {
                 let now = Instant::now();
                 let since = *self.blocked_since.get_or_insert(now);
                 let (refused, written) = *self.window.get_or_insert((Duration::ZERO, 0));
-                let over = since + self.patience.window.saturating_sub(refused);
+                let over = since + self.patience.saturating_sub(refused);
                 if self.timer.poll_until(over, context).is_pending() {
                     return Poll::Pending;
                 }
-                if written < self.patience.bytes {
+                if written < self.bytes_min {
                     let slow = io::Error::new(io::ErrorKind::TimedOut, "the client does not read");
                     return Poll::Ready(Err(slow));
                 }
                 self.blocked += now.saturating_duration_since(since);
                 self.blocked_since = Some(now);
                 self.window = Some((Duration::ZERO, 0));
-                match self.timer.poll_until(now + self.patience.window, context) {
+                match self.timer.poll_until(now + self.patience, context) {
                     Poll::Pending | Poll::Ready(()) => Poll::Pending,
                 }
             }
@@ -207,11 +191,7 @@ mod tests {
 
     #[test]
     fn gathered_bytes_that_are_written_make_room_for_others() {
-        let patience = Patience {
-            window: Duration::from_secs(1),
-            bytes: 1,
-        };
-        let mut writes = Writes::new(patience);
+        let mut writes = Writes::new(Duration::from_secs(1), 1);
         assert!(writes.gather(&[b'a'; GATHERED_BYTES_MAX]) && !writes.gather(b"b"));
         writes.written = GATHERED_BYTES_MAX - 1;
         assert!(writes.gather(b"bc"));

@@ -65,7 +65,7 @@ impl Http1 {
         request: &Outgoing<'_>,
     ) -> Result<Http1, Failure> {
         let target = request.head.target();
-        let target = target.map_err(|error| Failure::gateway(error.detail()))?;
+        let target = target.map_err(Failure::gateway)?;
         let method = &request.head.method;
         let mut outgoing = Vec::with_capacity(1024);
         let mut head = HeadWriter::request(&mut outgoing, method, target, request.host);

@@ -10,7 +10,7 @@ use touchline::policy::http1::fields::FieldList;
 use touchline::policy::http1::framing::Framing;
 use touchline::policy::http1::request::RequestHead;
 use touchline::proxy::forward::{
-    DeniedHeaders, ForwardedIdentity, Outgoing, clean_answer, confine_answer,
+    ForwardedIdentity, Outgoing, clean_answer, confine_answer,
 };
 
 const TARGET: &str = "/api/v1/data/markets?a=b";
@@ -96,7 +96,7 @@ fn assert_request(sent: &[(HeaderName, HeaderValue)]) {
             tier: "pro",
             recorded: None,
         },
-        denied: &DeniedHeaders::new(&denied),
+        denied: &HeaderNames::new(&denied),
         secret: None,
     };
     let mut after = HeaderMap::new();

@@ -166,7 +166,7 @@ fn assert_only_theirs(bytes: &[u8], request: &httparse::Request<'_, '_>) {
                     let origin = absolute.map(|absolute| absolute.origin_form().into_owned());
                     Target::parse(origin.as_deref().unwrap_or(target)).is_err()
                         || absolute.is_some_and(|absolute| {
-                            !is_host(absolute.authority) || absolute.is_bare()
+                            !is_host(absolute.authority) || absolute.rest.is_empty()
                         })
                 },
             ),

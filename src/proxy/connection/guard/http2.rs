@@ -49,7 +49,7 @@ impl Http2Guard {
             let now = *now.get_or_insert_with(Instant::now);
             flood = flood.or(budgets.receive(frame, now).err());
         });
-        self.breath.note(self.budgets.streams());
+        self.breath.note(self.budgets.streams);
         self.flood = flood;
         flood
     }
@@ -121,7 +121,7 @@ impl Guard {
         }
         let http2 = &mut self.http2;
         let flood = http2.note_received(buffer.filled().get(before..).unwrap_or_default());
-        let streams = http2.budgets.streams();
+        let streams = http2.budgets.streams;
         self.wire.note_requests(streams);
         let Some(flood) = flood else {
             return Poll::Ready(Ok(()));
