@@ -1,5 +1,5 @@
 //! What `deploy/` promises: alert rules that fire when they should, a board whose every query finds something, and names that
-//! exist. By Prometheus itself, scraping real gateways.
+//! exist. By Prometheus itself, scraping real gateways. And the README's steps, as they are written.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,6 +12,7 @@ mod carried;
 mod names;
 mod package;
 mod prometheus;
+mod readme;
 mod rules;
 mod schema;
 

@@ -1,4 +1,7 @@
-//! README and `docs/`: every command and configuration in them works, every link resolves, and what they name is what exists.
+//! README and `docs/`: `touchline` accepts the arguments of every command in them, every configuration loads, every link
+//! resolves, and the metrics, keys and codes that they name exist.
+//!
+//! No command is carried out here; `tests/deploy/readme.rs` does that with those of the README.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -200,7 +203,8 @@ fn the_readme_and_every_page_are_short_enough_to_be_read() {
     }
 }
 
-/// A command line is run where there is no configuration: it must get past its arguments.
+/// A command line of `touchline` is run where there is no configuration: it must get past its arguments. Of make and cargo, the
+/// targets must exist; other programs are not looked at.
 #[test]
 fn every_command_in_the_pages_parses() {
     let empty = tempfile::tempdir().unwrap();
