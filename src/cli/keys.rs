@@ -6,25 +6,24 @@
 
 use std::io::Write;
 
-use anyhow::{Context, bail};
 use clap::Subcommand;
 
 pub(super) use arguments::ChangeOptions;
 use arguments::SetTierArguments;
+use named::configured_tier;
 use orders::ChangeCommand;
 
 use super::against_running::note_tiers_that_do_not_run;
 use super::key_argument::KeyArgument;
 use super::output::RecordFormat;
-use super::session::{Session, UsageError, note, require_content};
+use super::session::{Session, require_content};
 use crate::config::Config;
-use crate::policy::api_key::KeyId;
-use crate::policy::key_record::{KeyRecord, TierName};
 
 mod arguments;
 mod change;
 mod find;
 mod issue;
+mod named;
 mod orders;
 mod transfer;
 mod view;
@@ -120,42 +119,5 @@ pub(super) fn run(
     match begins && !only_checks {
         true => Session::run_creating(config, work),
         false => Session::run(config, work),
-    }
-}
-
-fn configured_tier(config: &Config, name: &str) -> anyhow::Result<TierName> {
-    let found = config.tiers.iter().find(|(tier, _)| tier.as_str() == name);
-    match found {
-        Some((tier, _)) => Ok(tier.clone()),
-        None => {
-            let names: Vec<&str> = config.tiers.iter().map(|(tier, _)| tier.as_str()).collect();
-            bail!(
-                "there is no tier {name:?}; the configured tiers are {}",
-                names.join(", ")
-            )
-        }
-    }
-}
-
-async fn existing(session: &Session, id: KeyId) -> anyhow::Result<KeyRecord> {
-    session
-        .store
-        .key(id)
-        .await?
-        .with_context(|| format!("there is no key {id}: look for it with `touchline keys list`"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_unknown_tier_is_reported_with_the_configured_ones() {
-        let config = Config::parse("g", include_str!("../../gateway.yaml"), &|_| None).unwrap();
-        assert_eq!(configured_tier(&config, "pro").unwrap().as_str(), "pro");
-        assert_eq!(
-            configured_tier(&config, "gold").unwrap_err().to_string(),
-            "there is no tier \"gold\"; the configured tiers are starter, pro, enterprise"
-        );
     }
 }

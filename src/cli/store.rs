@@ -11,8 +11,7 @@ use serde::Serialize;
 use super::keys::ChangeOptions;
 use super::output::{RecordFormat, escape, parse_name, to_the_second, write_record, write_table};
 use super::session::{Session, judged};
-use crate::config::{Config, Purpose, StoreConfig};
-use crate::store::redis::journal_facts;
+use crate::config::{Config, Purpose};
 use crate::store::status::{
     EmbeddedFacts, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
     SilentFacts, StoreFacts, StoreStatus,
@@ -133,7 +132,7 @@ fn forget(config: Config, order: &ForgetArguments, out: &mut dyn Write) -> anyho
 }
 
 fn show_status(config: Config, output: RecordFormat, out: &mut dyn Write) -> anyhow::Result<()> {
-    let journal = journal_of(&config.store);
+    let journal = place::journal_of(&config.store);
     let mut status = None;
     let outcome = Session::run(config, async |session| {
         status = Some(session.store.status().await?);
@@ -153,14 +152,6 @@ fn show_status(config: Config, output: RecordFormat, out: &mut dyn Write) -> any
             judged(output.write(out, &without, table), Err(error))
         }
         (None, outcome, _) => outcome,
-    }
-}
-
-/// The journal of this machine's gateways, if there is one.
-fn journal_of(store: &StoreConfig) -> Option<JournalFacts> {
-    match store {
-        StoreConfig::Embedded(_) => None,
-        StoreConfig::Redis(redis) => journal_facts(&redis.outage.as_ref()?.journal),
     }
 }
 

@@ -315,8 +315,8 @@ pub(super) fn config(
         calendar: root.quota.timezone.as_ref(),
     };
     let endpoints = traffic::endpoints(check, root.endpoints, &known);
-    let (listen, store, logging) = (&root.listen, &root.store, &root.logging);
-    own_files::note_shared(check, &places, listen, store, logging);
+    let (listen, store) = (&root.listen, &root.store);
+    own_files::note_shared(check, &places, listen, store, &root.logging.access_log);
     let endpoints = endpoints?;
     let effective = Effective::of(&hash, &check.readings, &endpoints);
     Some(Config {

@@ -5,8 +5,9 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use anyhow::{Context, bail};
 use jiff::Timestamp;
 
-use super::{Session, UsageError, existing};
+use super::named::existing;
 use crate::cli::output::{broken, columns_of, escape};
+use crate::cli::session::{Session, UsageError};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author};

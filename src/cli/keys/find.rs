@@ -5,10 +5,11 @@ use std::io::{BufWriter, Write};
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 
+use super::named::{configured_tier, existing};
 use super::view::{DetailView, GrantedView, KeyView, LIST_HEADER, ShownView, TodayView};
-use super::{Session, configured_tier, existing};
 use crate::cli::output::long_table::write_long_table;
 use crate::cli::output::{RecordFormat, RowsFormat, write_csv, write_json_rows, write_record};
+use crate::cli::session::Session;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::Wanted;
 use crate::policy::key_record::{Action, KeyRecord, TierName};

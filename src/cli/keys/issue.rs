@@ -10,9 +10,10 @@ use serde::Serialize;
 
 use super::arguments::{ChangeOptions, RotateArguments};
 use super::change::{Consent, make};
+use super::named::configured_tier;
 use super::view::{ChangedView, DetailView, IssuedView, KeyView};
-use super::{Session, configured_tier, note};
 use crate::cli::output::{RecordFormat, parse_date, parse_name, to_the_second, write_record};
+use crate::cli::session::{Session, note};
 use crate::policy::api_key::{ApiKey, os_entropy};
 use crate::policy::audit::{self, Author};
 use crate::policy::calendar::Calendar;

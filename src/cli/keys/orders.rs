@@ -12,10 +12,11 @@ use super::arguments::{
     SetExpiryArguments, SetLabelArguments, SetTierArguments,
 };
 use super::change::{ChangeOutcome, Consent, make};
+use super::named::configured_tier;
 use super::view::{ChangedView, DetailView, GrantView, end};
-use super::{Session, configured_tier, note};
 use crate::cli::key_argument::KeyArgument;
 use crate::cli::output::{RecordFormat, escape};
+use crate::cli::session::{Session, note};
 use crate::config::Config;
 use crate::policy::calendar::Calendar;
 use crate::policy::lifecycle::KeyChange;

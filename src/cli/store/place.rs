@@ -1,10 +1,12 @@
-//! A store as an argument: a configuration file, the URL of a Redis, or a database file.
+//! A store as an argument: a configuration file, the URL of a Redis, or a database file; and what belongs to it on this machine.
 
 use std::path::Path;
 
 use crate::cli::session::UsageError;
 use crate::config::{Config, Purpose, StoreConfig};
 use crate::policy::store_settings::without_password;
+use crate::store::redis::journal_facts;
+use crate::store::status::JournalFacts;
 
 /// The configuration of the store that an argument names; `configuration` is the file that defines the days of a store named without
 /// a file.
@@ -48,5 +50,13 @@ pub(super) fn shown(store: &StoreConfig) -> String {
         StoreConfig::Redis(redis) => {
             format!("{}, names under {}:", redis.servers, redis.key_prefix)
         }
+    }
+}
+
+/// The journal of this machine's gateways, if there is one.
+pub(super) fn journal_of(store: &StoreConfig) -> Option<JournalFacts> {
+    match store {
+        StoreConfig::Embedded(_) => None,
+        StoreConfig::Redis(redis) => journal_facts(&redis.outage.as_ref()?.journal),
     }
 }

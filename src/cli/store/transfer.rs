@@ -14,7 +14,7 @@ use clap::Args;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{journal_of, place};
+use super::place;
 use crate::cli::output::{RecordFormat, private_file, to_the_second, write_record};
 use crate::cli::session::{CLOSE_DEADLINE, missing_file, note, on_runtime, piped, require_content};
 use crate::clock::Clock;
@@ -217,7 +217,7 @@ fn same_zone(from: &str, theirs: &str, ours: &str) -> anyhow::Result<()> {
 
 /// Writes a note if the journals of this machine have counts that their Redis may not have, with the command to repeat.
 fn note_journal(from: &Config, again: &str) {
-    if let Some(journal) = journal_of(&from.store)
+    if let Some(journal) = place::journal_of(&from.store)
         && journal.pending_units + journal.unsettled_counts > 0
     {
         note(&format!(

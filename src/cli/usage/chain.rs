@@ -7,9 +7,9 @@ use clap::Args;
 use jiff::civil::Date;
 use serde::Serialize;
 
-use super::{Session, range};
+use super::query::range;
 use crate::cli::output::parse_date;
-use crate::cli::session::piped;
+use crate::cli::session::{Session, piped};
 use crate::store::chain::{ChainCheck, ChainItem, CheckedChain, NO_DIGEST};
 
 /// The format of an export.

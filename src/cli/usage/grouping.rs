@@ -6,7 +6,8 @@ use clap::ValueEnum;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-use super::{Records, billed_tier};
+use super::prices::billed_tier;
+use super::query::Records;
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::store::ledger::UNKNOWN_TIER;

@@ -6,97 +6,34 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{BufWriter, Write};
-use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::bail;
+use jiff::Span;
 use jiff::civil::Date;
-use jiff::{Span, Timestamp};
 use serde::Serialize;
 
-use super::{Session, keys_of};
+use super::month::Month;
+use super::query::keys_of;
 use crate::cli::output::long_table::write_long_table;
 use crate::cli::output::{RowsFormat, prose, write_csv};
-use crate::cli::session::note;
+use crate::cli::session::{Session, note};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::Wanted;
 use crate::policy::billing::Life;
-use crate::policy::calendar::Day;
-use crate::policy::key_record::{Action, KeyRecord, TierName};
+use crate::policy::key_record::{KeyRecord, TierName};
 use crate::store::{DayUsage, keys_at_once};
 
 mod lines;
+mod terms;
 
-use lines::{BilledKey, InvoiceLine};
+use lines::{BilledKey, COLUMNS, CURRENCY, InvoiceLine, InvoiceSums};
+use terms::BillingTerms;
 
 const DAY_SECONDS: i64 = 86_400;
-const CURRENCY: &str = "USD";
-const COLUMNS: [&str; 16] = [
-    "month",
-    "customer",
-    "key",
-    "label",
-    "tier",
-    "price_cents",
-    "days",
-    "requests",
-    "charged",
-    "refunded",
-    "unattributed",
-    "over",
-    "adjusted",
-    "billed_units",
-    "amount_cents",
-    "use",
-];
 /// The columns of the billing rules in CSV.
 const RULE_COLUMNS: [&str; 3] = ["months", "unused_keys", "rule"];
-
-/// A calendar month.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Month {
-    first: Date,
-}
-
-impl FromStr for Month {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Month, String> {
-        let first = format!("{text}-01").parse::<Date>().ok();
-        first
-            .filter(|first| text.len() == 7 && first.to_string().starts_with(text))
-            .map(|first| Month { first })
-            .ok_or_else(|| "write a month such as 2026-10".to_owned())
-    }
-}
-
-impl std::fmt::Display for Month {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.first.strftime("%Y-%m").fmt(f)
-    }
-}
-
-impl Serialize for Month {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl Month {
-    /// The first day and the last.
-    pub(super) fn days(self) -> (Date, Date) {
-        (self.first, self.last())
-    }
-
-    fn last(self) -> Date {
-        self.first.last_of_month()
-    }
-
-    fn holds(self, date: Date) -> bool {
-        (self.first..=self.last()).contains(&date)
-    }
-}
 
 /// The one copy of a customer's name in `names`, for all of its keys.
 fn shared(names: &mut HashSet<Arc<str>>, name: &str) -> Arc<str> {
@@ -106,69 +43,6 @@ fn shared(names: &mut HashSet<Arc<str>>, name: &str) -> Arc<str> {
     let kept: Arc<str> = name.into();
     names.insert(kept.clone());
     kept
-}
-
-/// The facts by which the keys of a month are billed.
-struct BillingTerms<'c> {
-    config: &'c Config,
-    month: Month,
-    /// The days of the month that have begun.
-    days: Vec<Day>,
-    /// Whether all days of the month are closed, so that nothing in it can change.
-    closed: bool,
-}
-
-impl<'c> BillingTerms<'c> {
-    fn of(config: &'c Config, month: Month, now: Timestamp) -> anyhow::Result<BillingTerms<'c>> {
-        let dates = month.first.series(Span::new().days(1));
-        let dates = dates.take_while(|date| month.holds(*date));
-        let days: Result<Vec<Day>, _> = dates.map(|date| config.calendar.day_of(date)).collect();
-        let mut days = days?;
-        let now = now.as_second();
-        let retention = config.keeping.retention_seconds();
-        // Gateways delete a day from this instant on.
-        let is_deleted = |day: &Day| day.end.saturating_add(retention) <= now;
-        if days.first().is_some_and(is_deleted) {
-            bail!(
-                "the ledger may lack days of {month}: a day is deleted {} days after its end (quota.retention). Invoice a month \
-                 before its days reach that age; or restore a backup into a store of its own, in whose configuration quota.retention is longer, and \
-                 invoice the month there",
-                retention / 86_400
-            );
-        }
-        let is_closed = |day: &Day| config.keeping.is_closed(day.end, now);
-        let closed = days.iter().all(is_closed);
-        days.retain(|day| day.start <= now);
-        Ok(BillingTerms {
-            config,
-            month,
-            days,
-            closed,
-        })
-    }
-
-    /// Whether a key's record alone shows its tier in the month: its last change was before the month, or was its first.
-    fn is_decided_by(&self, record: &KeyRecord) -> bool {
-        let first = self.days.first().map_or(i64::MAX, |day| day.start);
-        let is_new = matches!(record.last_change.action, Action::Issue | Action::Import);
-        is_new || record.updated.as_second() < first
-    }
-}
-
-/// The sums of an invoice.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-struct InvoiceSums {
-    over: u64,
-    amount_cents: u64,
-}
-
-impl InvoiceSums {
-    fn of(lines: &[InvoiceLine]) -> InvoiceSums {
-        InvoiceSums {
-            over: lines.iter().map(|line| line.over).sum(),
-            amount_cents: lines.iter().filter_map(|line| line.amount_cents).sum(),
-        }
-    }
 }
 
 #[derive(Serialize)]

@@ -9,9 +9,10 @@ use serde::Serialize;
 
 use super::bars::{Bars, Screen};
 use super::grouping::{GroupRow, Grouping, Groups, NUMBERS, UsageCounts};
-use super::{LedgerQuery, Records, Session, records};
+use super::query::{LedgerQuery, Records, records};
 use crate::cli::output::long_table::{BATCH_ROWS, LongTable};
 use crate::cli::output::{RowsFormat, write_csv};
+use crate::cli::session::Session;
 use crate::store::keys_at_once;
 
 /// The numbers that a table always shows, and those it shows only if any is not 0.

@@ -10,9 +10,10 @@ use jiff::civil::Date;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{LedgerQuery, Session, chain};
+use super::chain;
+use super::query::LedgerQuery;
 use crate::cli::output::{RecordFormat, cells, write_record, write_table};
-use crate::cli::session::judged;
+use crate::cli::session::{Session, judged};
 use crate::policy::api_key::KeyId;
 use crate::store::chain::CheckedChain;
 use crate::store::{Proof, Totals, keys_at_once};

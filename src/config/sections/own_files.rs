@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use super::Logging;
 use super::listen::Listen;
 use super::store::StoreConfig;
 use crate::config::check::Check;
@@ -17,12 +16,12 @@ pub(super) fn note_shared(
     places: &SourcePositions,
     listen: &Listen,
     store: &StoreConfig,
-    logging: &Logging,
+    access_log: &Destination,
 ) {
     let files = of_store(store).into_iter();
     let files = match check.surroundings.purpose {
         Purpose::Serve | Purpose::Check | Purpose::Offline => {
-            files.chain(of_gateway(listen, logging)).collect()
+            files.chain(of_gateway(listen, access_log)).collect()
         }
         Purpose::Commands => files.collect::<Vec<_>>(),
     };
@@ -71,11 +70,11 @@ fn of_store(store: &StoreConfig) -> Vec<(&'static str, &Path)> {
 
 fn of_gateway<'c>(
     listen: &'c Listen,
-    logging: &'c Logging,
+    access_log: &'c Destination,
 ) -> impl Iterator<Item = (&'static str, &'c Path)> {
     let upgrade = listen.upgrade.as_deref();
     let upgrade = upgrade.map(|file| ("listen.upgrade", file));
-    let log = match &logging.access_log {
+    let log = match access_log {
         Destination::File(file) => Some(("logging.access_log", &**file)),
         Destination::Stdout | Destination::Stderr | Destination::Off => None,
     };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use jiff::civil::Date;
 
-use super::or_problems;
+use super::file::or_problems;
 use super::rows::{Fields, ImportRow};
 use crate::cli::output::{parse_date, parse_name};
 use crate::policy::api_key::{self, KEY_CHARS_MAX, KEY_CHARS_MIN, KeyDigest, KeyId, KeyPrefix};
@@ -433,7 +433,7 @@ fn grants(text: &str) -> Result<BTreeMap<Date, u64>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::keys::transfer::FileFormat;
+    use crate::cli::keys::transfer::file::FileFormat;
     use crate::cli::keys::transfer::rows;
     use crate::policy::api_key::{ApiKey, os_entropy};
     use crate::policy::key_record::Action;

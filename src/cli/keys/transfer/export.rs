@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::file::{FileFormat, is_standard};
 use super::rows::{self, COLUMNS, DIGEST_COLUMNS, Digests, ExportedGrants, ExportedRow};
-use super::{FileFormat, Session, is_standard, note};
 use crate::cli::output::private_file;
+use crate::cli::session::{Session, note};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::words::counted;
 

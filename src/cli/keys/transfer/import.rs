@@ -12,10 +12,12 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 use super::check::{Checker, GivenId, ImportProblem, ImportableKey, Setting};
-use super::{FileFormat, Session, UsageError, is_standard, rows};
+use super::file::{FileFormat, is_standard};
+use super::rows;
 use crate::cli::against_running::note_tiers_that_do_not_run;
 use crate::cli::keys::arguments::ChangeOptions;
 use crate::cli::output::RecordFormat;
+use crate::cli::session::{Session, UsageError};
 use crate::policy::api_key::{KeyId, os_entropy};
 use crate::policy::key_record::{Action, LastChange, TierName};
 use crate::policy::words::counted;

@@ -11,7 +11,7 @@ use jiff::civil::Date;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Serialize, de};
 
-use super::{FileFormat, or_problems};
+use super::file::{FileFormat, or_problems};
 use crate::cli::output::write_csv;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::{KeyState, TierName};

@@ -6,15 +6,36 @@ use std::sync::Arc;
 use jiff::civil::Date;
 use serde::Serialize;
 
-use super::{BillingTerms, COLUMNS, CURRENCY, InvoiceSums, Month};
+use super::terms::BillingTerms;
 use crate::cli::output::cells;
-use crate::cli::usage::{billed_tier, price_cents};
+use crate::cli::usage::month::Month;
+use crate::cli::usage::prices::{billed_tier, price_cents};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::billing::{Counted, Life};
 use crate::policy::key_record::KeyRecord;
 use crate::store::DayUsage;
 use crate::store::ledger::UNKNOWN_TIER;
+
+pub(super) const CURRENCY: &str = "USD";
+pub(super) const COLUMNS: [&str; 16] = [
+    "month",
+    "customer",
+    "key",
+    "label",
+    "tier",
+    "price_cents",
+    "days",
+    "requests",
+    "charged",
+    "refunded",
+    "unattributed",
+    "over",
+    "adjusted",
+    "billed_units",
+    "amount_cents",
+    "use",
+];
 
 /// A key and the tiers that it had.
 pub(super) struct BilledKey<'k> {
@@ -190,6 +211,22 @@ impl InvoiceLine {
             *amount = dollars(self.amount_cents);
         }
         Ok(cells)
+    }
+}
+
+/// The sums of an invoice.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(super) struct InvoiceSums {
+    pub(super) over: u64,
+    pub(super) amount_cents: u64,
+}
+
+impl InvoiceSums {
+    pub(super) fn of(lines: &[InvoiceLine]) -> InvoiceSums {
+        InvoiceSums {
+            over: lines.iter().map(|line| line.over).sum(),
+            amount_cents: lines.iter().filter_map(|line| line.amount_cents).sum(),
+        }
     }
 }
 

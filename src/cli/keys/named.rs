@@ -1,0 +1,47 @@
+//! The tier and the key that an argument names, or an error with where to look for it.
+
+use anyhow::{Context, bail};
+
+use crate::cli::session::Session;
+use crate::config::Config;
+use crate::policy::api_key::KeyId;
+use crate::policy::key_record::{KeyRecord, TierName};
+
+/// The configured tier with this name.
+pub(super) fn configured_tier(config: &Config, name: &str) -> anyhow::Result<TierName> {
+    let found = config.tiers.iter().find(|(tier, _)| tier.as_str() == name);
+    match found {
+        Some((tier, _)) => Ok(tier.clone()),
+        None => {
+            let names: Vec<&str> = config.tiers.iter().map(|(tier, _)| tier.as_str()).collect();
+            bail!(
+                "there is no tier {name:?}; the configured tiers are {}",
+                names.join(", ")
+            )
+        }
+    }
+}
+
+/// The record of the key with this id.
+pub(super) async fn existing(session: &Session, id: KeyId) -> anyhow::Result<KeyRecord> {
+    session
+        .store
+        .key(id)
+        .await?
+        .with_context(|| format!("there is no key {id}: look for it with `touchline keys list`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_tier_is_reported_with_the_configured_ones() {
+        let config = Config::parse("g", include_str!("../../../gateway.yaml"), &|_| None).unwrap();
+        assert_eq!(configured_tier(&config, "pro").unwrap().as_str(), "pro");
+        assert_eq!(
+            configured_tier(&config, "gold").unwrap_err().to_string(),
+            "there is no tier \"gold\"; the configured tiers are starter, pro, enterprise"
+        );
+    }
+}
