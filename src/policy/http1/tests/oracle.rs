@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::super::answer::{AnswerFault, AnswerHead, AnswerReader};
 use super::super::body::{BodyReader, ChunkLimits};
-use super::super::framing::Framing;
+use super::super::framing::{AnswerFraming, Framing};
 use super::super::request::{RequestHead, RequestReader};
 use super::laws::{ANSWER, REQUEST};
 use super::*;
@@ -211,7 +211,7 @@ fn compare_answer(bytes: &[u8], method: &Method) {
     match (&read, parsed) {
         (Ok(Some(head)), Ok(httparse::Status::Complete(end))) => {
             assert_eq!(buffer.len(), bytes.len() - end, "{}", bytes.escape_ascii());
-            assert_same_answer(head, &answer);
+            assert_same_answer(head, &answer, method);
         }
         (Ok(Some(_)), _) => assert_listed(
             bytes,
@@ -243,9 +243,17 @@ fn compare_answer(bytes: &[u8], method: &Method) {
                     (
                         "a body framed in two ways, or in none that was asked for",
                         &|| {
-                            !codings.is_empty()
-                                || agreed_length(lengths.iter().copied()).is_none()
-                                    && !lengths.is_empty()
+                            let is_other_coding = codings.len() > 1
+                                || !codings
+                                    .iter()
+                                    .all(|value| value.eq_ignore_ascii_case(b"chunked"));
+                            let has_length = !lengths.is_empty();
+                            let has_coding = !codings.is_empty();
+                            has_body(answer.code.unwrap(), method)
+                                && (is_other_coding
+                                    || has_coding && (has_length || answer.version == Some(0))
+                                    || has_length
+                                        && agreed_length(lengths.iter().copied()).is_none())
                         },
                     ),
                     ("larger than the bounds", &|| is_too_large(fields, bytes)),
@@ -259,7 +267,26 @@ fn compare_answer(bytes: &[u8], method: &Method) {
     }
 }
 
-fn assert_same_answer(head: &AnswerHead, answer: &httparse::Response<'_, '_>) {
+/// Whether the fields of an answer frame a body of its own (RFC 9112 section 6.3).
+fn has_body(status: u16, method: &Method) -> bool {
+    *method != Method::HEAD && !matches!(status, 100..=199 | 204 | 304)
+}
+
+/// The number that all of these values have, each once or several times; `None` if they differ or one is no number.
+fn common_length(values: &[&[u8]]) -> Option<u64> {
+    let text = std::str::from_utf8(&values.join(&b','))
+        .unwrap_or_default()
+        .to_owned();
+    let mut numbers = text.split(',').map(|number| {
+        let number = number.trim_matches([' ', '\t']);
+        let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+        number.parse::<u64>().ok().filter(|_| is_number)
+    });
+    let first = numbers.next()??;
+    numbers.all(|number| number == Some(first)).then_some(first)
+}
+
+fn assert_same_answer(head: &AnswerHead, answer: &httparse::Response<'_, '_>, method: &Method) {
     assert_eq!(Some(head.status.as_u16()), answer.code);
     let version = match head.version {
         Version::Http10 => 0,
@@ -268,6 +295,26 @@ fn assert_same_answer(head: &AnswerHead, answer: &httparse::Response<'_, '_>) {
     };
     assert_eq!(Some(version), answer.version);
     assert_eq!(ours(&head.fields), theirs(answer.headers));
+    let status = answer.code.unwrap();
+    let lengths = values(answer.headers, "content-length");
+    let framing = match (
+        &lengths[..],
+        &values(answer.headers, "transfer-encoding")[..],
+    ) {
+        // Neither may announce a length (RFC 9110 section 8.6).
+        (_, _) if matches!(status, 100..=199 | 204) => AnswerFraming::Bodiless(None),
+        (lengths, []) if !has_body(status, method) => {
+            AnswerFraming::Bodiless(common_length(lengths))
+        }
+        (_, _) if !has_body(status, method) => AnswerFraming::Bodiless(None),
+        ([], []) => AnswerFraming::ByClose,
+        (lengths, []) => AnswerFraming::Length(common_length(lengths).unwrap()),
+        ([], [coding]) if version == 1 && coding.eq_ignore_ascii_case(b"chunked") => {
+            AnswerFraming::Chunked
+        }
+        both => panic!("framed by {both:?}"),
+    };
+    assert_eq!(head.framing(), framing);
 }
 
 /// The most data shown after a chunk's size.
