@@ -234,3 +234,19 @@ impl Drop for OpenStream {
         self.0.count.fetch_sub(1, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of<A, B, C, D, F>(_: impl FnOnce(A, B, C, D) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// A box of every open stream, of which a connection may have a hundred.
+    #[test]
+    fn the_task_of_a_stream_stays_small() {
+        let serving = bytes_of(serve_stream);
+        assert!(serving <= 1_150, "serve_stream: {serving} bytes");
+    }
+}
