@@ -1,5 +1,5 @@
-//! README and `docs/`: `touchline` accepts the arguments of every command in them, every configuration loads, every link
-//! resolves, and the metrics, keys and codes that they name exist.
+//! README, `docs/` and the pages that they link: `touchline` accepts the arguments of every command in them, every
+//! configuration loads, every link resolves, and the metrics, keys and codes that they name exist.
 //!
 //! No command is carried out here; `tests/deploy/readme.rs` does that with those of the README.
 
@@ -156,13 +156,15 @@ fn in_directory(directory: &Path, pages: &mut Vec<Page>) {
 
 /// All pages for people.
 fn pages() -> Vec<Page> {
-    let top = [
+    let single = [
         "README.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
         "SECURITY.md",
+        "upstreams/prediction-data/README.md",
+        "tests/load/profile.md",
     ];
-    let mut pages: Vec<Page> = top
+    let mut pages: Vec<Page> = single
         .iter()
         .map(|name| Page::read(root().join(name)))
         .collect();
@@ -326,8 +328,10 @@ fn every_configuration_in_the_pages_loads() {
 
 #[test]
 fn every_link_and_anchor_in_the_pages_resolves() {
+    let pages = pages();
+    let read: BTreeSet<PathBuf> = pages.iter().map(|page| page.path.clone()).collect();
     let mut seen = 0;
-    for page in pages() {
+    for page in &pages {
         for link in page.links() {
             seen += 1;
             if let Some(rest) = link.strip_prefix("https://") {
@@ -349,6 +353,12 @@ fn every_link_and_anchor_in_the_pages_resolves() {
             assert!(
                 target.exists(),
                 "{}: {link}: there is no such file",
+                page.name()
+            );
+            let target = target.canonicalize().unwrap();
+            assert!(
+                read.contains(&target) || target.extension().is_none_or(|end| end != "md"),
+                "{}: {link} is a page that is not checked",
                 page.name()
             );
             if let Some(anchor) = anchor {
