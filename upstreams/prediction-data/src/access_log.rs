@@ -20,7 +20,7 @@ use serde::Serialize;
 
 /// Lines that wait for the writer; about a megabyte.
 const LINES_WAITING_MAX: usize = 4_096;
-/// Characters kept of a header that somebody else chose.
+/// Characters kept of a header that a client chose.
 const HEADER_CHARACTERS_MAX: usize = 128;
 /// Characters kept of a path.
 const PATH_CHARACTERS_MAX: usize = 256;
@@ -67,7 +67,7 @@ impl AccessLog {
                 if lost > 0 {
                     line.push_str(&format!("{{\"log_lines_dropped\":{lost}}}\n"));
                 }
-                // A log that cannot be written has nobody to be told to.
+                // There is no other place to report that the log cannot be written.
                 let _ = out.write_all(line.as_bytes());
             }
             let _ = out.flush();

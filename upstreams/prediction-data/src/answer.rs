@@ -65,12 +65,12 @@ struct ProblemDocument {
 
 impl Problem {
     /// Status, code and detail of each problem: the one place where they are decided.
-    fn told(&self) -> (StatusCode, &'static str, String) {
+    fn parts(&self) -> (StatusCode, &'static str, String) {
         match self {
             Self::InvalidParameters(problems) => {
-                let told: Vec<String> =
+                let details: Vec<String> =
                     problems.iter().map(|problem| format!("{} {}", problem.parameter, problem.detail)).collect();
-                (StatusCode::BAD_REQUEST, "INVALID_PARAMETER", format!("{}.", told.join("; ")))
+                (StatusCode::BAD_REQUEST, "INVALID_PARAMETER", format!("{}.", details.join("; ")))
             }
             Self::FixtureUnknown => (
                 StatusCode::NOT_FOUND,
@@ -104,7 +104,7 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let (status, code, detail) = self.told();
+        let (status, code, detail) = self.parts();
         let document = ProblemDocument {
             r#type: "about:blank",
             title: status.canonical_reason().unwrap_or("Error"),

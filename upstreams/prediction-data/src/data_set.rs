@@ -228,7 +228,7 @@ impl DataSet {
 pub struct Mistake {
     /// The file, with its folder where it was read from one.
     pub file: String,
-    /// Line in the file, from 1, where it can be told.
+    /// Line in the file, from 1, if it is known.
     pub line: Option<u64>,
     /// What is wrong.
     pub problem: String,

@@ -1,4 +1,4 @@
-//! Answering slowly or failing on purpose, so that whoever calls this service can test what they do then.
+//! Answering slowly or failing on purpose, so that clients of this service can be tested for it.
 //!
 //! Nothing is left to chance: of data requests 1, 2, 3, … with a failure rate r, request n fails exactly when n·r passes a whole
 //! number that (n-1)·r has not. A rate of 0.1 fails every tenth, 0.5 every second, 1 all. `/healthz` neither waits nor counts.

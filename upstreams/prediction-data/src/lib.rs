@@ -10,7 +10,7 @@
 //! | [`catalogue`] | the five resources, computed once at start: predictions, markets, insights, sentiment, rankings |
 //! | [`query`] | query strings → checked filters and pages, or every problem with its parameter |
 //! | [`answer`] | JSON bodies, ETags, `304`, problem documents (RFC 9457) |
-//! | [`fault`] | answering slowly or failing on purpose, for tests of whoever calls this service |
+//! | [`fault`] | answering slowly or failing on purpose, for tests of this service's clients |
 //! | [`access_log`] | one JSON line for each request |
 //! | [`router`] | paths → answers |
 //! | [`options`] | the command line |

@@ -125,7 +125,7 @@ async fn serve(
     }
 }
 
-/// Tells whoever started the program where it listens: the only line on standard output.
+/// Prints the address on which the program listens: the only line on standard output.
 fn announce(address: SocketAddr) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "listening on http://{address}")?;

@@ -85,7 +85,7 @@ impl Options {
         }
     }
 
-    /// What `/healthz` is to say.
+    /// The health that `/healthz` reports.
     pub fn health(&self) -> Health {
         if self.unhealthy {
             Health::StagedDown

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::catalogue::FixtureFilter;
 use crate::data_set::{FixtureId, Team};
 
-/// Rows on a page where the caller does not say.
+/// Rows on a page if the client gives no number.
 pub const PER_PAGE_DEFAULT: usize = 20;
 /// Most rows on a page: about 60 kB of the largest rows.
 pub const PER_PAGE_MAX: usize = 100;
@@ -182,7 +182,7 @@ impl Parameters {
         number
     }
 
-    /// Errs with every problem found, among them each parameter that nobody has asked for.
+    /// Errs with every problem found, among them each unknown parameter.
     pub fn finish(mut self) -> Result<(), Vec<ParameterProblem>> {
         let hint = match self.known.as_slice() {
             [] => "this resource takes no parameters".to_owned(),

@@ -22,7 +22,7 @@ use crate::fault::{self, Fault, FaultPlan};
 use crate::model;
 use crate::query::{Page, Parameters, Terms};
 
-/// What `/healthz` says.
+/// The health that `/healthz` reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Health {
     /// 200.
@@ -37,7 +37,7 @@ pub enum Health {
 pub struct Behaviour {
     /// Slowness and failures asked for.
     pub fault: FaultPlan,
-    /// What `/healthz` says.
+    /// The health that `/healthz` reports.
     pub health: Health,
     /// Where requests are logged, if anywhere.
     pub access_log: Option<AccessLog>,

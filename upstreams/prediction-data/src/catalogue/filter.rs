@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use crate::data_set::{Fixture, FixtureId};
 
-/// Something that is said about one fixture.
+/// A row about one fixture.
 pub trait OfFixture {
     /// The fixture.
     fn fixture(&self) -> &Fixture;

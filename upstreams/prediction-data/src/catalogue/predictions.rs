@@ -1,4 +1,4 @@
-//! What the model says about a fixture.
+//! The model's predictions of a fixture.
 
 use jiff::Timestamp;
 use serde::Serialize;

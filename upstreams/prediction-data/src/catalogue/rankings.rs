@@ -1,7 +1,7 @@
 //! Forecasters, ranked by how their recorded forecasts compare with the results.
 //!
 //! The Brier score (G. W. Brier, "Verification of forecasts expressed in terms of probability", Monthly Weather Review 78 (1950),
-//! 1-3) is proper: nobody improves it by saying anything but what they believe. So it ranks unless the caller asks otherwise.
+//! 1-3) is proper: no expert improves it by a forecast other than the one they believe. So it is the default.
 
 use serde::Serialize;
 

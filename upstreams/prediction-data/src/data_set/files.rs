@@ -97,7 +97,7 @@ impl Files {
 fn read_text(path: &Path) -> Result<String, String> {
     let file = File::open(path).map_err(|error| format!("cannot be opened: {error}"))?;
     let mut text = String::new();
-    // One byte more than allowed, so that a file of exactly the limit is told from a longer one.
+    // One byte more than allowed, so that a file of exactly the limit is distinguished from a longer one.
     file.take(FILE_BYTES_MAX + 1)
         .read_to_string(&mut text)
         .map_err(|error| format!("cannot be read: {error}"))?;

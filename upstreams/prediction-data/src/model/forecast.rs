@@ -45,7 +45,7 @@ pub struct ScoreChance {
     pub probability: Probability,
 }
 
-/// What the model says about one fixture.
+/// The model's forecast of one fixture.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Forecast {
     /// Mean goals of the home side.
