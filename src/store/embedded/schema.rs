@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::{Durability, appended, closing};
+use super::{appended, closing};
+use crate::policy::store_settings::Durability;
 use crate::store::StoreError;
 use crate::store::disk::full_disk;
 use crate::store::sqlite::{self, SqliteFormat};

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use jiff::Timestamp;
 use rusqlite::Connection;
 
-use super::{Durability, events, feed};
+use super::{events, feed};
+use crate::policy::store_settings::Durability;
 use crate::store::disk::full_disk;
 use crate::store::held_file::beside;
 use crate::store::sqlite::{SqliteFormat, unsigned, value};

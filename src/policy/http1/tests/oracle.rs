@@ -314,7 +314,7 @@ fn assert_same_answer(head: &AnswerHead, answer: &httparse::Response<'_, '_>, me
         }
         both => panic!("framed by {both:?}"),
     };
-    assert_eq!(head.framing(), framing);
+    assert_eq!(head.framing, framing);
 }
 
 /// The most data shown after a chunk's size.
