@@ -199,7 +199,7 @@ pub enum Withdrawal {
         "the key table is not loaded, and the running gateway does not answer whether it has one ({0}); it was not replaced; check \
         that the store answers (touchline store status), then upgrade again"
     )]
-    Untold(#[from] io::Error),
+    Unreported(#[from] io::Error),
     /// The successor took too long.
     #[error(
         "the running gateway waited {} s for this one and continues to serve; find the cause of the delay, then upgrade again",
@@ -499,7 +499,7 @@ mod tests {
             old.read_u8().await.unwrap();
         };
         let (asked, ()) = tokio::join!(asking, answering);
-        assert!(matches!(asked, Err(Withdrawal::Untold(_))), "{asked:?}");
+        assert!(matches!(asked, Err(Withdrawal::Unreported(_))), "{asked:?}");
     }
 
     #[tokio::test(start_paused = true)]

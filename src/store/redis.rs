@@ -4,7 +4,7 @@
 //!
 //! | Layer | Owns |
 //! |---|---|
-//! | `operations` | `upkeep`: the background tasks; `preparing`: the first attempts to connect, and the zone of an empty store; `status`: the state for operators; `carrying`: export and import of the whole store; `retention`: days whose retention is over; `events`: keys near their limits |
+//! | `operations` | `upkeep`: the background tasks; `preparing`: the first attempts to connect, and the zone of an empty store; `status`: the state for operators; `transfer`: export and import of the whole store; `retention`: days whose retention is over; `events`: keys near their limits |
 //! | `outage`, `recovery` | service without Redis and its settlement; the last counts of this machine's killed processes |
 //! | `gateways` | `register`: the live gateways, and those that stopped without signing off; `presence`, `heartbeat`, `gateway_id`: this gateway's entry, its contents, and the id by which it takes over an entry |
 //! | `keys` | `records`: the key table, compare-and-set; `index`: all records without a scan over the counts; `feed`, `current`, `replica`: a gateway's replica, its age, its file; `import`, `audit`: many keys, the audit trail |
@@ -241,8 +241,8 @@ async fn follower(
     let open = move || Replica::open(&path, &identity);
     let (replica, saved) = on_thread("opening the replica", open).await??;
     let feed = Feed::new(setting, Some(Arc::new(replica)));
-    if let Some((records, standing)) = saved {
-        feed.begin_with(records, standing);
+    if let Some((records, position)) = saved {
+        feed.begin_with(records, position);
     }
     Ok(feed)
 }
@@ -385,11 +385,11 @@ impl Store for RedisStore {
 
     async fn claim(
         &self,
-        crossing: &ThresholdEvent,
+        event: &ThresholdEvent,
         node: &NodeName,
         delivery: Delivery,
     ) -> Result<Claim, StoreError> {
-        operations::events::claim(&self.parts.command_link, crossing, node, delivery).await
+        operations::events::claim(&self.parts.command_link, event, node, delivery).await
     }
 
     async fn undelivered(
@@ -577,7 +577,7 @@ impl Store for RedisStore {
     async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
         self.check_zone().await?;
         let zone = &self.parts.zone;
-        operations::carrying::carry_out(&self.parts.command_link, zone, &exported).await
+        operations::transfer::export(&self.parts.command_link, zone, &exported).await
     }
 
     async fn import_exported(
@@ -588,6 +588,6 @@ impl Store for RedisStore {
         if mode == ImportMode::Write {
             self.claim_zone().await?;
         }
-        operations::carrying::take_in(&self.parts.command_link, &items, mode).await
+        operations::transfer::import(&self.parts.command_link, &items, mode).await
     }
 }

@@ -1,9 +1,9 @@
 //! What commands and background tasks do with the whole store.
 
-pub mod carrying;
 mod days;
 pub mod events;
 pub mod preparing;
 pub mod retention;
 pub mod status;
+pub mod transfer;
 pub mod upkeep;

@@ -106,7 +106,7 @@ pub struct Notes {
 #[derive(Default)]
 pub struct Pending {
     slots: VecDeque<Arc<AccountSlot>>,
-    /// Carriers that take from it.
+    /// Batchers that take from it.
     batchers: usize,
 }
 

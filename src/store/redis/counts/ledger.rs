@@ -28,17 +28,17 @@ use crate::store::redis::wire::script::{MERGE_TOTALS, ScriptArguments};
 use crate::store::shards::Shards;
 use crate::store::{Charge, KeyEntry, Receipt, RefusalReason, StoreError, Totals};
 
-mod carrying;
 mod cells;
 mod days;
 mod producer_totals;
 mod reading;
+mod transfer;
 
-pub use carrying::{key_days, take_in};
 pub use days::{complete_days, days_kept, has_counts, listed_days};
 pub use producer_totals::KeyAndDate;
 use producer_totals::{CountedTotals, LedgerPage, ProducerTotals, TotalsKey};
 pub use reading::{Counts, HashFields, late_days, mark_late_days, prove, stored_days};
+pub use transfer::{import, key_days};
 
 /// Key-days written in one round trip.
 const WRITE_BATCH: usize = 256;

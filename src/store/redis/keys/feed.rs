@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until};
 use super::codec::{parse_place, stream_id, unpacked};
 use super::index::{self, IndexState, KeyPages};
 use super::records::{WrittenBack, write_back};
-use super::replica::{Replica, ReplicaOrigin, Standing};
+use super::replica::{FeedPosition, Replica, ReplicaOrigin};
 use super::stream::{ChangeStream, READ_MAX, StreamState};
 use crate::clock::{Clock, next_tick};
 use crate::policy::api_key::KeyId;
@@ -156,7 +156,7 @@ impl Feed {
     }
 
     /// Begins with the saved records and position.
-    pub fn begin_with(&self, records: Vec<KeyRecord>, at: Standing) {
+    pub fn begin_with(&self, records: Vec<KeyRecord>, at: FeedPosition) {
         let keys = records.len();
         for record in records {
             self.setting.keys.apply(record);
@@ -453,11 +453,11 @@ impl Feed {
 
     /// Saves the replica; `false` if there is none, or if the table is not known to be whole yet.
     pub async fn save(&self) -> Result<bool, StoreError> {
-        let (Some(replica), Some(standing)) = (self.replica.clone(), self.standing()) else {
+        let (Some(replica), Some(position)) = (self.replica.clone(), self.position()) else {
             return Ok(false);
         };
-        let (keys, place) = (self.setting.keys.clone(), standing.place);
-        let save = move || replica.save(&keys, &standing);
+        let (keys, place) = (self.setting.keys.clone(), position.place);
+        let save = move || replica.save(&keys, &position);
         on_thread("saving the replica", save).await??;
         *self.saved.lock() = Some(place);
         self.advanced.notify_one();
@@ -465,14 +465,14 @@ impl Feed {
     }
 
     /// The position of the table; read before the table, so that it is never ahead of it.
-    fn standing(&self) -> Option<Standing> {
+    fn position(&self) -> Option<FeedPosition> {
         let origin = self.origin.lock().clone();
         // A table that began with the saved replica is as whole as that was.
         let is_whole = *self.has_followed.borrow() || self.saved.lock().is_some();
         let place = (*self.applied.borrow()).filter(|_| is_whole)?;
         let age = SignedDuration::try_from(self.age()).ok()?;
         let current_at = self.setting.clock.now().checked_sub(age);
-        Some(Standing {
+        Some(FeedPosition {
             place,
             current_at: current_at.unwrap_or(Timestamp::MIN),
             origin,

@@ -55,7 +55,7 @@ pub struct ReplicaOrigin {
 
 /// The position of a table in the feed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Standing {
+pub struct FeedPosition {
     /// The last change applied.
     pub place: u128,
     /// When the table was known to be current, by this machine's clock.
@@ -65,7 +65,7 @@ pub struct Standing {
 }
 
 /// The contents of a saved replica: the records, and their position in the feed.
-pub type Saved = (Vec<KeyRecord>, Standing);
+pub type Saved = (Vec<KeyRecord>, FeedPosition);
 
 /// The file.
 pub struct Replica {
@@ -118,7 +118,7 @@ impl Replica {
     ///
     /// # Errors
     /// [`StoreError::Failed`] with the remedy, if it cannot be written, or if the next start would read another file.
-    pub fn save(&self, keys: &KeyTable, standing: &Standing) -> Result<(), StoreError> {
+    pub fn save(&self, keys: &KeyTable, position: &FeedPosition) -> Result<(), StoreError> {
         if FileIdentity::at(&self.path).ok() != self.identity {
             return Err(StoreError::Failed(format!(
                 "the replica of the key table {} was moved, removed or replaced: move it back, or restart the gateway",
@@ -150,9 +150,9 @@ impl Replica {
                     turns.step();
                 }
             }
-            let (place, origin) = (stream_id(standing.place), &standing.origin);
+            let (place, origin) = (stream_id(position.place), &position.origin);
             write_meta(&transaction, "place", &place)?;
-            write_meta(&transaction, "current_at", &standing.current_at.to_string())?;
+            write_meta(&transaction, "current_at", &position.current_at.to_string())?;
             write_meta(&transaction, "incarnation", &origin.incarnation)?;
             write_meta(&transaction, "run_ids", &joined(&origin.run_ids))?;
             transaction.commit()
@@ -219,12 +219,12 @@ fn read(connection: &Connection) -> rusqlite::Result<Option<Saved>> {
             Err(error) => tracing::error!(%error, "a saved key is skipped"),
         }
     }
-    let standing = Standing {
+    let position = FeedPosition {
         place,
         current_at,
         origin,
     };
-    Ok(Some((records, standing)))
+    Ok(Some((records, position)))
 }
 
 fn is_damage(error: &rusqlite::Error) -> bool {

@@ -25,12 +25,12 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Claims an event for a node.
 pub async fn claim(
     link: &RedisLink,
-    crossing: &ThresholdEvent,
+    reached: &ThresholdEvent,
     node: &NodeName,
     delivery: Delivery,
 ) -> Result<Claim, StoreError> {
-    let event = crossing.event();
-    let day = crossing.quota_status.day;
+    let event = reached.event();
+    let day = reached.quota_status.day;
     let kept = match delivery {
         Delivery::Wanted => packed(&event),
         Delivery::Unwanted => String::new(),

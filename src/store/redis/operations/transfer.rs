@@ -34,7 +34,7 @@ const READ_BATCH: usize = 256;
 const CLAIM_DATES: std::ops::RangeInclusive<i64> = -4..=2;
 
 /// Exports everything in Redis.
-pub async fn carry_out(
+pub async fn export(
     link: &RedisLink,
     zone: &str,
     export: &mpsc::Sender<Exported>,
@@ -166,7 +166,7 @@ async fn scanned(
 }
 
 /// Imports a batch, or only reports what an import would change.
-pub async fn take_in(
+pub async fn import(
     link: &RedisLink,
     pieces: &[Exported],
     taking: ImportMode,
@@ -183,7 +183,7 @@ pub async fn take_in(
     }
     let mut taken = ImportCounts::default();
     take_keys(link, &keys, taking, &mut taken).await?;
-    ledger::take_in(link, &days, taking, &mut taken).await?;
+    ledger::import(link, &days, taking, &mut taken).await?;
     take_events(link, &events, taking, &mut taken).await?;
     take_entries(link, &entries, taking, &mut taken).await?;
     Ok(taken)

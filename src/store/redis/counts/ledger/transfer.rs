@@ -75,7 +75,7 @@ fn key_day(stored: StoredDay, calendar: &Calendar) -> Result<KeyDay, String> {
 }
 
 /// Imports days, or only reports what an import would change.
-pub async fn take_in(
+pub async fn import(
     link: &RedisLink,
     days: &[&KeyDay],
     taking: ImportMode,
