@@ -62,7 +62,7 @@ fn forward(head: &RequestHead, data: &[u8]) {
     let framings = read.fields.iter().filter(|field| {
         [&b"content-length"[..], b"transfer-encoding"]
             .iter()
-            .any(|name| field.name().eq_ignore_ascii_case(name))
+            .any(|name| field.name.eq_ignore_ascii_case(name))
     });
     assert_eq!(framings.count(), usize::from(read.framing != Framing::Empty));
     let body = split::body(read.body(&LIMITS), &buffer, usize::MAX).unwrap();
