@@ -4,7 +4,7 @@
 //! output can be piped. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stored but not confirmed by every gateway, 78 bad
 //! configuration (`EX_CONFIG` of BSD's sysexits). A reader that closes the pipe early (`| head`) is no failure, and hides none.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -143,7 +143,9 @@ pub fn run() -> ExitCode {
                 None => format!("touchline: {error:#}"),
             };
             note(&output::escape_lines(&key_argument::without_keys(&text)));
-            if code == EXIT_CONFIG && matches!(arguments.command, Command::Check(_)) {
+            // Other readers parse the lines.
+            let is_check = matches!(arguments.command, Command::Check(_));
+            if code == EXIT_CONFIG && is_check && io::stderr().is_terminal() {
                 note(
                     "docs/configuration.md describes every key, as touchline schema --markdown does",
                 );
