@@ -172,10 +172,11 @@ pub(super) fn place_of(file: &Path, purpose: Purpose) -> PathBuf {
 }
 
 pub(super) fn unreadable(file: &Path, error: &io::Error) -> Wrong {
-    Wrong::new(
-        format!("cannot read {}: {error}", file.display()),
-        "create the file, or make it readable for the gateway's user",
-    )
+    let hint = match error.kind() {
+        io::ErrorKind::InvalidInput => "name a regular file, which can be read again",
+        _ => "create the file, or make it readable for the gateway's user",
+    };
+    Wrong::new(format!("cannot read {}: {error}", file.display()), hint)
 }
 
 /// The contents of a file without the newlines at the end.

@@ -384,11 +384,16 @@ fn title(text: &str) -> Result<String, Wrong> {
 }
 
 fn page(text: &str) -> Result<String, Wrong> {
-    let hint = "write https:// or http://, a host and a path, 512 characters at most";
+    let hint = "write https:// or http:// and a host, without a password, 512 characters at most";
     let is_web = text.parse::<http::Uri>().is_ok_and(|uri| {
-        matches!(uri.scheme_str(), Some("https" | "http")) && uri.host().is_some()
+        let has_host = uri.host().is_some_and(|host| !host.is_empty());
+        let has_user = uri
+            .authority()
+            .is_some_and(|authority| authority.as_str().contains('@'));
+        matches!(uri.scheme_str(), Some("https" | "http")) && has_host && !has_user
     });
-    let fits = is_web && text.len() <= 512;
+    let is_uri = |octet: u8| octet.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&octet);
+    let fits = is_web && text.len() <= 512 && text.bytes().all(is_uri);
     fits.then(|| text.to_owned())
         .ok_or_else(|| Wrong::not("a URL", hint))
 }

@@ -292,6 +292,14 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
             "1:26 openapi.documentation: \"/errors\" is not a URL",
         ),
         (
+            "openapi: {documentation: 'https://u:p@docs.example/a'}",
+            "1:26 openapi.documentation: \"https://…@docs.example/a\" is not a URL",
+        ),
+        (
+            "openapi: {documentation: 'https://docs.example/<a>'}",
+            "1:26 openapi.documentation: \"https://docs.example/<a>\" is not a URL",
+        ),
+        (
             "forward: {headers_denied: [cookie, a b]}",
             "1:36 forward.headers_denied[1]: \"a b\" is not a header name",
         ),
