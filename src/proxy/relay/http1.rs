@@ -1,6 +1,6 @@
 //! One exchange with a server over HTTP/1.1, on its own connection.
 //!
-//! Invariant: a connection is kept for another exchange only with a proof of [`Reusable`]; otherwise it is closed.
+//! Invariant: a connection is kept for another exchange only if [`is_between_requests`] holds; otherwise it is closed.
 
 use std::fmt;
 use std::future::poll_fn;
