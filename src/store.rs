@@ -488,7 +488,8 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<Vec<Proof>, StoreError>;
 
     /// The days, from `from` through `to`, on which any of these keys has units that arrived after the day was closed. `keys` are in
-    /// their order. Cost: a search for these units only; on Redis a question for each key.
+    /// their order. Cost: a search for these units only; on Redis a question for each key, and for each
+    /// key of the last 40 days.
     async fn late_days(
         &self,
         from: Date,

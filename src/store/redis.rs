@@ -25,7 +25,6 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use parking_lot::Mutex;
-use redis::Cmd;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -566,12 +565,7 @@ impl Store for RedisStore {
         to: Date,
         keys: &[KeyId],
     ) -> Result<Vec<(Date, KeyId)>, StoreError> {
-        let link = &self.parts.command_link;
-        if !link.read(&Cmd::exists(link.names.late_marked())).await? {
-            let all = self.parts.records.ids().await?;
-            counts::ledger::mark_late_days(link, &all).await?;
-        }
-        counts::ledger::late_days(link, keys, (from, to)).await
+        counts::ledger::late_days(&self.parts.command_link, keys, (from, to)).await
     }
 
     async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {

@@ -158,25 +158,22 @@ async fn units_of_a_day_long_ago_are_on_the_invoice_of_the_month_in_which_they_w
     let came = format!("a{}", now.as_second());
     let record = format!("touchline:k:{{{}}}", key.id);
     let redis = scene.redis.as_ref().unwrap();
-    // As journals are settled 200 days after an outage, the first one by version 0.2.0, which did not mark the day.
-    for (days, is_marked, adjusted) in [(200, false, 30), (201, true, 60)] {
-        let start = (now.as_second() / 86_400 - days) * 86_400;
-        let date = jiff::Timestamp::from_second(start).unwrap();
-        let date = date.strftime("%Y-%m-%d").to_string();
+    let first: jiff::civil::Date = format!("{}-01", this_month()).parse().unwrap();
+    // As journals are settled long after an outage, the first one by version 0.2.0, which did not mark the day.
+    for (days, is_marked, adjusted) in [(35, false, 30), (200, true, 60)] {
+        let date = first.saturating_sub(jiff::Span::new().days(days));
+        let start = date.to_zoned(jiff::tz::TimeZone::UTC).unwrap();
+        let (date, start) = (date.to_string(), start.timestamp().as_second());
         let (counts, day, mark) = (
             format!("touchline:q:{{{}}}:{date}", key.id),
             format!("t{start}-{}", start + 86_400),
             format!("l{date}"),
         );
-        let listed = match is_marked {
-            true => ["HSET", &record, &mark, "1"].to_vec(),
-            false => ["SADD", "touchline:days", &date].to_vec(),
-        };
-        for words in [
-            &["HSET", &counts, &day, "30", "gx.1", "30", &came, "30"][..],
-            &listed,
-        ] {
-            redis.command(words).await.unwrap();
+        let settled = ["HSET", &counts, &day, "30", "gx.1", "30", &came, "30"];
+        redis.command(&settled).await.unwrap();
+        if is_marked {
+            let marked = ["HSET", &record, &mark, "1"];
+            redis.command(&marked).await.unwrap();
         }
         let invoice = invoice_by(&scene, &this_month(), RULES[0]).await;
         let [line] = lines_of(&invoice, &key)[..] else {

@@ -16,7 +16,6 @@
 //! | `<prefix>:{gateways}:trail` | hash | the audit trail of the register: version -> entry |
 //! | `<prefix>:days` | set | dates that have counts |
 //! | `<prefix>:complete:{<prefix>:days}` | string | set while no date is missing from that set, and lost with it |
-//! | `<prefix>:late_marked` | string | set once every day with late units has its `l<date>`, which version 0.2.0 did not write |
 //! | `<prefix>:{events}:claimed:<date>` | hash | event -> the node that claimed it; kept two days after the day |
 //! | `<prefix>:{events}:pending` | sorted set | events to be delivered, by the time of their claim; dropped after a week |
 //! | `<prefix>:{events}:courier` | string | the node that delivers them; expires |
@@ -184,11 +183,6 @@ impl Names {
     /// Set if no date is missing from the set of [`Names::days`]; in the same slot, so that a master loses both together.
     pub fn days_complete(&self) -> String {
         format!("{}:complete:{{{}}}", self.prefix, self.days())
-    }
-
-    /// Set once every day with late units is marked.
-    pub fn late_marked(&self) -> String {
-        format!("{}:late_marked", self.prefix)
     }
 
     /// Written to check that Redis accepts writes.

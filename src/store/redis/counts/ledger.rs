@@ -37,7 +37,7 @@ mod transfer;
 pub use days::{complete_days, days_kept, has_counts, listed_days};
 pub use producer_totals::KeyAndDate;
 use producer_totals::{CountedTotals, LedgerPage, ProducerTotals, TotalsKey};
-pub use reading::{Counts, HashFields, late_days, mark_late_days, prove, stored_days};
+pub use reading::{Counts, HashFields, late_days, prove, stored_days};
 pub use transfer::{import, key_days};
 
 /// Key-days written in one round trip.

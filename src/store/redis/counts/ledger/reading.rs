@@ -1,6 +1,6 @@
 //! Reads the ledger, and compares it with the counts.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use jiff::Timestamp;
 use jiff::civil::Date;
@@ -19,6 +19,9 @@ use crate::store::{Adjustment, DayUsage, Proof, StoreError};
 
 /// Key-days read in one round trip.
 const READ_BATCH: usize = 256;
+/// The last days before an invoice's month that may have late units without a mark: of version 0.2.0, which keeps journals for 35
+/// days.
+const UNMARKED_DAYS: i64 = 40;
 /// Up to this many days every date is read, above, only those that are listed as days with counts. An invoice is of a month.
 const EVERY_DATE_MAX: i32 = 80;
 
@@ -40,13 +43,15 @@ pub async fn prove(
     Ok(proofs.collect())
 }
 
-/// The days of some keys that have units which arrived after the day was closed.
+/// The days of some keys that have units which arrived after the day was closed, in their order.
 pub async fn late_days(
     link: &RedisLink,
     keys: &[KeyId],
     (from, to): (Date, Date),
 ) -> Result<Vec<(Date, KeyId)>, StoreError> {
-    let mut late = Vec::new();
+    let mut late = BTreeSet::new();
+    let unmarked_from = to.saturating_sub(jiff::Span::new().days(UNMARKED_DAYS - 1));
+    let unmarked = dates(link, from.max(unmarked_from), to).await?;
     for batch in keys.chunks(READ_BATCH) {
         let ask = batch.iter().map(|key| Cmd::hkeys(link.names.record(*key)));
         let fields: Vec<Vec<String>> = link.replies(ask).await?;
@@ -57,31 +62,16 @@ pub async fn late_days(
             let days = days.filter(|date| (from..=to).contains(date));
             late.extend(days.map(|date| (date, *key)));
         }
-    }
-    Ok(late)
-}
-
-/// Marks the late days of all `keys`, once per store: version 0.2.0 left no mark. Cost, once: a question for each key and day with
-/// counts.
-pub async fn mark_late_days(link: &RedisLink, keys: &[KeyId]) -> Result<(), StoreError> {
-    for date in dates(link, Date::MIN, Date::MAX).await? {
-        let mark = Names::late_mark(date);
-        for batch in keys.chunks(READ_BATCH) {
-            let ask = batch
-                .iter()
-                .map(|key| Cmd::hkeys(link.names.counts(*key, date)));
-            let fields: Vec<Vec<String>> = link.replies(ask).await?;
-            let is_late = |fields: &[String]| fields.iter().any(|field| field.starts_with('a'));
-            let late = batch
-                .iter()
-                .zip(&fields)
-                .filter(|(_, fields)| is_late(fields));
-            let marks = late.map(|(key, _)| Cmd::hset(link.names.record(*key), &mark, 1));
-            link.send(Vec::from_iter(marks)).await?;
+        for date in &unmarked {
+            let counts = |key: &KeyId| Cmd::hkeys(link.names.counts(*key, *date));
+            let fields: Vec<Vec<String>> = link.replies(batch.iter().map(counts)).await?;
+            let of_batch = batch.iter().zip(&fields);
+            let of_batch =
+                of_batch.filter(|(_, fields)| fields.iter().any(|field| field.starts_with('a')));
+            late.extend(of_batch.map(|(key, _)| (*date, *key)));
         }
     }
-    link.ask(&Cmd::set(link.names.late_marked(), 1)).await?;
-    Ok(())
+    Ok(late.into_iter().collect())
 }
 
 /// The days of keys in Redis. The ledger of each is read before the counts, so that it contains no unit that was not counted.
@@ -123,6 +113,8 @@ pub struct Counts {
     pub(super) boundaries: Option<(i64, i64)>,
     /// Units granted and refunded, by producer.
     marks: BTreeMap<String, (i64, i64)>,
+    /// The producers one of whose numbers is unreadable.
+    damaged: BTreeSet<String>,
     adjustments: Vec<Adjustment>,
     unreadable: Vec<String>,
 }
@@ -145,10 +137,10 @@ impl Counts {
         let mut counts = Counts::default();
         for (field, value) in fields {
             let number = value.parse::<i64>();
+            counts.boundaries = counts.boundaries.or(Names::boundaries_in(field));
             match (field.split_at_checked(1), number) {
                 (Some(("t", _)), Ok(number)) if Names::boundaries_in(field).is_some() => {
                     counts.used = number;
-                    counts.boundaries = Names::boundaries_in(field);
                 }
                 (Some(("g", producer)), Ok(number)) => {
                     counts.marks.entry(producer.into()).or_default().0 = number;
@@ -164,32 +156,39 @@ impl Counts {
                         .unwrap_or_default(),
                     units,
                 }),
-                (_, _) => counts
-                    .unreadable
-                    .push(format!("the counts have a field {field} = {value}")),
+                (kind, _) => {
+                    if let Some(("g" | "r", producer)) = kind {
+                        counts.damaged.insert(producer.into());
+                    }
+                    let fault = format!("the counts have a field {field} = {value}");
+                    counts.unreadable.push(fault);
+                }
             }
         }
         counts.adjustments.sort_by_key(|adjustment| adjustment.came);
         Some(counts)
     }
 
-    /// The rows of these processes on a key's day, including their unspent credit, which no process can use any more. A producer may have
-    /// refunds only: of units that another one was granted, before its account was dropped.
+    /// The rows of these processes on a key's day, including their unspent credit, which no process can use any more. A producer with a
+    /// number that is unreadable or negative has none; one may have refunds only: of units that another one was granted, before its account was dropped.
     pub fn rows_of(&self, (date, key): (Date, KeyId), processes: &HashSet<&str>) -> Vec<CountRow> {
         let Some((start, end)) = self.boundaries else {
             return Vec::new();
         };
         let day = Day { date, start, end };
-        let theirs = self.accounts();
-        let theirs = theirs.filter(|account| processes.contains(process_of(&account.producer)));
-        let rows = theirs.map(|account| CountRow {
-            key,
-            day,
-            producer: account.producer,
-            ack: account.granted,
-            rack: account.returned,
-            unsettled_units: 0,
-            settled: true,
+        let theirs = self.marks.iter().filter(|(producer, _)| {
+            processes.contains(process_of(producer)) && !self.damaged.contains(*producer)
+        });
+        let rows = theirs.filter_map(|(producer, (granted, returned))| {
+            Some(CountRow {
+                key,
+                day,
+                producer: producer.clone(),
+                ack: u64::try_from(*granted).ok()?,
+                rack: u64::try_from(*returned).ok()?,
+                unsettled_units: 0,
+                settled: true,
+            })
         });
         rows.collect()
     }
