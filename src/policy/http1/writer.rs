@@ -26,7 +26,7 @@ pub enum ConnectionFate {
 #[must_use = "a head without its end is not complete"]
 pub struct HeadWriter<'a> {
     out: &'a mut Vec<u8>,
-    /// The status of an answer; for a request one that says nothing about the body.
+    /// The status of an answer; for a request one that does not affect the body.
     status: StatusCode,
 }
 
