@@ -171,10 +171,11 @@ async fn units_of_a_day_long_ago_are_on_the_invoice_of_the_month_in_which_they_w
         );
         let settled = ["HSET", &counts, &day, "30", "gx.1", "30", &came, "30"];
         redis.command(&settled).await.unwrap();
-        if is_marked {
-            let marked = ["HSET", &record, &mark, "1"];
-            redis.command(&marked).await.unwrap();
-        }
+        let found_by = match is_marked {
+            true => ["HSET", &record, &mark, "1"].to_vec(),
+            false => ["SADD", "touchline:days", &date].to_vec(),
+        };
+        redis.command(&found_by).await.unwrap();
         let invoice = invoice_by(&scene, &this_month(), RULES[0]).await;
         let [line] = lines_of(&invoice, &key)[..] else {
             panic!("{invoice}");

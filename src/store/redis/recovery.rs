@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn producers_with_refunds_only_are_read_too() {
+    fn producers_with_refunds_only_are_read_too_and_damaged_ones_are_not() {
         let fields = [
             ("t100-200", "2"),
             ("gdead.1", "7"),
@@ -272,6 +272,10 @@ mod tests {
             ("gdead.3", "4"),
             ("gliving.1", "5"),
             ("a150", "1"),
+            // Damaged: nothing is concluded from them.
+            ("gdead.4", "many"),
+            ("rdead.4", "1"),
+            ("gdead.5", "-1"),
         ];
         let fields = fields.map(|(field, value)| (field.to_owned(), value.to_owned()));
         let (key, date) = ("0123456789Ab".parse().unwrap(), "2026-11-22".parse());

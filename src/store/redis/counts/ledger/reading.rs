@@ -51,7 +51,8 @@ pub async fn late_days(
 ) -> Result<Vec<(Date, KeyId)>, StoreError> {
     let mut late = BTreeSet::new();
     let unmarked_from = to.saturating_sub(jiff::Span::new().days(UNMARKED_DAYS - 1));
-    let unmarked = dates(link, from.max(unmarked_from), to).await?;
+    let mut unmarked = dates(link, from, to).await?;
+    unmarked.retain(|date| *date >= unmarked_from);
     for batch in keys.chunks(READ_BATCH) {
         let ask = batch.iter().map(|key| Cmd::hkeys(link.names.record(*key)));
         let fields: Vec<Vec<String>> = link.replies(ask).await?;
