@@ -18,6 +18,7 @@ mod http2_memory;
 mod normalisers;
 mod pipelines;
 mod proxies;
+mod recorded;
 mod redirect;
 mod siege;
 mod smuggling;
