@@ -608,10 +608,14 @@ async fn while_keys_cannot_be_loaded_again_what_may_be_lost_is_not_repeated_each
     .await;
 }
 
-/// The number of a key's days that are reported for a long span.
-async fn days_reported(store: &Arc<dyn Store>, key: KeyId) -> usize {
+/// A span of which every date is read, and one of which only the listed ones are.
+const SHORT_SPAN: i64 = 300;
+const LONG_SPAN: i64 = 9_000;
+
+/// The number of a key's days that are reported for so many days.
+async fn days_reported(store: &Arc<dyn Store>, key: KeyId, span: i64) -> usize {
     let today = Timestamp::now().to_zoned(TimeZone::UTC).date();
-    let first = today - Span::new().days(300);
+    let first = today - Span::new().days(span);
     let days = store.usage(first, today, Some(key)).await.unwrap();
     days.len()
 }
@@ -641,14 +645,17 @@ async fn days_that_a_lost_master_had_listed_are_reported_exported_and_listed_aga
     let (key, holds) = (record.id, set.owner(record.id.as_str()).await);
     command.import_keys(vec![record]).await.unwrap();
     let today = Timestamp::now().to_zoned(TimeZone::UTC).date();
-    for days_ago in DAYS_AGO {
+    let put = async |set: &ClusterSet, days_ago| {
         let date = today - Span::new().days(days_ago);
         let day = Calendar::of_zone(ZONE).unwrap().day_of(date).unwrap();
         let (name, used) = (format!("touchline:q:{{{key}}}:{date}"), used_field(day));
         let put = format!("HSET {name} {used} 2 ga.1 2");
         let _: u64 = set.nodes[holds].ask(&put).await;
+    };
+    for days_ago in DAYS_AGO {
+        put(&set, days_ago).await;
     }
-    assert_eq!(days_reported(&command, key).await, 3);
+    assert_eq!(days_reported(&command, key, LONG_SPAN).await, 3);
     assert_eq!(days_exported(&command).await, 3);
     let store = gateway(place(&set)).await;
     for _ in 0..2 {
@@ -657,10 +664,19 @@ async fn days_that_a_lost_master_had_listed_are_reported_exported_and_listed_aga
             (listed.await.ok()? == 3).then_some(())
         })
         .await;
-        assert_eq!(days_reported(&command, key).await, 3);
+        assert_eq!(days_reported(&command, key, LONG_SPAN).await, 3);
         // It comes back empty.
         set.nodes[lists].restart().await;
     }
+    eventually("the days are listed again", async || {
+        let listed = set.nodes[lists].try_ask::<u64>("SCARD touchline:days");
+        (listed.await.ok()? == 3).then_some(())
+    })
+    .await;
+    // A day that the list lacks is not missed where few are read.
+    put(&set, 20).await;
+    assert_eq!(days_reported(&command, key, SHORT_SPAN).await, 4);
+    assert_eq!(days_reported(&command, key, LONG_SPAN).await, 3);
     drop(store);
 }
 

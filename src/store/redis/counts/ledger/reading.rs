@@ -22,8 +22,11 @@ const READ_BATCH: usize = 256;
 /// The last days before an invoice's month that may have late units without a mark: of version 0.2.0, which keeps journals for 35
 /// days.
 const UNMARKED_DAYS: i64 = 40;
-/// Up to this many days every date is read, above, only those that are listed as days with counts. An invoice is of a month.
-const EVERY_DATE_MAX: i32 = 80;
+/// The last days are read whether they are listed or not: a day is listed by the first write of its ledger, after its first charge.
+const UNLISTED_DAYS: i64 = 3;
+/// Up to this many key-days are read without the list: they cost less than a doubt, some 10 ms of Redis. A day's entry in the list
+/// may be lost with the last second of its master, and is only repaired if more is written on that day.
+const UNLISTED_KEY_DAYS: usize = 8_192;
 
 /// A hash of Redis.
 pub type HashFields = HashMap<String, String>;
@@ -51,7 +54,7 @@ pub async fn late_days(
 ) -> Result<Vec<(Date, KeyId)>, StoreError> {
     let mut late = BTreeSet::new();
     let unmarked_from = to.saturating_sub(jiff::Span::new().days(UNMARKED_DAYS - 1));
-    let mut unmarked = dates(link, from, to).await?;
+    let mut unmarked = dates(link, keys.len(), (from, to)).await?;
     unmarked.retain(|date| *date >= unmarked_from);
     for batch in keys.chunks(READ_BATCH) {
         let ask = batch.iter().map(|key| Cmd::hkeys(link.names.record(*key)));
@@ -345,10 +348,10 @@ impl StoredDay {
 async fn read(
     link: &RedisLink,
     keys: &[KeyId],
-    (from, to): (Date, Date),
+    span: (Date, Date),
 ) -> Result<Vec<StoredDay>, StoreError> {
     let mut places = Vec::new();
-    for date in dates(link, from, to).await? {
+    for date in dates(link, keys.len(), span).await? {
         places.extend(keys.iter().map(|key| (date, *key)));
     }
     let mut days = stored_days(link, &places).await?;
@@ -357,23 +360,27 @@ async fn read(
     Ok(days)
 }
 
-/// The dates to read: all dates of a short span, only those with counts of a long one, if they are known.
-async fn dates(link: &RedisLink, from: Date, to: Date) -> Result<Vec<Date>, StoreError> {
-    if to < from {
-        return Ok(Vec::new());
-    }
+/// The dates on which these many keys may have counts: all of few key-days, otherwise the last ones and those that are listed as
+/// days with counts. All that are kept if the list is incomplete.
+async fn dates(
+    link: &RedisLink,
+    keys: usize,
+    (from, to): (Date, Date),
+) -> Result<Vec<Date>, StoreError> {
     let day = jiff::Span::new().days(1);
-    if (to - from).get_days() < EVERY_DATE_MAX {
-        let every = from.series(day);
-        return Ok(every.take_while(|date| *date <= to).collect());
+    let days = usize::try_from((to - from).get_days()).map_or(0, |days| days + 1);
+    if days.saturating_mul(keys) <= UNLISTED_KEY_DAYS {
+        return Ok(from.series(day).take_while(|date| *date <= to).collect());
     }
     let (mut dates, are_complete) = listed_days(link).await?;
-    if !are_complete {
-        // The date in any zone is at most one away from that in UTC.
-        let today = jiff::tz::TimeZone::UTC
-            .to_datetime(link.time().await?)
-            .date();
-        dates.extend(days_kept(&link.names, to.min(today.saturating_add(day))));
+    // The date in any zone is at most one away from that in UTC.
+    let utc = jiff::tz::TimeZone::UTC.to_datetime(link.time().await?);
+    let last = utc.date().saturating_add(day);
+    if are_complete {
+        let recent = last.saturating_sub(day * UNLISTED_DAYS).series(day);
+        dates.extend(recent.take_while(|date| *date <= last));
+    } else {
+        dates.extend(days_kept(&link.names, last.min(to)));
     }
     dates.retain(|date| (from..=to).contains(date));
     dates.sort_unstable();
