@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 AXE := axe-core@4.14.1
-.PHONY: help run test bench growth profile instructions pgo soak hostile siege memory suites fuzz fuzz-api dashboard paths release lint lint-deploy check-tools test-tools advisories clean
+.PHONY: help run test bench growth profile instructions pgo soak hostile siege memory suites fuzz fuzz-api dashboard scale paths release lint lint-deploy check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ soak: test-tools ## inject faults for a long time: MINUTES, SEED, PARTS, DECISIO
 
 memory: test-tools ## measure the memory of idle TLS connections; CONNECTIONS (10000)
 	ulimit -n $$(ulimit -Hn); CONNECTIONS="$(CONNECTIONS)" cargo bench --locked --bench connections
+
+scale: test-tools ## measure start, memory and commands with very many keys, and an idle gateway: KEYS (1000000), IDLE_SECONDS (120)
+	KEYS="$(KEYS)" IDLE_SECONDS="$(IDLE_SECONDS)" cargo bench --locked --bench scale
 
 paths: build-tools ## compare how the gateway and upstreams read millions of attackers' paths; PATHS (10000000), SEED
 	PATHS="$(PATHS)" SEED="$(SEED)" cargo bench --locked --profile dev --bench paths
