@@ -1,5 +1,6 @@
 //! The contract over an upstream that is spoken to in HTTP/2: whatever holds over HTTP/1.1 holds here.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use harness::upstream::{Outcome, Script};
@@ -9,6 +10,7 @@ use harness::{
 use http::Version;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
 use super::{MARKETS, TOUCHLINE, assert_problem, assert_quota_status};
 
@@ -104,6 +106,29 @@ async fn an_upstream_over_http2_gets_the_request_rebuilt_and_its_answers_pass_an
             }
         }
     }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_body_behind_an_answer_to_head_does_not_cost_the_client_its_connection() {
+    let mut scene = over_http2().start().await;
+    let key = scene.issue("starter").await;
+    for protocol in Protocol::ALL {
+        let client = scene.client(protocol);
+        for _ in 0..3 {
+            scene.upstream.always(Behaviour::Parts {
+                kind: "text/plain",
+                parts: vec!["a body that HEAD does not permit"],
+                allowed: Arc::new(Semaphore::new(1)),
+            });
+            let head = client.call(Call::new("HEAD", MARKETS).key(&key)).await;
+            assert!(head.status == 200 && head.complete, "{head:?}");
+            scene.upstream.always(Behaviour::Echo);
+            let next = client.get(&key, MARKETS).await;
+            assert!(next.status == 200 && next.complete, "{next:?}");
+        }
+    }
+    assert_eq!(scene.used(&key).await, 18);
     scene.assert_ledgers_agree().await;
 }
 

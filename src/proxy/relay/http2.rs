@@ -208,7 +208,7 @@ impl Http2 {
                     Http2Reading::Body
                 };
                 // The end of the stream may arrive after that of the body.
-                let ends = ends || self.left == Some(0);
+                let ends = ends || self.left == Some(0) || self.answers_head;
                 (Some(LinkEvent::Head(Box::new(head), ends)), reading)
             }
             Http2Reading::Body => match ready!(session.poll_read_response_body(context)) {
