@@ -3,7 +3,7 @@
 //!
 //! The HTTP library below the gateway limits the memory that a peer can occupy, not the work that it can cause: SETTINGS, PING,
 //! PRIORITY, WINDOW_UPDATE, empty DATA and unknown frames are answered or ignored without end. Here each kind has a budget that
-//! grows with honest use (streams, data) or slowly with time. A stream that the library must reset because of what the client
+//! grows with honest use (streams, data, whole answers) or slowly with time. A stream that the library must reset because of what the client
 //! sent (CVE-2025-8671, "MadeYouReset") counts as several resets by the client. Time is an argument.
 
 use std::time::{Duration, Instant};
@@ -157,6 +157,13 @@ pub struct ControlRates {
     pub control_frames: u32,
 }
 
+impl ControlRates {
+    /// A full budget of resets.
+    fn resets_full(self) -> f64 {
+        f64::from(self.resets * BURST_SECONDS)
+    }
+}
+
 /// The floods of frames other than resets, which share one rate.
 const CONTROL_FLOODS: [LimitHit; 6] = [
     LimitHit::H2Settings,
@@ -186,7 +193,7 @@ impl Budgets {
             rates,
             filled: now,
             control: CONTROL_FLOODS.map(|_| f64::from(rates.control_frames * BURST_SECONDS)),
-            resets: f64::from(rates.resets * BURST_SECONDS),
+            resets: rates.resets_full(),
             streams: 0,
         }
     }
@@ -223,11 +230,15 @@ impl Budgets {
         self.take(1.0, flood, now)
     }
 
-    /// Counts a frame of ours.
+    /// Counts a frame of ours. The end of an answer permits a reset, up to a full budget: some clients reset every stream that has
+    /// ended.
     ///
     /// # Errors
     /// If it is a reset that the client provoked, and there were too many; the connection should be closed.
     pub fn send(&mut self, frame: Frame, now: Instant) -> Result<(), LimitHit> {
+        if matches!(frame.kind, 0 | 1) && frame.flags & END_STREAM != 0 {
+            self.resets = (self.resets + 1.0).min(self.rates.resets_full());
+        }
         match frame.kind {
             0 => {
                 *self.budget(LimitHit::H2WindowUpdate) += UPDATES_PER_DATA;
@@ -301,6 +312,29 @@ mod tests {
         bytes.extend([kind, flags, 0, 0, 0, 1]);
         bytes.extend(payload);
         bytes
+    }
+
+    #[test]
+    fn the_end_of_an_answer_permits_a_reset_and_saves_none_beyond_a_full_budget() {
+        let start = Instant::now();
+        let mut budgets = Budgets::new(RATES, start);
+        let end_of = |kind| Frame {
+            flags: END_STREAM,
+            ..frame(kind)
+        };
+        for kind in [0, 1].into_iter().cycle().take(1_000) {
+            assert_eq!(budgets.send(end_of(kind), start), Ok(()));
+            assert_eq!(budgets.receive(frame(RST_STREAM), start), Ok(()));
+        }
+        for _ in 0..1_000 {
+            assert_eq!(budgets.send(end_of(1), start), Ok(()));
+            assert_eq!(budgets.send(frame(0), start), Ok(()));
+        }
+        for _ in 0..10 {
+            assert_eq!(budgets.receive(frame(RST_STREAM), start), Ok(()));
+        }
+        let flood = Err(LimitHit::H2Resets);
+        assert_eq!(budgets.receive(frame(RST_STREAM), start), flood);
     }
 
     #[test]

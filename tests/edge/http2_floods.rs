@@ -123,6 +123,22 @@ async fn rapid_resets_end_the_connection_and_every_forwarded_request_is_charged(
     scene.gateways[0].terminate();
 }
 
+#[tokio::test]
+async fn resets_of_streams_whose_answers_are_whole_are_no_flood() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("pro").await;
+    let mut wire = Wire::open(&scene).await;
+    for stream in (1..600).step_by(2) {
+        assert!(wire.get(stream, MARKETS, &key.key).await);
+        assert!(!wire.body(stream).await.is_empty());
+        let reset = Frame::new(RST_STREAM, 0, stream, 0u32.to_be_bytes());
+        assert!(wire.send(&reset).await);
+    }
+    assert_eq!(limit_hits(&scene, "h2_resets").await, 0.0);
+    assert_eq!(scene.used(&key).await, 300);
+    scene.gateways[0].terminate();
+}
+
 /// Opens streams and has the gateway reset each of them; the code of the GOAWAY that ends it, and how many streams there were.
 async fn provoke(
     scene: &Scene,
