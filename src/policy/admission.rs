@@ -29,25 +29,12 @@ mod caller;
 mod end;
 mod trail;
 
-pub use caller::{Caller, NoKey, presented};
+pub use caller::{Caller, NoKey, Terms, presented};
 pub use end::{Permit, Refusal, RouteId};
 pub use trail::{AdmissionStep, Trail, Verdict};
 
 /// How often a request is judged because its key or the day changed during the checks; more changes indicate a fault.
 pub const JUDGEMENTS_MAX: u32 = 4;
-
-/// The limits of a tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
-    /// Units a day, without grants.
-    pub daily: u64,
-    /// How fast a key may send requests, on each gateway.
-    pub burst: Option<Rate>,
-    /// Requests that a key may have in flight, on each gateway.
-    pub concurrent: Option<NonZeroU32>,
-    /// Whether exceeding a limit refuses the request.
-    pub enforcement: Enforcement,
-}
 
 /// What a request needs next, or how it ends. `K` is the driver's reference to a key record, `G` its proof of a charge.
 #[derive(Debug)]

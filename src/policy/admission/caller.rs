@@ -1,15 +1,16 @@
-//! Steps 2 and 3: the presented key and the caller who holds it.
+//! Steps 2 and 3: the presented key, and the caller who holds it with the limits of its tier.
 
 use std::borrow::Borrow;
+use std::num::NonZeroU32;
 
 use jiff::Timestamp;
 
-use super::Terms;
 use crate::policy::api_key::{self, KeyDigest, KeyPrefix};
 use crate::policy::calendar::Day;
-use crate::policy::enforcement::ShadowViolation;
+use crate::policy::enforcement::{Enforcement, ShadowViolation};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::rate_limit::QuotaStatus;
+use crate::policy::token_bucket::Rate;
 
 /// Why a request has no usable key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +35,19 @@ pub fn presented<'v, K>(
         (Some(value), None) => api_key::parse_presented(value, prefix).map_err(|_| NoKey::Invalid),
         (Some(_), Some(_)) => Err(NoKey::Invalid),
     }
+}
+
+/// The limits of a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// Units a day, without grants.
+    pub daily: u64,
+    /// How fast a key may send requests, on each gateway.
+    pub burst: Option<Rate>,
+    /// Requests that a key may have in flight, on each gateway.
+    pub concurrent: Option<NonZeroU32>,
+    /// Whether exceeding a limit refuses the request.
+    pub enforcement: Enforcement,
 }
 
 /// The holder of a usable key on a quota day.
