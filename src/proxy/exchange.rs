@@ -21,12 +21,11 @@ use crate::policy::enforcement::ShadowViolation;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::Rejection;
-use crate::policy::words::words;
 use crate::store::KeyEntry;
 
 mod charged;
 
-pub use charged::Charged;
+pub use charged::{Charged, RefundReason};
 
 /// A shorter wait for the client between two parts of a body does not count: networks cause those.
 const LONG_WAIT_MIN: Duration = Duration::from_millis(100);
@@ -179,22 +178,6 @@ pub enum Ending {
     Cut,
     /// The client disconnected.
     ClientClosed,
-}
-
-words! {
-    /// Why units are refunded.
-    pub enum RefundReason {
-        /// The request ended in a 500.
-        Failed = "failed",
-        /// The answer was cut.
-        Cut = "cut",
-        /// The client disconnected after the upstream had been silent for long.
-        Slow = "slow",
-        /// The request's body was refused while it was forwarded.
-        Body = "body",
-        /// The client disconnected before anything was sent to an upstream.
-        Unsent = "unsent",
-    }
 }
 
 impl Exchange {

@@ -6,9 +6,25 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::RefundReason;
+use crate::policy::words::words;
 use crate::proxy::gate::Gate;
 use crate::store::Receipt;
+
+words! {
+    /// Why units are refunded.
+    pub enum RefundReason {
+        /// The request ended in a 500.
+        Failed = "failed",
+        /// The answer was cut.
+        Cut = "cut",
+        /// The client disconnected after the upstream had been silent for long.
+        Slow = "slow",
+        /// The request's body was refused while it was forwarded.
+        Body = "body",
+        /// The client disconnected before anything was sent to an upstream.
+        Unsent = "unsent",
+    }
+}
 
 /// Charged units, until they are refunded.
 pub struct Charged {
