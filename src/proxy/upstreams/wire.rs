@@ -13,7 +13,7 @@ use pingora::protocols::{ALPN, TcpKeepalive};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::utils::tls::{CertKey, WrappedX509, parse_x509};
 
-use super::Server;
+use super::server::Server;
 use crate::config::{self, Protocol, Timeouts};
 use crate::policy::choice::identity;
 use crate::policy::http2_memory::UPSTREAM_WINDOW_BYTES;
