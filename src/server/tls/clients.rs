@@ -8,7 +8,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 
-use super::CertificateError;
+use super::error::CertificateError;
 use crate::config::{ClientCertificates, ClientMode, certificates_in};
 
 /// The authorities that sign certificates of clients, read from their file.

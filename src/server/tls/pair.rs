@@ -9,7 +9,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
 use x509_parser::extensions::GeneralName;
 
-use super::CertificateError;
+use super::error::CertificateError;
 use crate::config::{certificates_in, private_key_in};
 
 /// Reads a pair.
