@@ -4,42 +4,18 @@
 //! that decide. Nothing is charged. What only a running gateway knows (its burst and concurrency, its upstream) is reported as
 //! open, never guessed.
 
-use http::Method;
-use jiff::Timestamp;
-
 use super::admission::{
-    self, AdmissionStep, Caller, Limit, NoKey, Permit, Refusal, Terms, Trail, Verdict,
+    self, AdmissionStep, Caller, Limit, NoKey, Permit, Refusal, Trail, Verdict,
 };
-use super::calendar::Day;
-use super::endpoint::EndpointTable;
 use super::key_record::KeyRecord;
 use super::rate_limit::QuotaStatus;
-use super::rejection::Rejection;
 
+mod question;
 mod words;
 
-use words::Reasons;
+pub use question::Question;
 
-/// A hypothetical request, and everything that decides its outcome.
-#[derive(Debug)]
-pub struct Question<'a> {
-    /// The method.
-    pub method: &'a Method,
-    /// The result of step 1: its path, or the rejection.
-    pub head: Result<&'a str, Rejection>,
-    /// The record of the presented key, or `None` if the store has none.
-    pub record: Option<&'a KeyRecord>,
-    /// The limits of the key's tier, or `None` if the configuration has no such tier.
-    pub terms: Option<Terms>,
-    /// The endpoints.
-    pub endpoints: &'a EndpointTable,
-    /// The quota day of `now`.
-    pub day: Day,
-    /// The units used on that day.
-    pub used: u64,
-    /// The time of the request.
-    pub now: Timestamp,
-}
+use words::Reasons;
 
 /// One step and its verdict on the request.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,10 +1,14 @@
 use std::num::NonZeroU32;
 
+use http::Method;
+use jiff::Timestamp;
+
 use super::*;
-use crate::policy::endpoint::Endpoint;
+use crate::policy::admission::Terms;
+use crate::policy::endpoint::{Endpoint, EndpointTable};
 use crate::policy::enforcement::{Enforcement, ShadowViolation};
 use crate::policy::key_record::tests::key_of;
-use crate::policy::rejection::{ExceededLimit, Malformed};
+use crate::policy::rejection::{ExceededLimit, Malformed, Rejection};
 use crate::policy::token_bucket::Rate;
 
 const MARKETS: &str = "/d/markets";

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::Question;
+use super::question::Question;
 use crate::policy::admission::{AdmissionStep, Limit, Terms, Verdict};
 use crate::policy::endpoint::{Endpoint, EndpointTable};
 use crate::policy::key_record::{KeyRecord, TierName, Unusable};
