@@ -1,28 +1,28 @@
 //! The description of the API (OpenAPI 3.1), made from its configuration.
 //!
 //! Examples of errors and of headers come from [`crate::policy::rejection::Rejection::problem`] and
-//! [`crate::policy::rate_limit::Quota status::headers`], so the document cannot differ from the gateway's behaviour. It names
+//! [`crate::policy::rate_limit::QuotaStatus::headers`], so the document cannot differ from the gateway's behaviour. It names
 //! endpoints, tiers, methods and costs, which every client may know, and no upstream. The same configuration yields the same
 //! bytes, and so the same `ETag`, on every node.
 
 use std::collections::HashSet;
-use std::num::NonZeroU32;
 
 use bytes::Bytes;
 use http::HeaderValue;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::endpoint::{Endpoint, EndpointTable};
+use super::endpoint::Endpoint;
 use super::key_record::TierName;
 use super::own_path::OwnPath;
-use super::rejection::ProblemTerms;
 use super::retirement::Retirement;
-use super::token_bucket::Rate;
 use responses::Sort;
 
+mod api;
 mod responses;
 mod schemas;
+
+pub use api::Api;
 
 /// The version of the contract, not of the program.
 const API_VERSION: &str = "1.0.0";
@@ -33,23 +33,6 @@ const ETAG_DIGITS: usize = 32;
 const SEGMENT: &str = r"^(?!\.{1,2}$)[^/\\\u0000-\u001f\u007f]+$";
 /// The possible values of the rest of a path: one or more segments.
 const REST: &str = r"^[^/\\\u0000-\u001f\u007f]+(/[^/\\\u0000-\u001f\u007f]+)*/?$";
-
-/// The content of the description.
-#[derive(Debug)]
-pub struct Api<'a> {
-    /// The endpoints.
-    pub endpoints: &'a EndpointTable,
-    /// The tiers with their units a day, in the order of the configuration.
-    pub tiers: Vec<(&'a TierName, u64)>,
-    /// The burst limit of one of the tiers, if any tier has one.
-    pub burst: Option<Rate>,
-    /// The concurrency limit of one of the tiers, if any tier has one.
-    pub concurrent: Option<NonZeroU32>,
-    /// What all error answers have.
-    pub problems: &'a ProblemTerms,
-    /// The name of the API.
-    pub title: &'a str,
-}
 
 /// The served document.
 #[derive(Debug, Clone)]

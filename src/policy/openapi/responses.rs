@@ -10,7 +10,7 @@ use http::header::{CACHE_CONTROL, ETAG};
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-use super::Api;
+use super::api::Api;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::policy::rate_limit::{self, QuotaStatus};

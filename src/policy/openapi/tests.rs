@@ -1,6 +1,11 @@
 //! Facts of the document: complete, consistent, the same on every node.
 
+use std::num::NonZeroU32;
+
 use super::*;
+use crate::policy::endpoint::EndpointTable;
+use crate::policy::rejection::ProblemTerms;
+use crate::policy::token_bucket::Rate;
 
 fn endpoint(pattern: &str, methods: &[http::Method], tier: &str) -> Endpoint {
     Endpoint {
