@@ -10,9 +10,9 @@ use http::{Method, StatusCode};
 use super::body::{BodyReader, ChunkLimits};
 use super::fields::{FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, Lines, Options};
 use super::framing::{AnswerFraming, KnownField, is_bodiless, is_chunked, is_lengthless};
-use super::request_line::version_of;
+use super::grammar::{agreed_length, is_field_value};
+use super::version::{Version, version_of};
 use super::writer::BodyWriter;
-use super::{Version, agreed_length, is_field_value};
 
 /// The bytes of a status line before its LF, without the reason phrase: the version, a space, the status, a space and CR.
 const LINE_OVERHEAD_BYTES: usize = 14;

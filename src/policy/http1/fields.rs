@@ -9,7 +9,8 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::framing::KnownField;
-use super::{SLACK_BYTES, TOKEN, is_field_value};
+use super::grammar::{TOKEN, is_field_value};
+use super::version::Version;
 
 /// Names that `Connection` may nominate, in a head; no known client or server nominates more than three.
 const NOMINATED_MAX: usize = 16;
@@ -17,6 +18,8 @@ const CLOSE: &[u8] = b"close";
 const KEEP_ALIVE: &[u8] = b"keep-alive";
 /// Room for the fields of an ordinary head.
 const ORDINARY_FIELDS: usize = 16;
+/// Room for white space around values, which the limit of the headers does not count.
+const SLACK_BYTES: usize = 1024;
 
 /// The limits of a section of fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,10 +123,10 @@ impl Options {
     }
 
     /// Whether the connection stays open after the message (RFC 9112 section 9.3).
-    pub(super) fn keeps_open(self, version: super::Version) -> bool {
+    pub(super) fn keeps_open(self, version: Version) -> bool {
         match version {
-            super::Version::Http11 | super::Version::Http2 => !self.close,
-            super::Version::Http10 => self.keep_alive && !self.close,
+            Version::Http11 | Version::Http2 => !self.close,
+            Version::Http10 => self.keep_alive && !self.close,
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use http::StatusCode;
 
-use super::Version;
+use super::version::Version;
 
 /// The framing of a request's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

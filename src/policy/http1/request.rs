@@ -9,15 +9,38 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, request};
 
 use super::body::{BodyReader, ChunkLimits};
-use super::fields::{FieldFault, FieldList, FieldPlace, FieldRange, FieldReader, Lines, Options};
+use super::fields::{
+    FieldBounds, FieldFault, FieldList, FieldPlace, FieldRange, FieldReader, Lines, Options,
+};
 use super::framing::{Framing, KnownField, is_chunked};
-use super::request_line::{self, RequestLine};
-use super::{HeadBounds, TOKEN, Version, is_host, length, unreadable};
+use super::grammar::{self, TOKEN, is_host};
+use super::request_line::{self, RequestLine, unreadable};
+use super::version::Version;
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::target::{ReceivedTarget, Target, TargetError};
 
 /// Empty lines that may precede a request line (RFC 9112 section 2.2 requires at least one to be accepted).
 const EMPTY_LINES_MAX: usize = 2;
+
+/// The limits of a request's head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadBounds {
+    /// Bytes of the target.
+    pub target_bytes_max: usize,
+    /// Bytes of all header names and values, plus four for each header.
+    pub header_bytes_max: usize,
+    /// Header lines.
+    pub header_count_max: usize,
+}
+
+impl HeadBounds {
+    fn fields(&self) -> FieldBounds {
+        FieldBounds {
+            bytes_max: self.header_bytes_max,
+            count_max: self.header_count_max,
+        }
+    }
+}
 
 /// Reads the heads of one connection's requests, one after the other, from bytes that arrive in pieces.
 #[derive(Debug, Default)]
@@ -79,14 +102,14 @@ impl RequestReader {
         if !line.first().is_none_or(begins) {
             return Err(unreadable());
         }
-        let bytes_max = request_line::line_bytes_max(bounds);
+        let bytes_max = request_line::line_bytes_max(bounds.target_bytes_max);
         if line.len() - usize::from(end.is_some()) > bytes_max {
             return Err(request_line::too_long(line));
         }
         let Some(end) = end else {
             return Ok(false);
         };
-        self.line = Some(RequestLine::parse(line, start, bounds)?);
+        self.line = Some(RequestLine::parse(line, start, bounds.target_bytes_max)?);
         self.fields = FieldReader::starting_at(end);
         Ok(true)
     }
@@ -170,7 +193,7 @@ impl NotedRequest {
                 }
             }
             Some(KnownField::ContentLength) => {
-                let length = length(value).ok_or_else(framing_refused)?;
+                let length = grammar::length(value).ok_or_else(framing_refused)?;
                 if self.length.replace(length).is_some() {
                     return Err(framing_refused());
                 }
@@ -258,7 +281,7 @@ impl RequestHead {
             target: ReceivedTarget::new(target),
             host: host.map(Bytes::copy_from_slice),
             authority,
-            framing: match length.and_then(super::length) {
+            framing: match length.and_then(grammar::length) {
                 Some(bytes) => Framing::Length(bytes),
                 // A body need not be announced (RFC 9113 section 8.1).
                 None => Framing::Chunked,

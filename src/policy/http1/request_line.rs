@@ -6,13 +6,16 @@
 use http::Method;
 
 use super::fields::FieldRange;
-use super::{HeadBounds, TOKEN, Version, connect_refused, is_host, unreadable};
+use super::grammar::{TOKEN, is_host};
+use super::version::{Version, version_of};
 use crate::policy::octets;
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::target::{Absolute, ReceivedTarget, Target, TargetError};
 
 /// The longest method that is accepted, in bytes. No registered one is longer than 17.
 pub const METHOD_BYTES_MAX: usize = 32;
+/// The methods that an endpoint can accept, as in `Allow`.
+const ENDPOINT_METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
 /// The bytes of a request line without method and target: two spaces, the version, CR and LF.
 const LINE_OVERHEAD_BYTES: usize = 12;
 
@@ -31,8 +34,20 @@ pub(super) struct RequestLine {
 }
 
 /// The most bytes that a line can have, including its end.
-pub(super) fn line_bytes_max(bounds: &HeadBounds) -> usize {
-    METHOD_BYTES_MAX + bounds.target_bytes_max + LINE_OVERHEAD_BYTES
+pub(super) fn line_bytes_max(target_bytes_max: usize) -> usize {
+    METHOD_BYTES_MAX + target_bytes_max + LINE_OVERHEAD_BYTES
+}
+
+/// The refusal of bytes that are not a head.
+pub(super) fn unreadable() -> Rejection {
+    Rejection::BadRequest(Malformed::Head)
+}
+
+/// The refusal of `CONNECT`, over HTTP/2 too: no endpoint accepts it, and requests in a tunnel would not be counted.
+pub fn connect_refused() -> Rejection {
+    Rejection::MethodNotAllowed {
+        allow: ENDPOINT_METHODS.into(),
+    }
 }
 
 /// The refusal of a longer line: for its target, if the line begins like a request.
@@ -52,7 +67,7 @@ impl RequestLine {
     pub(super) fn parse(
         line: &[u8],
         start: usize,
-        bounds: &HeadBounds,
+        target_bytes_max: usize,
     ) -> Result<RequestLine, Rejection> {
         let text = line.strip_suffix(b"\r\n").ok_or_else(unreadable)?;
         let (method, target, version) = words(text).ok_or_else(unreadable)?;
@@ -66,7 +81,7 @@ impl RequestLine {
         if method == Method::CONNECT {
             return Err(connect_refused());
         }
-        if target.len() > bounds.target_bytes_max {
+        if target.len() > target_bytes_max {
             return Err(Rejection::UriTooLong);
         }
         let (target, authority) = origin(target, target_start, &method)
@@ -87,15 +102,6 @@ fn words(line: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (target, version) = (target.strip_prefix(b" ")?, version.strip_prefix(b" ")?);
     (!octets::any(target, |octet| matches!(octet, b' ' | b'\r')))
         .then_some((method, target, version))
-}
-
-/// The version as which a request or answer is interpreted.
-pub(super) fn version_of(version: &[u8]) -> Option<Version> {
-    match version {
-        b"HTTP/1.0" => Some(Version::Http10),
-        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'1'..=b'9'] => Some(Version::Http11),
-        _ => None,
-    }
 }
 
 /// The origin-form of a target that begins at `start`, checked, and its authority if it was in absolute-form.

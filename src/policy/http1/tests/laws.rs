@@ -12,6 +12,7 @@ use super::super::framing::{AnswerFraming, Framing};
 use super::super::request::{RequestHead, RequestReader};
 use super::super::writer::{BodyWriter, ConnectionFate, HeadWriter};
 use super::*;
+use crate::policy::rejection::Rejection;
 use crate::policy::target::Target;
 
 /// Wide enough for most of the generated fields, and exceeded by some.
