@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::{Code, Reply};
+use super::call::{Call, Code, Reply, WaiterTerms};
 
 /// How long the store's denial is repeated without another call: refunds on other nodes take effect after this.
 pub const DENIAL_LASTS: Duration = Duration::from_secs(1);
@@ -33,17 +33,6 @@ pub const LATE_CALL_LOOK: Duration = Duration::from_secs(1);
 /// The most waiters of one call.
 pub const BATCH_MAX: usize = 1_024;
 
-/// The terms by which a waiter is judged.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WaiterTerms<C> {
-    /// The units that the key may use on the day.
-    pub limit: u64,
-    /// The version of the record it was checked against.
-    pub version: u64,
-    /// The rest of the call's context.
-    pub context: C,
-}
-
 /// The result of [`Account::ask`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Asked<W> {
@@ -56,23 +45,6 @@ pub enum Asked<W> {
     },
     /// Waits; call [`Account::begin`].
     Waiting,
-}
-
-/// A call to the store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Call<C> {
-    /// The number of this call within its account.
-    pub number: u64,
-    /// Units consumed so far.
-    pub ack: u64,
-    /// Units refunded so far.
-    pub rack: u64,
-    /// Units wanted; 0 only settles.
-    pub want: u64,
-    /// The cost of each waiter, in units.
-    pub cost: u32,
-    /// The terms of the waiters.
-    pub terms: WaiterTerms<C>,
 }
 
 /// The result for a waiter.
