@@ -1,7 +1,7 @@
 //! Opening the store: the file is checked, the key table read, and the threads are started that keep both going.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,26 +12,70 @@ use rusqlite::Connection;
 use tokio::sync::watch;
 
 use super::feed::{self, Stop};
+use super::handle::EmbeddedStore;
 use super::inbox::Inbox;
 use super::keys::{Follower, KeptRecords};
 use super::learnt::Learnt;
+use super::schema;
 use super::writer::{self, Desk};
-use super::{Durability, EmbeddedStore, Settings, schema};
 use crate::clock::Clock;
 use crate::clock::timer::Timers;
+use crate::policy::store_settings::Durability;
 use crate::store::clock_watch::ClockWatch;
 use crate::store::current::Current;
 use crate::store::held_file::{FileIdentity, FilePurpose, HeldConnection, HeldFile};
 use crate::store::sqlite::checkpoint;
-use crate::store::{NodeName, Role, StoreError};
+use crate::store::{Keeping, NodeName, Role, StoreError, on_thread};
 
 /// How often the log is folded into the database where every commit is synced anyway.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest interval that syncing keeps to; who wants less wants [`Durability::Commit`].
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
 
+/// The location and behaviour of the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The database file, on a local disk. The file and its directory are created if they are missing.
+    pub path: PathBuf,
+    /// When a commit is forced to disk.
+    pub durability: Durability,
+    /// How long a caller waits for a reply. Default: 5 s.
+    pub timeout: Duration,
+    /// When days of the ledger are closed and dropped.
+    pub keeping: Keeping,
+}
+
+impl Settings {
+    /// The defaults for a file.
+    pub fn new(path: impl Into<PathBuf>) -> Settings {
+        Settings {
+            path: path.into(),
+            durability: Durability::default(),
+            timeout: Duration::from_secs(5),
+            keeping: Keeping::default(),
+        }
+    }
+}
+
+/// Opens the store. `zone` is the time zone of the quota days; the first opening stores it.
+///
+/// # Errors
+/// [`StoreError::OtherCalendar`] if the file was used with another zone; [`StoreError::Failed`] if it cannot be opened, is not a
+/// database, or is another program's, damaged or of a newer version, each with the path and the remedy;
+/// [`StoreError::Unavailable`] if another process keeps it locked.
+pub async fn open(
+    settings: Settings,
+    role: Role,
+    zone: &str,
+    clock: Clock,
+) -> Result<Arc<EmbeddedStore>, StoreError> {
+    let zone = zone.to_owned();
+    let work = move || open_blocking(settings, role, &zone, clock);
+    on_thread("opening the store", work).await?.map(Arc::new)
+}
+
 /// Opens the store, which takes a gateway the time of reading all keys.
-pub(super) fn open(
+fn open_blocking(
     settings: Settings,
     role: Role,
     zone: &str,
