@@ -7,13 +7,13 @@
 use std::io::ErrorKind::{ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use pingora::tls::{RootCertStore, load_platform_certs_incl_env_into_store};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 
 use crate::admin::today::SurveyTerms;
 use crate::admin::{AdminService, ConfigView, View};
@@ -23,12 +23,13 @@ use crate::proxy::{Gate, Snapshot};
 use crate::store::{NodeName, Role, Store};
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::diagnostics;
-use crate::telemetry::history::{History, SAMPLE_INTERVAL};
+use crate::telemetry::history::History;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::traces;
 
 mod accept;
 mod admin_limit;
+mod background;
 mod descriptors;
 mod entrance;
 mod error;
@@ -42,12 +43,14 @@ mod notify;
 mod outgoing;
 mod proxied;
 mod reload;
+mod shutdown;
 mod stores;
 mod tls;
 mod unknown_tiers;
 mod upkeep;
 mod watched;
 
+use background::{CLAIM_TIMEOUT, exported, sample};
 pub use error::{ListenError, ServeError};
 use events::Claimer;
 use events::courier::Courier;
@@ -55,27 +58,14 @@ use exporter::Exporter;
 pub use handover::Withdrawal;
 use handover::{Handed, Predecessor};
 pub use listeners::Addresses;
-use listeners::{Bound, Listeners};
+use listeners::Listeners;
 use logs::{note_certificates, open_access_log, warn_of};
 use reload::Reloader;
+use shutdown::{CLOSE_TIMEOUT, CUT_OFF_TIMEOUT, DRAIN_POLL, StopSignals, drained};
 pub use stores::open_store;
 pub use tls::CertificateError;
 use unknown_tiers::{log_unknown_tiers, unknown_tiers, unknown_tiers_of};
 use upkeep::Upkeep;
-
-/// How often a stopping gateway checks whether it is idle.
-const DRAIN_POLL: Duration = Duration::from_millis(10);
-/// How long a client may take to notice that its connection ends; requests that it sent before then arrive within this time.
-const FAREWELL: Duration = Duration::from_secs(1);
-/// The part of the grace that a stopping gateway reserves for pending writes.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a stopping gateway waits until the requests that it has cut off are recorded.
-const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a stopping gateway continues to claim events of keys near their limits.
-const CLAIM_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a stopping gateway exports pending spans, if its grace permits; and the least time otherwise.
-const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
-const EXPORT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
 
 /// The origin of a gateway's listening sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -317,19 +307,6 @@ async fn run(
     Ok(())
 }
 
-/// Waits until the last spans are exported, as long as the grace and [`EXPORT_TIMEOUT`] permit.
-async fn exported(mut exporting: JoinHandle<()>, deadline: Instant) {
-    let grace = deadline.saturating_duration_since(Instant::now());
-    let patience = grace.clamp(EXPORT_TIMEOUT_MIN, EXPORT_TIMEOUT);
-    if tokio::time::timeout(patience, &mut exporting)
-        .await
-        .is_err()
-    {
-        tracing::warn!("not all spans were exported before the gateway ended");
-        exporting.abort();
-    }
-}
-
 /// The state of a gateway for its operators.
 fn admin(
     gate: &Arc<Gate>,
@@ -386,63 +363,6 @@ fn terms(gate: &Gate, config: &Config) -> Option<SurveyTerms> {
             .map(|(name, tier)| (name.clone(), tier.daily.get()))
             .collect(),
     })
-}
-
-/// Ends a sample of the history each [`SAMPLE_INTERVAL`], until it is dropped.
-async fn sample(gate: Arc<Gate>, history: Arc<History>) {
-    let mut ends = tokio::time::interval(SAMPLE_INTERVAL);
-    ends.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // The first tick is immediate, before there is anything to sample.
-    ends.tick().await;
-    let mut began = Instant::now();
-    loop {
-        ends.tick().await;
-        let now = Instant::now();
-        history.note(&gate.metrics, gate.store.now(), now - began);
-        began = now;
-    }
-}
-
-/// Waits until no request is in flight and no client is connected, or until the deadline. Clients that do not close their
-/// connections are not waited for after [`FAREWELL`] without a request, a part of one or of a handshake, or an answer that they have
-/// not taken.
-async fn drained(gate: &Gate, bound: &mut Bound, deadline: Instant) {
-    let metrics = &gate.metrics;
-    let left = deadline.saturating_duration_since(Instant::now());
-    if tokio::time::timeout(left, bound.closed()).await.is_err() {
-        return;
-    }
-    let mut quiet_since = Instant::now();
-    while Instant::now() < deadline {
-        if metrics.in_flight.get() > 0 || gate.has_backlog() || gate.has_arrivals() {
-            quiet_since = Instant::now();
-        } else if metrics.connections.get() == 0 || quiet_since.elapsed() > FAREWELL {
-            return;
-        }
-        tokio::time::sleep(DRAIN_POLL).await;
-    }
-}
-
-/// SIGTERM and SIGINT.
-struct StopSignals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl StopSignals {
-    fn install() -> std::io::Result<StopSignals> {
-        Ok(StopSignals {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    async fn wait(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }
 
 /// A name for this start of the process: host, process id and 32 random bits.

@@ -1,0 +1,64 @@
+//! The end of a gateway: it waits for its requests in flight, for at most `limits.shutdown_grace`.
+
+use std::time::{Duration, Instant};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::listeners::Bound;
+use crate::proxy::Gate;
+
+/// How often a stopping gateway checks whether it is idle.
+pub const DRAIN_POLL: Duration = Duration::from_millis(10);
+/// How long a client may take to notice that its connection ends; requests that it sent before then arrive within this time.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// The part of the grace that a stopping gateway reserves for pending writes.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a stopping gateway waits until the requests that it has cut off are recorded.
+pub const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// SIGTERM and SIGINT.
+pub struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    /// Takes them over from the system, which would end the process.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn install() -> std::io::Result<StopSignals> {
+        Ok(StopSignals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for one of them.
+    pub async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Waits until no request is in flight and no client is connected, or until the deadline. Clients that do not close their
+/// connections are not waited for after [`FAREWELL`] without a request, a part of one or of a handshake, or an answer that they have
+/// not taken.
+pub async fn drained(gate: &Gate, bound: &mut Bound, deadline: Instant) {
+    let metrics = &gate.metrics;
+    let left = deadline.saturating_duration_since(Instant::now());
+    if tokio::time::timeout(left, bound.closed()).await.is_err() {
+        return;
+    }
+    let mut quiet_since = Instant::now();
+    while Instant::now() < deadline {
+        if metrics.in_flight.get() > 0 || gate.has_backlog() || gate.has_arrivals() {
+            quiet_since = Instant::now();
+        } else if metrics.connections.get() == 0 || quiet_since.elapsed() > FAREWELL {
+            return;
+        }
+        tokio::time::sleep(DRAIN_POLL).await;
+    }
+}
