@@ -13,7 +13,6 @@ use arc_swap::ArcSwap;
 use pingora::tls::{RootCertStore, load_platform_certs_incl_env_into_store};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::task::JoinSet;
 
 use crate::admin::today::SurveyTerms;
 use crate::admin::{AdminService, ConfigView, View};
@@ -25,7 +24,7 @@ use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::diagnostics;
 use crate::telemetry::history::History;
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::traces;
+use crate::telemetry::traces::{self, Span};
 
 mod accept;
 mod admin_limit;
@@ -50,22 +49,18 @@ mod unknown_tiers;
 mod upkeep;
 mod watched;
 
-use background::{CLAIM_TIMEOUT, exported, sample};
+use background::Background;
 pub use error::{ListenError, ServeError};
-use events::Claimer;
-use events::courier::Courier;
-use exporter::Exporter;
 pub use handover::Withdrawal;
 use handover::{Handed, Predecessor};
 pub use listeners::Addresses;
-use listeners::Listeners;
+use listeners::{Bound, Listeners};
 use logs::{note_certificates, open_access_log, warn_of};
 use reload::Reloader;
-use shutdown::{CLOSE_TIMEOUT, CUT_OFF_TIMEOUT, DRAIN_POLL, StopSignals, drained};
+use shutdown::{CLOSE_TIMEOUT, StopSignals, drain};
 pub use stores::open_store;
 pub use tls::CertificateError;
-use unknown_tiers::{log_unknown_tiers, unknown_tiers, unknown_tiers_of};
-use upkeep::Upkeep;
+use unknown_tiers::{unknown_tiers, unknown_tiers_of};
 
 /// The origin of a gateway's listening sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,55 +163,32 @@ async fn run(
         .map_err(|error| ServeError::Authorities(error.to_string()))?;
     let node = node_name();
     let store = store(open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?);
-    let may_enter = match &mut predecessor {
-        None => Ok(true),
-        Some(predecessor) => tokio::select! {
-            known = predecessor.until_keys_are_known(|| store.freshness().usable) => match known {
-                Ok(()) => match unknown_tiers(&*store, &config).into_iter().next() {
-                    Some(unknown) => Err(ServeError::from(unknown)),
-                    None => Ok(true),
-                },
-                Err(withdrawal) => Err(withdrawal.into()),
-            },
-            () = stop.wait() => Ok(false),
-        },
-    };
+    let may_enter = may_enter(predecessor.as_mut(), &*store, &config, &mut stop).await;
     if !matches!(may_enter, Ok(true)) {
         store.close(CLOSE_TIMEOUT).await;
         return may_enter.map(|_| ());
     }
+
     let configuration = config.hash.clone();
     let upgrade = config.listen.upgrade.clone();
-    let (spans, left) = mpsc::channel(traces::WAITING_MAX);
-    let gate = Arc::new(Gate::new(
-        Snapshot::new(config),
-        store.clone(),
-        metrics.clone(),
-        access_log,
-        spans,
-    ));
-
-    warn_of(&gate.snapshot());
-    known_series::create(&metrics, &gate.snapshot().config);
+    let (gate, unexported) = gate(config, store.clone(), metrics, access_log);
     let acceptor = listeners.acceptor();
+    let now = store.now();
     if let Some(acceptor) = &acceptor {
-        note_certificates(acceptor, &gate, gate.store.now().as_second());
+        note_certificates(acceptor, &gate, now.as_second());
     }
     let addresses = listeners.addresses();
     let (shutdown, watch) = watch::channel(false);
-    let now = store.now();
-    let view = Arc::new(ArcSwap::from_pointee(ConfigView::started(
-        configuration.clone(),
-        now,
-    )));
-    metrics.config_runs(&configuration, now);
+    let view = ConfigView::started(configuration.clone(), now);
+    let view = Arc::new(ArcSwap::from_pointee(view));
+    gate.metrics.config_runs(&configuration, now);
+
     let succeeded = Arc::new(Notify::new());
     let history = Arc::new(History::default());
     let admin = admin(&gate, node.clone(), &view, &history);
-    let upgrade = upgrade.as_deref();
     let opened = entrance::open(
         listeners,
-        upgrade,
+        upgrade.as_deref(),
         &gate,
         predecessor,
         admin,
@@ -232,16 +204,66 @@ async fn run(
     };
     let reloader = Reloader::new(file, gate.clone(), acceptor, view);
     let reloading = tokio::spawn(reloader.run(hangup));
-    let mut tasks = JoinSet::new();
-    tasks.spawn(Claimer::new(gate.clone(), node.clone()).run());
-    tasks.spawn(Upkeep::new(gate.clone()).run());
-    tasks.spawn(Courier::new(gate.clone(), node.clone()).run());
-    tasks.spawn(sample(gate.clone(), history));
-    tasks.spawn(log_unknown_tiers(gate.clone()));
-    let end_of_traces = Arc::new(Notify::new());
-    let exporter = Exporter::new(gate.clone(), node.clone(), left, end_of_traces.clone());
-    let exporting = tokio::spawn(exporter.run());
+    let background = Background::start(&gate, &node, history, unexported);
     announce(&addresses);
+    log_start(&node, &configuration, &addresses);
+    notify::ready(&configuration);
+
+    until_end(&mut stop, &succeeded, &bound).await;
+
+    reloading.abort();
+    if let Some(offering) = offering {
+        offering.abort();
+    }
+    let deadline = Instant::now() + gate.snapshot().config.limits.shutdown_grace;
+    gate.start_draining();
+    // Fails only if all services have already ended.
+    let _ = shutdown.send(true);
+    drain(&gate, &mut bound, &mut stop, deadline).await;
+    background.end(&gate, deadline).await;
+    close(&gate, &node).await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Whether the gateway may take the place of its predecessor, if it has one; `Ok(false)` if it is stopped before.
+async fn may_enter(
+    predecessor: Option<&mut Predecessor>,
+    store: &dyn Store,
+    config: &Config,
+    stop: &mut StopSignals,
+) -> Result<bool, ServeError> {
+    let Some(predecessor) = predecessor else {
+        return Ok(true);
+    };
+    tokio::select! {
+        known = predecessor.until_keys_are_known(|| store.freshness().usable) => {
+            known?;
+            match unknown_tiers(store, config).into_iter().next() {
+                Some(unknown) => Err(unknown.into()),
+                None => Ok(true),
+            }
+        }
+        () = stop.wait() => Ok(false),
+    }
+}
+
+/// The gate of a configuration, and the spans of its requests.
+fn gate(
+    config: Config,
+    store: Arc<dyn Store>,
+    metrics: Arc<Metrics>,
+    access_log: AccessLog,
+) -> (Arc<Gate>, mpsc::Receiver<Vec<Span>>) {
+    let (spans, unexported) = mpsc::channel(traces::WAITING_MAX);
+    let snapshot = Snapshot::new(config);
+    warn_of(&snapshot);
+    known_series::create(&metrics, &snapshot.config);
+    let gate = Gate::new(snapshot, store, metrics, access_log, spans);
+    (Arc::new(gate), unexported)
+}
+
+fn log_start(node: &NodeName, configuration: &str, addresses: &Addresses) {
     tracing::info!(
         %node,
         configuration,
@@ -251,8 +273,10 @@ async fn run(
         admin = %addresses.admin,
         "listening"
     );
-    notify::ready(&configuration);
+}
 
+/// Waits until the gateway is stopped, or a successor has taken over.
+async fn until_end(stop: &mut StopSignals, succeeded: &Notify, bound: &Bound) {
     tokio::select! {
         () = stop.wait() => {
             tracing::info!("stopping: waiting for requests in flight");
@@ -264,47 +288,17 @@ async fn run(
             bound.leave_admin();
         }
     }
-    reloading.abort();
-    if let Some(offering) = offering {
-        offering.abort();
-    }
-    let deadline = Instant::now() + gate.snapshot().config.limits.shutdown_grace;
-    gate.start_draining();
-    // Fails only if all services have already ended.
-    let _ = shutdown.send(true);
-    tokio::select! {
-        () = drained(&gate, &mut bound, deadline) => {}
-        () = stop.wait() => tracing::warn!("stopping at once after a second signal"),
-    }
-    let left = metrics.in_flight.get();
-    if left > 0 {
-        tracing::warn!(
-            left,
-            "requests were cut because limits.shutdown_grace ended"
-        );
-        gate.cut_off();
-        // Each ends with its line in the access log, and its totals.
-        let ended = async {
-            while metrics.in_flight.get() > 0 {
-                tokio::time::sleep(DRAIN_POLL).await;
-            }
-        };
-        let _ = tokio::time::timeout(CUT_OFF_TIMEOUT, ended).await;
-    }
-    end_of_traces.notify_one();
-    exported(exporting, deadline).await;
-    events::settled(&gate, Instant::now() + CLAIM_TIMEOUT).await;
-    // The tasks that claim events have ended then, so no claim follows the release of the lease.
-    tasks.shutdown().await;
-    if let Err(error) = store.resign(&node).await {
+}
+
+/// Closes the store and the access log of a gateway without requests.
+async fn close(gate: &Gate, node: &NodeName) {
+    if let Err(error) = gate.store.resign(node).await {
         tracing::warn!(%error, "another gateway delivers events only after the lease of this one expires");
     }
-    store.close(CLOSE_TIMEOUT).await;
+    gate.store.close(CLOSE_TIMEOUT).await;
     // Waits until the last lines are written, even if the gate is still in use.
     let last_lines = gate.access_log.redirect(None);
     let _ = tokio::task::spawn_blocking(move || drop(last_lines)).await;
-    tracing::info!("stopped");
-    Ok(())
 }
 
 /// The state of a gateway for its operators.

@@ -8,13 +8,13 @@ use super::listeners::Bound;
 use crate::proxy::Gate;
 
 /// How often a stopping gateway checks whether it is idle.
-pub const DRAIN_POLL: Duration = Duration::from_millis(10);
+const DRAIN_POLL: Duration = Duration::from_millis(10);
 /// How long a client may take to notice that its connection ends; requests that it sent before then arrive within this time.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// The part of the grace that a stopping gateway reserves for pending writes.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a stopping gateway waits until the requests that it has cut off are recorded.
-pub const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(1);
+const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// SIGTERM and SIGINT.
 pub struct StopSignals {
@@ -43,10 +43,35 @@ impl StopSignals {
     }
 }
 
+/// Waits until the gateway, which accepts no more connections, has answered its clients. At the deadline or a second signal,
+/// requests in flight are cut.
+pub async fn drain(gate: &Gate, bound: &mut Bound, stop: &mut StopSignals, deadline: Instant) {
+    tokio::select! {
+        () = drained(gate, bound, deadline) => {}
+        () = stop.wait() => tracing::warn!("stopping at once after a second signal"),
+    }
+    let metrics = &gate.metrics;
+    let left = metrics.in_flight.get();
+    if left > 0 {
+        tracing::warn!(
+            left,
+            "requests were cut because limits.shutdown_grace ended"
+        );
+        gate.cut_off();
+        // Each ends with its line in the access log, and its totals.
+        let ended = async {
+            while metrics.in_flight.get() > 0 {
+                tokio::time::sleep(DRAIN_POLL).await;
+            }
+        };
+        let _ = tokio::time::timeout(CUT_OFF_TIMEOUT, ended).await;
+    }
+}
+
 /// Waits until no request is in flight and no client is connected, or until the deadline. Clients that do not close their
 /// connections are not waited for after [`FAREWELL`] without a request, a part of one or of a handshake, or an answer that they have
 /// not taken.
-pub async fn drained(gate: &Gate, bound: &mut Bound, deadline: Instant) {
+async fn drained(gate: &Gate, bound: &mut Bound, deadline: Instant) {
     let metrics = &gate.metrics;
     let left = deadline.saturating_duration_since(Instant::now());
     if tokio::time::timeout(left, bound.closed()).await.is_err() {
