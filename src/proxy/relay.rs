@@ -347,25 +347,9 @@ impl Relay<'_, '_> {
                     deadline = Instant::now() + patience;
                 }
                 NextEvent::Client(part) => {
-                    let part = part?;
-                    let ends = part.is_none() || self.client.is_body_done();
-                    let part = part.unwrap_or_default();
-                    upload.count(self.forwarding, &part, ends)?;
-                    upload.take(&part, ends);
-                    if ends {
+                    if self.send(link, upload, &mut held, part?)? {
                         // From now on the gateway waits for the server.
                         deadline = Instant::now() + patience;
-                    }
-                    let before = mem::take(&mut held);
-                    if ends && part.is_empty() {
-                        link.push(before, true)?;
-                        continue;
-                    }
-                    link.push(before, false)?;
-                    if !ends && self.is_as_long_as_announced() {
-                        held = part;
-                    } else {
-                        link.push(part, ends)?;
                     }
                 }
                 NextEvent::Late
@@ -377,21 +361,50 @@ impl Relay<'_, '_> {
                     paused = turn.as_ref().map_or(Duration::ZERO, |turn| turn.paused());
                     deadline = Instant::now() + patience;
                 }
-                NextEvent::Late if !listens => {
-                    let cause = "read nothing of the request's body for timeouts.read";
-                    return Err(Failure::server(ServerFault::Blocked, cause));
-                }
-                NextEvent::Late if !upload.ended() && !self.client.header_passed() => {
-                    // An upstream that sends nothing before it has the whole body waits for the client.
-                    let cause = "sent nothing of the request's body for timeouts.read";
-                    return Err(Failure::client(ClientFault::Late, cause));
-                }
-                NextEvent::Late => {
-                    let cause = "sent nothing for timeouts.read";
-                    return Err(Failure::server(ServerFault::Silent, cause));
-                }
+                NextEvent::Late => return Err(self.lateness(upload, listens)),
             }
         }
+    }
+
+    /// Sends a part of the request's body, or its end. The part that completes an announced length is `held` until the client has
+    /// ended the body. Returns whether it has.
+    fn send(
+        &mut self,
+        link: &mut Link,
+        upload: &mut Upload,
+        held: &mut Bytes,
+        part: Option<Bytes>,
+    ) -> Result<bool, Failure> {
+        let ends = part.is_none() || self.client.is_body_done();
+        let part = part.unwrap_or_default();
+        upload.count(self.forwarding, &part, ends)?;
+        upload.take(&part, ends);
+        let before = mem::take(held);
+        if ends && part.is_empty() {
+            link.push(before, true)?;
+            return Ok(true);
+        }
+        link.push(before, false)?;
+        if !ends && self.is_as_long_as_announced() {
+            *held = part;
+        } else {
+            link.push(part, ends)?;
+        }
+        Ok(ends)
+    }
+
+    /// The failure of the side for which the gateway has waited for `timeouts.read`.
+    fn lateness(&self, upload: &Upload, listens: bool) -> Failure {
+        if !listens {
+            let cause = "read nothing of the request's body for timeouts.read";
+            return Failure::server(ServerFault::Blocked, cause);
+        }
+        if !upload.ended() && !self.client.header_passed() {
+            // An upstream that sends nothing before it has the whole body waits for the client.
+            let cause = "sent nothing of the request's body for timeouts.read";
+            return Failure::client(ClientFault::Late, cause);
+        }
+        Failure::server(ServerFault::Silent, "sent nothing for timeouts.read")
     }
 
     /// Whether the body would be complete for its server. It is not before the client has ended it: the client may send more,
