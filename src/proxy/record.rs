@@ -33,50 +33,17 @@ pub fn record(
         status,
         ..of_stage(failure, stage)
     };
-    let endpoint = line.endpoint.unwrap_or(NONE);
     // Over HTTP/2 a request is examined when its turn has come.
     let waited = client.turn().map_or(Duration::ZERO, |turn| turn.waited);
     let duration = waited + exchange.started.elapsed();
-    let metrics = &gate.metrics;
-    let tier = line.tier.unwrap_or(NONE);
-    match stage {
-        Stage::Forwarding(forwarding) if forwarding.ending.is_none() => {
-            let table = &exchange.snapshot.series;
-            table.with(metrics, endpoint, tier, |series| {
-                series.served.inc();
-                series.duration.observe(duration.as_secs_f64());
-            });
-        }
-        _ => {
-            let labels = [endpoint, tier, line.outcome];
-            metrics.requests.with_label_values(&labels).inc();
-            let durations = &metrics.request_duration;
-            let of_endpoint = durations.with_label_values(&[endpoint]);
-            of_endpoint.observe(duration.as_secs_f64());
-        }
-    }
-    if let (Some(tier), Some(limit)) = (line.tier, line.would_refuse) {
-        let refusals = &metrics.shadow_refusals;
-        refusals.with_label_values(&[tier, limit]).inc();
-    }
-    if let (Stage::Forwarding(forwarding), Some(waited)) = (stage, line.upstream_ms) {
-        let durations = &forwarding.upstream.series(metrics).duration;
-        durations.observe(waited.as_secs_f64());
-    }
+    count(gate, exchange, stage, &line, duration);
     let sample = sample(exchange, &line);
     let is_left_out = sample.is_some_and(|percent| fastrand::u8(..100) >= percent);
     let recording = exchange.admission_trace.recording.as_ref();
     if is_left_out && recording.is_none() {
         return;
     }
-    let cause = match (stage, failure) {
-        (Stage::Refused(refusal), _) if refusal.cause.is_some() => refusal.cause.clone(),
-        (Stage::Refused(refusal), _) if matches!(refusal.rejection, Rejection::Maintenance(_)) => {
-            Some("the endpoint is under maintenance".to_owned())
-        }
-        (_, Some(failure)) => Some(failure.to_string()),
-        (_, None) => exchange.cause.clone(),
-    };
+    let cause = cause(failure, exchange, stage);
     let sender = exchange.origin.as_ref().map(|origin| match origin.client {
         RequestSender::Connected(_) => Cow::Borrowed(&*client.connection.client_text),
         RequestSender::Forwarded(client) => Cow::Owned(client.to_string()),
@@ -107,12 +74,55 @@ pub fn record(
         let spans = recording.spans(&line, started.unwrap_or(exchange.started));
         let count = spans.len() as u64;
         if gate.spans.try_send(spans).is_err() {
-            let dropped = metrics.trace_spans.with_label_values(&["dropped"]);
+            let dropped = gate.metrics.trace_spans.with_label_values(&["dropped"]);
             dropped.inc_by(count);
         }
     }
     if !is_left_out {
         gate.access_log.write(&line);
+    }
+}
+
+/// Counts a request, and observes how long it and its upstream took.
+fn count(gate: &Gate, exchange: &Exchange, stage: &Stage, line: &Line<'_>, duration: Duration) {
+    let metrics = &gate.metrics;
+    let endpoint = line.endpoint.unwrap_or(NONE);
+    let tier = line.tier.unwrap_or(NONE);
+    match stage {
+        Stage::Forwarding(forwarding) if forwarding.ending.is_none() => {
+            let table = &exchange.snapshot.series;
+            table.with(metrics, endpoint, tier, |series| {
+                series.served.inc();
+                series.duration.observe(duration.as_secs_f64());
+            });
+        }
+        _ => {
+            let labels = [endpoint, tier, line.outcome];
+            metrics.requests.with_label_values(&labels).inc();
+            let durations = &metrics.request_duration;
+            let of_endpoint = durations.with_label_values(&[endpoint]);
+            of_endpoint.observe(duration.as_secs_f64());
+        }
+    }
+    if let (Some(tier), Some(limit)) = (line.tier, line.would_refuse) {
+        let refusals = &metrics.shadow_refusals;
+        refusals.with_label_values(&[tier, limit]).inc();
+    }
+    if let (Stage::Forwarding(forwarding), Some(waited)) = (stage, line.upstream_ms) {
+        let durations = &forwarding.upstream.series(metrics).duration;
+        durations.observe(waited.as_secs_f64());
+    }
+}
+
+/// Why a request was not served, or not completely.
+fn cause(failure: Option<&Failure>, exchange: &Exchange, stage: &Stage) -> Option<String> {
+    match (stage, failure) {
+        (Stage::Refused(refusal), _) if refusal.cause.is_some() => refusal.cause.clone(),
+        (Stage::Refused(refusal), _) if matches!(refusal.rejection, Rejection::Maintenance(_)) => {
+            Some("the endpoint is under maintenance".to_owned())
+        }
+        (_, Some(failure)) => Some(failure.to_string()),
+        (_, None) => exchange.cause.clone(),
     }
 }
 
