@@ -4,6 +4,7 @@
 //!
 //! | Layer | Owns |
 //! |---|---|
+//! | `opening` | makes the parts of a store |
 //! | `operations` | `upkeep`: the background tasks; `preparing`: the first attempts to connect, and the zone of an empty store; `status`: the state for operators; `transfer`: export and import of the whole store; `retention`: days whose retention is over; `events`: keys near their limits |
 //! | `outage`, `recovery` | service without Redis and its settlement; the last counts of this machine's killed processes |
 //! | `gateways` | `register`: the live gateways, and those that stopped without signing off; `presence`, `heartbeat`, `gateway_id`: this gateway's entry, its contents, and the id by which it takes over an entry |
@@ -16,9 +17,8 @@
 //! Invariants: each call repeats everything that a lost one stated (see [`crate::policy::quota`]); units are served without
 //! Redis only once they are on disk.
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -41,7 +41,7 @@ use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, Claim, Decision, Delivery, Forgotten, Freshness, Health,
     Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role, Store,
-    StoreContent, StoreError, Unconfirmed, WithoutStore, on_thread,
+    StoreContent, StoreError, Unconfirmed, WithoutStore,
 };
 
 mod clock;
@@ -51,6 +51,7 @@ mod identity;
 mod journal;
 mod keys;
 mod names;
+mod opening;
 mod operations;
 mod outage;
 mod parts;
@@ -62,37 +63,16 @@ mod yielding;
 pub use crate::policy::store_settings::{
     OutagePolicy, OutageSettings, RedisSettings, RedisTls, Servers,
 };
-use clock::StoreClock;
-use counts::accounts::{Accounts, ChargeResult, other_calendar};
-use counts::ledger::ProcessLedger;
-use gateways::presence::Presence;
-use identity::StoreIdentity;
+use counts::accounts::{ChargeResult, other_calendar};
 pub use journal::facts as journal_facts;
-use keys::feed::{Feed, FeedSettings};
-use keys::records::RecordTable;
-use keys::replica::Replica;
-use names::Names;
-use operations::preparing::{check_zone, first_attempt};
+use operations::preparing::check_zone;
 use operations::upkeep::tasks;
-use outage::OutageService;
 use parts::Parts;
-use producer::Producer;
-use wire::guard::BreakerGuard;
-use wire::link::RedisLink;
-use wire::preparation::Preparation;
 pub use wire::script::charge_replies;
-use wire::topology::Topology;
 use wire::zone::EmptyStore;
 
 /// The text of the charge script, for its differential test.
 pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
-
-/// The least time that commands wait for a reply: no request depends on it, and giving up leaves an operator in doubt.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long opening a gateway's store waits for the key table.
-const LOAD_PATIENCE: Duration = Duration::from_secs(2);
-/// How long it then waits for the last counts of killed processes.
-const RECOVERY_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The store. Dropping it ends its tasks without signing off, like the death of a process.
 pub struct RedisStore {
@@ -114,136 +94,13 @@ pub async fn open(
     zone: &str,
     clock: Clock,
 ) -> Result<Arc<RedisStore>, StoreError> {
-    let topology = Topology::of(&settings)?;
-    let key_prefix = settings.key_prefix.clone();
-    let names = Names::new(&key_prefix, settings.keeping);
-    let journal = settings
-        .outage
-        .as_ref()
-        .map(|outage| outage.journal.clone());
-    let local_clock = clock.clone();
-    let clock = Arc::new(StoreClock::new(clock, settings.keeping.agreement));
-    let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
-    let request_timeout = match role {
-        Role::Gateway(_) => settings.timeout,
-        Role::Command => command_timeout,
-    };
-    let preparation = Arc::new(Preparation {
-        role: role.clone(),
-        names,
-        zone: zone.to_owned(),
-        clock: clock.clone(),
-    });
-    let link_of = |timeout| {
-        let link = RedisLink::new(topology.clone(), preparation.clone(), timeout);
-        Arc::new(link)
-    };
-    let (link, command_link) = (link_of(request_timeout), link_of(command_timeout));
-    for link in [&link, &command_link] {
-        first_attempt(link, &role).await?;
-    }
-    let keys = Arc::new(KeyTable::new());
-    let producer = Arc::new(Producer::draw());
-    let guard = Arc::new(BreakerGuard::new(link.clone()));
-    let accounts = Accounts::new(
-        guard.clone(),
-        producer.clone(),
-        keys.clone(),
-        clock.clone(),
-        settings.timeout,
-        settings.accounts_max,
-    );
-    let ledger = Arc::new(ProcessLedger::new(
-        link.clone(),
-        producer.clone(),
-        clock.clone(),
-    ));
-    let outage = match (&role, settings.outage) {
-        (Role::Gateway(_), Some(settings)) => {
-            let counted = (accounts.clone(), ledger.clone(), clock.clone());
-            Some(
-                OutageService::open(
-                    settings,
-                    producer.process(),
-                    guard.clone(),
-                    counted,
-                    topology.identity(&key_prefix),
-                )
-                .await?,
-            )
-        }
-        (Role::Gateway(_), None) | (Role::Command, _) => None,
-    };
-    let (feed, presence) = match role {
-        Role::Command => (None, None),
-        Role::Gateway(node) => {
-            let setting = FeedSettings {
-                link: command_link.clone(),
-                keys: keys.clone(),
-                zone: zone.to_owned(),
-                clock: local_clock.clone(),
-            };
-            let identity = topology.identity(&key_prefix);
-            let feed = follower(setting, settings.replica.clone(), identity).await?;
-            let link = command_link.clone();
-            let presence = Presence::new(link, guard.clone(), node, settings.replica).await?;
-            (Some(Arc::new(feed)), Some(Arc::new(presence)))
-        }
-    };
-    let parts = Arc::new(Parts {
-        ledger,
-        outage,
-        guard,
-        losses: AtomicU64::new(0),
-        flushing: tokio::sync::Mutex::default(),
-        records: RecordTable::new(command_link.clone()),
-        feed,
-        presence,
-        max_staleness: settings.max_staleness,
-        journal,
-        zone: zone.to_owned(),
-        zone_claimed: Default::default(),
-        keys,
-        clock,
-        local_clock,
-        link,
-        command_link,
-        accounts,
-    });
+    let parts = Arc::new(opening::open(settings, role, zone, clock).await?);
     let store = RedisStore {
         tasks: Mutex::new(tasks(&parts)),
         parts,
     };
-    if let Some(feed) = store
-        .parts
-        .feed
-        .as_ref()
-        .filter(|_| store.parts.link.is_up())
-    {
-        let _ = timeout(LOAD_PATIENCE, feed.followed()).await;
-        if let Some(outage) = &store.parts.outage {
-            let _ = timeout(RECOVERY_PATIENCE, outage.read()).await;
-        }
-    }
+    opening::await_keys(&store.parts).await;
     Ok(Arc::new(store))
-}
-
-/// A gateway's feed, which begins with the replica saved on this machine.
-async fn follower(
-    setting: FeedSettings,
-    path: Option<PathBuf>,
-    identity: StoreIdentity,
-) -> Result<Feed, StoreError> {
-    let Some(path) = path else {
-        return Ok(Feed::new(setting, None));
-    };
-    let open = move || Replica::open(&path, &identity);
-    let (replica, saved) = on_thread("opening the replica", open).await??;
-    let feed = Feed::new(setting, Some(Arc::new(replica)));
-    if let Some((records, position)) = saved {
-        feed.begin_with(records, position);
-    }
-    Ok(feed)
 }
 
 impl RedisStore {

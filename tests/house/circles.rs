@@ -28,7 +28,7 @@ const EXCUSED: [(&str, &[&str], &str); 2] = [
 ];
 
 /// The layers of `store/redis` from the bottom up, as in its documentation. Files without a layer of their own are of the ground.
-const REDIS_LAYERS: [&[&str]; 7] = [
+const REDIS_LAYERS: [&[&str]; 8] = [
     &["names", "identity", "clock", "producer", "yielding"],
     &["wire"],
     &["journal"],
@@ -36,6 +36,7 @@ const REDIS_LAYERS: [&[&str]; 7] = [
     &["keys", "gateways"],
     &["outage", "recovery", "parts"],
     &["operations"],
+    &["opening"],
 ];
 
 /// The layers of `proxy` from the bottom up, as in its documentation.
