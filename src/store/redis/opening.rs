@@ -26,7 +26,7 @@ use super::wire::preparation::Preparation;
 use super::wire::topology::Topology;
 use crate::clock::Clock;
 use crate::policy::store_settings::RedisSettings;
-use crate::store::{KeyTable, Role, StoreError, on_thread};
+use crate::store::{KeyTable, NodeName, Role, StoreError, on_thread};
 
 /// The least time that commands wait for a reply: no request depends on it, and giving up leaves an operator in doubt.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
@@ -43,33 +43,17 @@ pub async fn open(
     clock: Clock,
 ) -> Result<Parts, StoreError> {
     let topology = Topology::of(&settings)?;
-    let key_prefix = settings.key_prefix.clone();
-    let names = Names::new(&key_prefix, settings.keeping);
-    let journal = settings
-        .outage
-        .as_ref()
-        .map(|outage| outage.journal.clone());
+    let identity = topology.identity(&settings.key_prefix);
+    let names = Names::new(&settings.key_prefix, settings.keeping);
     let local_clock = clock.clone();
     let clock = Arc::new(StoreClock::new(clock, settings.keeping.agreement));
-    let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
-    let request_timeout = match role {
-        Role::Gateway(_) => settings.timeout,
-        Role::Command => command_timeout,
-    };
-    let preparation = Arc::new(Preparation {
+    let preparation = Preparation {
         role: role.clone(),
         names,
         zone: zone.to_owned(),
         clock: clock.clone(),
-    });
-    let link_of = |timeout| {
-        let link = RedisLink::new(topology.clone(), preparation.clone(), timeout);
-        Arc::new(link)
     };
-    let (link, command_link) = (link_of(request_timeout), link_of(command_timeout));
-    for link in [&link, &command_link] {
-        first_attempt(link, &role).await?;
-    }
+    let [link, command_link] = links(topology, preparation, settings.timeout).await?;
     let keys = Arc::new(KeyTable::new());
     let producer = Arc::new(Producer::draw());
     let guard = Arc::new(BreakerGuard::new(link.clone()));
@@ -81,54 +65,19 @@ pub async fn open(
         settings.timeout,
         settings.accounts_max,
     );
-    let ledger = Arc::new(ProcessLedger::new(
-        link.clone(),
-        producer.clone(),
-        clock.clone(),
-    ));
-    let outage = match (&role, settings.outage) {
-        (Role::Gateway(_), Some(settings)) => {
-            let counted = (accounts.clone(), ledger.clone(), clock.clone());
-            Some(
-                OutageService::open(
-                    settings,
-                    producer.process(),
-                    guard.clone(),
-                    counted,
-                    topology.identity(&key_prefix),
-                )
-                .await?,
-            )
-        }
-        (Role::Gateway(_), None) | (Role::Command, _) => None,
-    };
-    let (feed, presence) = match role {
-        Role::Command => (None, None),
-        Role::Gateway(node) => {
-            let setting = FeedSettings {
-                link: command_link.clone(),
-                keys: keys.clone(),
-                zone: zone.to_owned(),
-                clock: local_clock.clone(),
-            };
-            let identity = topology.identity(&key_prefix);
-            let feed = follower(setting, settings.replica.clone(), identity).await?;
-            let link = command_link.clone();
-            let presence = Presence::new(link, guard.clone(), node, settings.replica).await?;
-            (Some(Arc::new(feed)), Some(Arc::new(presence)))
-        }
-    };
-    Ok(Parts {
-        ledger,
-        outage,
+    let ledger = ProcessLedger::new(link.clone(), producer.clone(), clock.clone());
+    let journal = settings.outage.as_ref().map(|outage| &outage.journal);
+    let mut parts = Parts {
+        ledger: Arc::new(ledger),
+        outage: None,
         guard,
         losses: AtomicU64::new(0),
         flushing: tokio::sync::Mutex::default(),
         records: RecordTable::new(command_link.clone()),
-        feed,
-        presence,
+        feed: None,
+        presence: None,
         max_staleness: settings.max_staleness,
-        journal,
+        journal: journal.cloned(),
         zone: zone.to_owned(),
         zone_claimed: Default::default(),
         keys,
@@ -137,7 +86,65 @@ pub async fn open(
         link,
         command_link,
         accounts,
-    })
+    };
+    if let Role::Gateway(node) = role {
+        add_parts_of_gateway(&mut parts, node, &producer, settings, identity).await?;
+    }
+    Ok(parts)
+}
+
+/// The links for the calls of requests and of commands, after the first attempt to connect each.
+async fn links(
+    topology: Topology,
+    preparation: Preparation,
+    timeout: Duration,
+) -> Result<[Arc<RedisLink>; 2], StoreError> {
+    let command_timeout = COMMAND_TIMEOUT.max(timeout);
+    let request_timeout = match preparation.role {
+        Role::Gateway(_) => timeout,
+        Role::Command => command_timeout,
+    };
+    let preparation = Arc::new(preparation);
+    let links = [request_timeout, command_timeout].map(|timeout| {
+        let link = RedisLink::new(topology.clone(), preparation.clone(), timeout);
+        Arc::new(link)
+    });
+    for link in &links {
+        first_attempt(link, &preparation.role).await?;
+    }
+    Ok(links)
+}
+
+/// Adds the parts that commands do not have: the service without Redis, the feed, the entry in the register.
+async fn add_parts_of_gateway(
+    parts: &mut Parts,
+    node: NodeName,
+    producer: &Producer,
+    settings: RedisSettings,
+    identity: StoreIdentity,
+) -> Result<(), StoreError> {
+    if let Some(outage) = settings.outage {
+        let (guard, identity) = (parts.guard.clone(), identity.clone());
+        let counted = (
+            parts.accounts.clone(),
+            parts.ledger.clone(),
+            parts.clock.clone(),
+        );
+        let service = OutageService::open(outage, producer.process(), guard, counted, identity);
+        parts.outage = Some(service.await?);
+    }
+    let setting = FeedSettings {
+        link: parts.command_link.clone(),
+        keys: parts.keys.clone(),
+        zone: parts.zone.clone(),
+        clock: parts.local_clock.clone(),
+    };
+    let feed = follower(setting, settings.replica.clone(), identity).await?;
+    let (link, guard) = (parts.command_link.clone(), parts.guard.clone());
+    let presence = Presence::new(link, guard, node, settings.replica).await?;
+    parts.feed = Some(Arc::new(feed));
+    parts.presence = Some(Arc::new(presence));
+    Ok(())
 }
 
 /// Waits until a gateway, if it can reach Redis, has its keys and the last counts of killed processes.
