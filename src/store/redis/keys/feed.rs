@@ -112,6 +112,18 @@ struct RepeatedLoad {
 }
 
 impl RepeatedLoad {
+    /// The first load for a reason, which does not wait.
+    fn new(why: &'static str, run_ids: BTreeSet<String>) -> RepeatedLoad {
+        RepeatedLoad {
+            why,
+            run_ids,
+            pause: RECONNECT,
+            end: Instant::now(),
+            made: 0,
+            is_read: false,
+        }
+    }
+
     fn is_of(&self, why: &str, run_ids: &BTreeSet<String>) -> bool {
         self.why == why && self.run_ids == *run_ids
     }
@@ -539,14 +551,7 @@ impl FeedConnection<'_> {
                 true
             }
             Some(_) | None => {
-                *self.reload = Some(RepeatedLoad {
-                    why,
-                    run_ids: self.run_ids.clone(),
-                    pause: RECONNECT,
-                    end: Instant::now(),
-                    made: 0,
-                    is_read: false,
-                });
+                *self.reload = Some(RepeatedLoad::new(why, self.run_ids.clone()));
                 tracing::warn!(
                     why,
                     "the feed of key changes no longer contains this gateway's position: loading all keys again"
@@ -555,26 +560,7 @@ impl FeedConnection<'_> {
                 false
             }
         };
-        let loaded = async {
-            let zone = feed.remember_zone().await;
-            if let Err(error @ StoreError::OtherCalendar(_)) = zone {
-                return Err(error);
-            }
-            let written = feed.load(state.last, &self.run_ids, Lookups::Lost).await?;
-            Ok(zone.and(written))
-        };
-        let loaded = match loaded.await {
-            Ok(Err(error)) if is_of_user(&error.to_string()) => Err(error),
-            loaded => loaded,
-        };
-        if let Ok(Err(_)) = loaded {
-            // The loss is noticed again, however it was noticed now.
-            *feed.origin.lock() = ReplicaOrigin::default();
-        }
-        if let Some(reload) = self.reload {
-            reload.begin_pause(link.made());
-            reload.is_read |= loaded.is_ok();
-        }
+        let loaded = self.load_and_write_back(state.last).await;
         match loaded {
             Err(error) if reads_on && error.is_transient() => {
                 if !is_repeated {
@@ -597,6 +583,36 @@ impl FeedConnection<'_> {
                 Ok(Followed::Whole)
             }
         }
+    }
+
+    /// Loads all keys, up to the position `last`, and writes back what Redis has lost; the inner result is that of the latter. Another
+    /// load is paused after it.
+    async fn load_and_write_back(
+        &mut self,
+        last: u128,
+    ) -> Result<Result<(), StoreError>, StoreError> {
+        let feed = self.feed;
+        let loaded = async {
+            let zone = feed.remember_zone().await;
+            if let Err(error @ StoreError::OtherCalendar(_)) = zone {
+                return Err(error);
+            }
+            let written = feed.load(last, &self.run_ids, Lookups::Lost).await?;
+            Ok(zone.and(written))
+        };
+        let loaded = match loaded.await {
+            Ok(Err(error)) if is_of_user(&error.to_string()) => Err(error),
+            loaded => loaded,
+        };
+        if let Ok(Err(_)) = loaded {
+            // The loss is noticed again, however it was noticed now.
+            *feed.origin.lock() = ReplicaOrigin::default();
+        }
+        if let Some(reload) = self.reload {
+            reload.begin_pause(feed.setting.link.made());
+            reload.is_read |= loaded.is_ok();
+        }
+        loaded
     }
 
     /// Why changes after `place` may be missing from the stream; `None` if they are not.
