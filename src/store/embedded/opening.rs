@@ -88,22 +88,12 @@ fn open_blocking(
         keeping,
     } = settings;
     let is_new = !path.exists();
-    schema::create_file(&path)?;
-    let connect = || schema::connect(&path, durability);
-    let mut writing = connect()?;
-    schema::prepare(&mut writing, &path, zone)?;
-    let opened = FileIdentity::at(&path);
-    let (following, syncing, reading) = (connect()?, connect()?, connect()?);
     let gateway = match role {
         Role::Gateway(name) => Some(name),
         Role::Command => None,
     };
-    let file = match gateway {
-        Some(_) => Some(Arc::new(hold(&path, opened)?)),
-        None => None,
-    };
-    let held = |connection| HeldConnection::new(connection, file.clone());
-    let [writing, following, syncing, reading] = [writing, following, syncing, reading].map(held);
+    let (connections, file) = connect(&path, durability, zone, gateway.as_ref())?;
+    let [writing, following, syncing, reading] = connections;
     let keys = Follower::new(match gateway {
         Some(_) => KeptRecords::Whole,
         None => KeptRecords::Nothing,
@@ -151,6 +141,27 @@ fn open_blocking(
     };
     store.start_threads(connections, gateway, interval, at_work)?;
     Ok(store)
+}
+
+/// The connections to the file, which is made if it is missing and prepared if it is new. A gateway holds the file.
+fn connect(
+    path: &Path,
+    durability: Durability,
+    zone: &str,
+    gateway: Option<&NodeName>,
+) -> Result<([HeldConnection; 4], Option<Arc<HeldFile>>), StoreError> {
+    schema::create_file(path)?;
+    let connect = || schema::connect(path, durability);
+    let mut first = connect()?;
+    schema::prepare(&mut first, path, zone)?;
+    let opened = FileIdentity::at(path);
+    let connections = [first, connect()?, connect()?, connect()?];
+    let file = match gateway {
+        Some(_) => Some(Arc::new(hold(path, opened)?)),
+        None => None,
+    };
+    let held = |connection| HeldConnection::new(connection, file.clone());
+    Ok((connections.map(held), file))
 }
 
 /// Holds the file that was opened first; it must be the one that the path leads to still.
