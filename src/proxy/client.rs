@@ -13,20 +13,16 @@ use super::connection::allowance::Turn;
 use super::failure::{Failure, look_at};
 use crate::clock::timer::Timer;
 use crate::policy::http1::Version;
-use crate::policy::http1::fields::FieldList;
 use crate::policy::http1::request::RequestHead;
 
 pub mod http1;
 pub mod http2;
+mod piece;
+
+pub use piece::{Head, Piece};
 
 use http1::Http1Side;
 use http2::Http2Side;
-
-/// How long the rest of a body is read and discarded after the answer: clients exist that write first and read later, and over HTTP/2
-/// some that discard an answer if their upload ends before it is complete.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// The size of the buffer that a part of an answer was read into.
-const BUFFER_BYTES: u64 = 16 * 1024;
 
 /// A request with its client's side.
 pub struct Client<'c> {
@@ -46,45 +42,6 @@ pub enum Side<'c> {
     Http1(Http1Side<'c>),
     /// One of the connection's streams.
     Http2(Box<Http2Side>),
-}
-
-/// A piece of an answer, and whether the answer ends with it.
-#[derive(Debug)]
-pub enum Piece {
-    /// A head: of an interim answer, or of the final one.
-    Head(Box<Head>, bool),
-    /// A part of the body; the last one may be empty.
-    Part(Bytes, bool),
-}
-
-impl Piece {
-    /// The bytes of the body in it.
-    fn body_bytes(&self) -> usize {
-        match self {
-            Piece::Head(..) => 0,
-            Piece::Part(part, _) => part.len(),
-        }
-    }
-
-    /// The approximate memory that it occupies.
-    pub fn held_bytes(&self) -> u64 {
-        match self {
-            Piece::Head(head, _) => head.fields.bytes() as u64,
-            // A part keeps the whole buffer that it was read into.
-            Piece::Part(part, _) => (part.len() as u64).max(BUFFER_BYTES),
-        }
-    }
-}
-
-/// The head of an answer, without the fields that are specific to an HTTP version or frame its body.
-#[derive(Debug)]
-pub struct Head {
-    /// The status.
-    pub status: StatusCode,
-    /// The length of the body in the answer to a `GET`, if known.
-    pub length: Option<u64>,
-    /// All other fields.
-    pub fields: FieldList,
 }
 
 impl<'c> Client<'c> {

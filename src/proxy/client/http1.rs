@@ -10,7 +10,7 @@ use http::{Method, StatusCode};
 use pingora::protocols::http::date::get_cached_date;
 use tokio::time::Instant;
 
-use super::{DRAIN_TIMEOUT, Head};
+use super::piece::Head;
 use crate::clock::timer::Timer;
 use crate::policy::http1::Version;
 use crate::policy::http1::body::{BodyReader, ChunkLimits};
@@ -20,6 +20,9 @@ use crate::policy::http1::writer::{BodyWriter, ConnectionFate, HeadWriter, Wrong
 use crate::proxy::connection::wire::ClientWire;
 use crate::proxy::failure::{ClientFault, Failure, ServerFault};
 
+/// How long the rest of a body is read and discarded after the answer: clients exist that write first and read later, and over HTTP/2
+/// some that discard an answer if their upload ends before it is complete.
+pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes that a client may send ahead while a request is answered; more waits in the system's buffers.
 const AHEAD_BYTES_MAX: usize = 8 * 1024;
 /// Room for one field of an answer. Most take less, so that the buffer of a short answer stays small and cheap to allocate.

@@ -13,7 +13,8 @@ use http::{HeaderName, Response, StatusCode};
 use pingora::protocols::http::date::get_cached_date;
 use tokio::time::Instant;
 
-use super::{DRAIN_TIMEOUT, Head};
+use super::http1::DRAIN_TIMEOUT;
+use super::piece::Head;
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::rate_limit::{RATE_LIMIT, X_RATE_LIMIT_REMAINING};

@@ -1,0 +1,48 @@
+//! An answer to a client, piece by piece.
+
+use bytes::Bytes;
+use http::StatusCode;
+
+use crate::policy::http1::fields::FieldList;
+
+/// The size of the buffer that a part of an answer was read into.
+const BUFFER_BYTES: u64 = 16 * 1024;
+
+/// A piece of an answer, and whether the answer ends with it.
+#[derive(Debug)]
+pub enum Piece {
+    /// A head: of an interim answer, or of the final one.
+    Head(Box<Head>, bool),
+    /// A part of the body; the last one may be empty.
+    Part(Bytes, bool),
+}
+
+impl Piece {
+    /// The bytes of the body in it.
+    pub(super) fn body_bytes(&self) -> usize {
+        match self {
+            Piece::Head(..) => 0,
+            Piece::Part(part, _) => part.len(),
+        }
+    }
+
+    /// The approximate memory that it occupies.
+    pub fn held_bytes(&self) -> u64 {
+        match self {
+            Piece::Head(head, _) => head.fields.bytes() as u64,
+            // A part keeps the whole buffer that it was read into.
+            Piece::Part(part, _) => (part.len() as u64).max(BUFFER_BYTES),
+        }
+    }
+}
+
+/// The head of an answer, without the fields that are specific to an HTTP version or frame its body.
+#[derive(Debug)]
+pub struct Head {
+    /// The status.
+    pub status: StatusCode,
+    /// The length of the body in the answer to a `GET`, if known.
+    pub length: Option<u64>,
+    /// All other fields.
+    pub fields: FieldList,
+}
