@@ -5,10 +5,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::wire::ClientWire;
 use crate::config::Limits;
+use crate::policy::http2::CALM_DOWN;
+use crate::policy::limit_hit::LimitHit;
 use crate::proxy::gate::Gate;
 
 mod http2;
@@ -41,6 +44,47 @@ impl Guard {
             self.wire.connection.note_backlog(has_backlog);
             self.gate.note_backlog(has_backlog);
         }
+    }
+
+    fn poll_http2(
+        &mut self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        ready!(self.http2.breath.poll(context));
+        let before = buffer.filled().len();
+        if self.wire.unread.is_empty() {
+            ready!(Pin::new(&mut self.wire.transport).poll_read(context, buffer))?;
+        } else {
+            let bytes = self.wire.unread.len().min(buffer.remaining());
+            buffer.put_slice(self.wire.unread.get(..bytes).unwrap_or_default());
+            self.wire.unread.advance(bytes);
+            if self.wire.unread.is_empty() {
+                self.wire.unread = BytesMut::new();
+            }
+        }
+        let http2 = &mut self.http2;
+        let flood = http2.note_received(buffer.filled().get(before..).unwrap_or_default());
+        let streams = http2.budgets.streams;
+        self.wire.note_requests(streams);
+        let Some(flood) = flood else {
+            return Poll::Ready(Ok(()));
+        };
+        buffer.set_filled(before);
+        Poll::Ready(Err(self.calm_down(flood, context)))
+    }
+
+    /// Ends the connection, with a GOAWAY if that does not interrupt a frame.
+    fn calm_down(&mut self, flood: LimitHit, context: &mut Context<'_>) -> io::Error {
+        self.wire.note_limit(flood);
+        if self.http2.sent.is_between() {
+            self.wire.writes.gathered().extend_from_slice(&CALM_DOWN);
+        }
+        // One attempt: a client that floods may also not read.
+        let wire = &mut self.wire;
+        let _ = wire.writes.poll_flush(&mut wire.transport, context);
+        let reason = format!("too many frames: {flood}");
+        io::Error::new(io::ErrorKind::ConnectionAborted, reason)
     }
 }
 

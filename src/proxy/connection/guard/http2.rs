@@ -1,27 +1,23 @@
 //! An HTTP/2 connection, watched for frames that cost the client nothing, and for streams that the HTTP/2 library resets because
 //! of what the client sent.
 
-use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, ReadBuf};
 use tokio::task::JoinHandle;
 
-use super::Guard;
 use crate::config::Limits;
-use crate::policy::http2::{Budgets, CALM_DOWN, ControlRates, Frames};
+use crate::policy::http2::{Budgets, ControlRates, Frames};
 use crate::policy::limit_hit::LimitHit;
 use crate::telemetry::limit_hits::LimitHits;
 
 /// Both directions of a connection.
 pub(super) struct Http2Guard {
     received: Frames,
-    sent: Frames,
-    budgets: Budgets,
-    breath: Breath,
+    pub(super) sent: Frames,
+    pub(super) budgets: Budgets,
+    pub(super) breath: Breath,
     /// The kind of frames of which there were too many, if any.
     flood: Option<LimitHit>,
 }
@@ -43,7 +39,7 @@ impl Http2Guard {
     }
 
     /// Counts the client's frames. Returns the kind of which there are too many, if any.
-    fn note_received(&mut self, bytes: &[u8]) -> Option<LimitHit> {
+    pub(super) fn note_received(&mut self, bytes: &[u8]) -> Option<LimitHit> {
         let (mut flood, mut now, budgets) = (self.flood, None, &mut self.budgets);
         self.received.find(bytes, |frame| {
             let now = *now.get_or_insert_with(Instant::now);
@@ -76,7 +72,7 @@ const HEADS_AT_ONCE: u64 = 4;
 
 /// A pause in reading, so that received requests can be examined.
 #[derive(Default)]
-struct Breath {
+pub(super) struct Breath {
     streams: u64,
     taken: Option<JoinHandle<()>>,
 }
@@ -91,55 +87,12 @@ impl Breath {
         }
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if let Some(taken) = &mut self.taken {
             // Any result ends the pause.
             let _ = ready!(Pin::new(taken).poll(context));
             self.taken = None;
         }
         Poll::Ready(())
-    }
-}
-
-impl Guard {
-    pub(super) fn poll_http2(
-        &mut self,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        ready!(self.http2.breath.poll(context));
-        let before = buffer.filled().len();
-        if self.wire.unread.is_empty() {
-            ready!(Pin::new(&mut self.wire.transport).poll_read(context, buffer))?;
-        } else {
-            let bytes = self.wire.unread.len().min(buffer.remaining());
-            buffer.put_slice(self.wire.unread.get(..bytes).unwrap_or_default());
-            self.wire.unread.advance(bytes);
-            if self.wire.unread.is_empty() {
-                self.wire.unread = BytesMut::new();
-            }
-        }
-        let http2 = &mut self.http2;
-        let flood = http2.note_received(buffer.filled().get(before..).unwrap_or_default());
-        let streams = http2.budgets.streams;
-        self.wire.note_requests(streams);
-        let Some(flood) = flood else {
-            return Poll::Ready(Ok(()));
-        };
-        buffer.set_filled(before);
-        Poll::Ready(Err(self.calm_down(flood, context)))
-    }
-
-    /// Ends the connection, with a GOAWAY if that does not interrupt a frame.
-    pub(super) fn calm_down(&mut self, flood: LimitHit, context: &mut Context<'_>) -> io::Error {
-        self.wire.note_limit(flood);
-        if self.http2.sent.is_between() {
-            self.wire.writes.gathered().extend_from_slice(&CALM_DOWN);
-        }
-        // One attempt: a client that floods may also not read.
-        let wire = &mut self.wire;
-        let _ = wire.writes.poll_flush(&mut wire.transport, context);
-        let reason = format!("too many frames: {flood}");
-        io::Error::new(io::ErrorKind::ConnectionAborted, reason)
     }
 }
