@@ -1,7 +1,5 @@
 //! No two files of a room import each other, not even through others, and the layers of a room are imported downwards only.
 //!
-//! [`EXCUSED`] lists the files that may: each circle with its reason. A new circle, a larger one and an entry without a circle fail.
-//!
 //! A file imports another if it names it in a `use`, or in a path that begins with `crate`, `super`, `self` or one of its own
 //! modules. Declaring a module imports nothing; code for tests does not count.
 
@@ -12,9 +10,6 @@ use std::path::Path;
 type Module = Vec<String>;
 /// The imports of every file, by its module.
 type Imports = BTreeMap<Module, BTreeSet<Module>>;
-
-/// The circles that exist: the top file, the others by their names below it, and what they share that has no file of its own.
-const EXCUSED: [(&str, &[&str], &str); 0] = [];
 
 /// The layers of `store/redis` from the bottom up, as in its documentation. Files without a layer of their own are of the ground.
 const REDIS_LAYERS: [&[&str]; 8] = [
@@ -246,14 +241,6 @@ fn circles(imports: &Imports) -> Vec<BTreeSet<Module>> {
     found.into_iter().collect()
 }
 
-/// The files of an entry of [`EXCUSED`].
-fn excused((top, others, _): &(&str, &[&str], &str)) -> BTreeSet<Module> {
-    let others = others
-        .iter()
-        .map(|other| module(&format!("{top}::{other}")));
-    others.chain([module(top)]).collect()
-}
-
 /// The imports within a circle, as text.
 fn shown(circle: &BTreeSet<Module>, imports: &Imports) -> String {
     let mut text = format!("a circle of {} files:\n", circle.len());
@@ -309,17 +296,10 @@ fn upward(room: &Module, layers: &[&[&str]], imports: &Imports) -> Vec<String> {
 fn no_files_of_a_room_import_each_other() {
     let imports = imports(&texts());
     let circles = circles(&imports);
-    for entry in &EXCUSED {
-        let (top, _, reason) = entry;
-        assert!(!reason.is_empty(), "{top} needs a reason");
-        assert!(
-            circles.contains(&excused(entry)),
-            "{top} and the files of its entry are no circle: remove or correct it here"
-        );
-    }
-    let excused: Vec<BTreeSet<Module>> = EXCUSED.iter().map(excused).collect();
-    let refused = circles.iter().filter(|circle| !excused.contains(circle));
-    let shown: Vec<String> = refused.map(|circle| shown(circle, &imports)).collect();
+    let shown: Vec<String> = circles
+        .iter()
+        .map(|circle| shown(circle, &imports))
+        .collect();
     assert!(shown.is_empty(), "{}", shown.join("\n"));
 }
 
