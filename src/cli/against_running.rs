@@ -15,7 +15,7 @@ use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
 
 use super::output::{RecordFormat, cells, prose, write_table};
-use super::session::{Session, UsageError, judged, note};
+use super::session::{Expected, Session, UsageError, judged, note};
 use crate::config::{About, Config, Difference, Effective};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
 use crate::policy::secret::Secret;
@@ -183,14 +183,13 @@ fn concerned(config: Config, differences: &[Difference]) -> anyhow::Result<Vec<C
         // Another store, or its days in another zone, has other keys than the running gateway.
         return Ok(Vec::new());
     }
-    let mut concerned = Vec::new();
-    Session::run(config, async |session| {
+    Session::run(config, Expected::Database, async |session| {
         let keys = session.store.all_keys().await?;
         let now = session.store.server_time().await?;
         let today = session.config.calendar.day_at(now)?.date;
         let usage = session.store.usage(today, today, None).await?;
         let used: BTreeMap<_, _> = usage.iter().map(|day| (day.key, day.used)).collect();
-        for (tier, daily) in lowered {
+        let concerned = lowered.into_iter().map(|(tier, daily)| {
             let counts = |key: &&KeyRecord| {
                 let used = used.get(&key.id).copied().unwrap_or(0);
                 match daily {
@@ -201,15 +200,14 @@ fn concerned(config: Config, differences: &[Difference]) -> anyhow::Result<Vec<C
                 }
             };
             let of_tier = keys.iter().filter(|key| key.tier == tier);
-            concerned.push(Concerned {
+            Concerned {
                 tier: tier.to_string(),
                 daily,
                 keys: of_tier.filter(counts).count() as u64,
-            });
-        }
-        Ok(())
-    })?;
-    Ok(concerned)
+            }
+        });
+        Ok(concerned.collect())
+    })
 }
 
 fn write_people(out: &mut dyn Write, report: &ChangeReport) -> anyhow::Result<()> {

@@ -11,7 +11,7 @@ use super::key_argument::{KeyArgument, id_of};
 use super::output::{
     RowsFormat, parse_date, parse_name, to_the_second, write_csv, write_json, write_table,
 };
-use super::session::{Session, UsageError, require_content};
+use super::session::{Expected, Session, UsageError};
 use crate::config::Config;
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::calendar::Calendar;
@@ -75,8 +75,7 @@ pub(super) fn run(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let mut wanted = arguments.wanted(&config.calendar)?;
-    Session::run(config, async |session| {
-        require_content(&*session.store).await?;
+    Session::run(config, Expected::Content, async |session| {
         wanted.key = id_of(arguments.key, session).await?;
         let entries = session.store.audit(wanted).await?;
         write(&entries, arguments.output, out)

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::against_running::note_tiers_that_do_not_run;
 use super::key_argument::KeyArgument;
 use super::output::{RecordFormat, escape, prose, to_the_second, write_record, write_table};
-use super::session::{Session, note, require_content};
+use super::session::{Expected, Session, note};
 use crate::config::{Config, SourcePosition, Tier};
 use crate::policy::admission::{AdmissionStep, Verdict};
 use crate::policy::api_key::KeyId;
@@ -87,8 +87,7 @@ pub(super) fn run(
     config: Config,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    Session::run(config, async |session| {
-        require_content(&*session.store).await?;
+    Session::run(config, Expected::Content, async |session| {
         explain(session, arguments, out).await
     })
 }

@@ -16,7 +16,7 @@ use orders::ChangeCommand;
 use super::against_running::note_tiers_that_do_not_run;
 use super::key_argument::KeyArgument;
 use super::output::RecordFormat;
-use super::session::{Session, require_content};
+use super::session::{Expected, Session};
 use crate::config::Config;
 
 mod arguments;
@@ -96,28 +96,27 @@ pub(super) fn run(
         let tier = configured_tier(&config, tier)?;
         note_tiers_that_do_not_run(&config, [&tier]);
     }
-    // These may be the first commands on a store.
-    let begins = matches!(command, KeysCommand::Issue(_) | KeysCommand::Import(_));
-    let only_checks = matches!(command, KeysCommand::Import(order) if !order.writes());
-    let work = async |session: &Session| {
-        if !begins {
-            require_content(&*session.store).await?;
-        }
-        match command {
-            KeysCommand::Issue(order) => issue::issue(session, order, out).await,
-            KeysCommand::List(wanted) => find::list(session, wanted, out).await,
-            KeysCommand::Show { id, output } => {
-                find::show(session, id.id(session).await?, *output, out).await
-            }
-            KeysCommand::Rotate(order) => issue::rotate(session, order, out).await,
-            KeysCommand::Change(command) => orders::change(session, command, out).await,
-            KeysCommand::Grant(order) => orders::grant(session, order, out).await,
-            KeysCommand::Import(order) => transfer::import(session, order, out).await,
-            KeysCommand::Export(order) => transfer::export(session, order, out).await,
-        }
+    let expected = match command {
+        // These may be the first commands on a store.
+        KeysCommand::Issue(_) => Expected::Nothing,
+        KeysCommand::Import(order) => order.expected(),
+        KeysCommand::List(_)
+        | KeysCommand::Show { .. }
+        | KeysCommand::Rotate(_)
+        | KeysCommand::Change(_)
+        | KeysCommand::Grant(_)
+        | KeysCommand::Export(_) => Expected::Content,
     };
-    match begins && !only_checks {
-        true => Session::run_creating(config, work),
-        false => Session::run(config, work),
-    }
+    Session::run(config, expected, async |session| match command {
+        KeysCommand::Issue(order) => issue::issue(session, order, out).await,
+        KeysCommand::List(wanted) => find::list(session, wanted, out).await,
+        KeysCommand::Show { id, output } => {
+            find::show(session, id.id(session).await?, *output, out).await
+        }
+        KeysCommand::Rotate(order) => issue::rotate(session, order, out).await,
+        KeysCommand::Change(command) => orders::change(session, command, out).await,
+        KeysCommand::Grant(order) => orders::grant(session, order, out).await,
+        KeysCommand::Import(order) => transfer::import(session, order, out).await,
+        KeysCommand::Export(order) => transfer::export(session, order, out).await,
+    })
 }

@@ -95,7 +95,7 @@ pub fn missing_file(store: &StoreConfig) -> Option<PathBuf> {
 ///
 /// # Errors
 /// If the store was emptied, or never written: all results would be empty. Whether the store can be read is left to the command.
-pub async fn require_content(store: &dyn Store) -> anyhow::Result<()> {
+async fn require_content(store: &dyn Store) -> anyhow::Result<()> {
     let patience = Instant::now() + RESTORATION_PATIENCE;
     loop {
         match store.content().await {
@@ -121,6 +121,17 @@ pub async fn require_content(store: &dyn Store) -> anyhow::Result<()> {
     }
 }
 
+/// What a store must have before a command begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// Its content: without it, all results would be empty.
+    Content,
+    /// The file of an embedded store.
+    Database,
+    /// Nothing: a missing file is created.
+    Nothing,
+}
+
 /// A configuration and its open store, during one command.
 pub struct Session {
     /// The configuration.
@@ -130,36 +141,43 @@ pub struct Session {
 }
 
 impl Session {
-    /// Opens the store, runs `work` and closes the store, also after an error.
+    /// Opens the store, checks that it has what is expected, runs `work` and closes the store, also after an error.
     ///
     /// # Errors
-    /// Also if the file of the embedded store is missing: a command in the wrong directory would report an empty store.
-    pub fn run(
+    /// Also if the store lacks what is expected: a command in the wrong directory would report an empty store.
+    pub fn run<T>(
         config: Config,
-        work: impl AsyncFnOnce(&Session) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
-        if let Some(path) = missing_file(&config.store) {
+        expected: Expected,
+        work: impl AsyncFnOnce(&Session) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        if expected != Expected::Nothing
+            && let Some(path) = missing_file(&config.store)
+        {
             bail!(
-                "there is no database {}: run the command in the gateway's working directory, or correct store.embedded.path. \
-                 `touchline serve`, `keys issue` and `keys import` create a database",
-                std::path::absolute(&path).unwrap_or(path).display()
+                "there is no database {}, here {}: run the command in the gateway's working directory, or correct its path \
+                 (store.embedded.path, or --from of a copy). `touchline serve`, `keys issue` and `keys import` create a database",
+                path.display(),
+                std::path::absolute(&path).unwrap_or_default().display()
             );
         }
-        Session::run_creating(config, work)
-    }
-
-    /// As [`Self::run`], and creates the file of an embedded store if it is missing.
-    pub fn run_creating(
-        config: Config,
-        work: impl AsyncFnOnce(&Session) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
         on_runtime(async {
             let store = server::open_store(&config, Role::Command, Clock::system()).await?;
             let session = Session { config, store };
-            let outcome = work(&session).await;
+            let outcome = session.work(expected, work).await;
             session.store.close(CLOSE_DEADLINE).await;
             outcome
         })
+    }
+
+    async fn work<T>(
+        &self,
+        expected: Expected,
+        work: impl AsyncFnOnce(&Session) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        if expected == Expected::Content {
+            require_content(&*self.store).await?;
+        }
+        work(self).await
     }
 
     /// Waits until every gateway has applied a change; without a mark, the store's last change.

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::keys::ChangeOptions;
 use super::output::{RecordFormat, escape, parse_name, to_the_second, write_record, write_table};
-use super::session::{Session, judged};
+use super::session::{Expected, Session, judged};
 use crate::config::{Config, Purpose};
 use crate::store::status::{
     EmbeddedFacts, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
@@ -96,7 +96,7 @@ pub(super) fn run(
     let config = || Config::load_for(configuration, Purpose::Commands);
     match command {
         StoreCommand::Status { output } => show_status(config()?, *output, out),
-        StoreCommand::Backup(order) => transfer::backup(order, &config()?, out),
+        StoreCommand::Backup(order) => transfer::backup(order, config()?, out),
         StoreCommand::Restore(order) => transfer::restore(order, &config()?, out),
         StoreCommand::Copy(order) => transfer::copy(order, configuration, out),
         StoreCommand::Forget(order) => forget(config()?, order, out),
@@ -105,7 +105,7 @@ pub(super) fn run(
 
 fn forget(config: Config, order: &ForgetArguments, out: &mut dyn Write) -> anyhow::Result<()> {
     let name = escape(&order.node);
-    Session::run(config, async |session| {
+    Session::run(config, Expected::Database, async |session| {
         let node = NodeName(order.node.clone());
         let author = order.options.author();
         match session.store.forget_gateway(&node, &author).await? {
@@ -133,17 +133,13 @@ fn forget(config: Config, order: &ForgetArguments, out: &mut dyn Write) -> anyho
 
 fn show_status(config: Config, output: RecordFormat, out: &mut dyn Write) -> anyhow::Result<()> {
     let journal = place::journal_of(&config.store);
-    let mut status = None;
-    let outcome = Session::run(config, async |session| {
-        status = Some(session.store.status().await?);
-        Ok(())
+    let status = Session::run(config, Expected::Database, async |session| {
+        Ok(session.store.status().await?)
     });
-    match (status, outcome, journal) {
-        (Some(status), outcome, _) => {
-            output.write(out, &status, |out| write_tables(&status, out))?;
-            outcome
-        }
-        (None, Err(error), Some(journal)) => {
+    match (status, journal) {
+        (Ok(status), _) => output.write(out, &status, |out| write_tables(&status, out)),
+        (Err(error), None) => Err(error),
+        (Err(error), Some(journal)) => {
             let without = WithoutRedis {
                 error: error.to_string(),
                 journal,
@@ -151,7 +147,6 @@ fn show_status(config: Config, output: RecordFormat, out: &mut dyn Write) -> any
             let table = |out: &mut dyn Write| write_record(out, &journal_fields(&without.journal));
             judged(output.write(out, &without, table), Err(error))
         }
-        (None, outcome, _) => outcome,
     }
 }
 

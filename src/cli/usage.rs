@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::{Args, Subcommand};
 
 use super::output::{RecordFormat, RowsFormat};
-use super::session::{Session, require_content};
+use super::session::{Expected, Session};
 use crate::config::Config;
 
 mod bars;
@@ -91,21 +91,18 @@ pub(super) fn run(
         by,
         output,
     } = arguments;
-    Session::run(config, async |session| {
-        require_content(&*session.store).await?;
-        match command {
-            None => report::run(session, asked, *by, *output, out).await,
-            Some(UsageCommand::Verify {
-                asked,
-                digest,
-                output,
-            }) => verify::run(session, asked, digest.as_deref(), *output, out).await,
-            Some(UsageCommand::Export { span }) => chain::export(session, span, out).await,
-            Some(UsageCommand::Invoice {
-                month,
-                customer,
-                output,
-            }) => invoice::run(session, *month, customer.as_deref(), *output, out).await,
-        }
+    Session::run(config, Expected::Content, async |session| match command {
+        None => report::run(session, asked, *by, *output, out).await,
+        Some(UsageCommand::Verify {
+            asked,
+            digest,
+            output,
+        }) => verify::run(session, asked, digest.as_deref(), *output, out).await,
+        Some(UsageCommand::Export { span }) => chain::export(session, span, out).await,
+        Some(UsageCommand::Invoice {
+            month,
+            customer,
+            output,
+        }) => invoice::run(session, *month, customer.as_deref(), *output, out).await,
     })
 }

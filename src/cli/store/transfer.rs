@@ -16,7 +16,9 @@ use serde::Serialize;
 
 use super::place;
 use crate::cli::output::{RecordFormat, private_file, to_the_second, write_record};
-use crate::cli::session::{CLOSE_DEADLINE, missing_file, note, on_runtime, piped, require_content};
+use crate::cli::session::{
+    CLOSE_DEADLINE, Expected, Session, missing_file, note, on_runtime, piped,
+};
 use crate::clock::Clock;
 use crate::config::{Config, Purpose};
 use crate::policy::words::counted;
@@ -97,10 +99,10 @@ struct TransferTarget {
 
 pub(super) fn backup(
     order: &BackupArguments,
-    from: &Config,
+    from: Config,
     out: &mut (dyn Write + Send),
 ) -> anyhow::Result<()> {
-    note_journal(from, "back up again");
+    note_journal(&from, "back up again");
     let header = Header {
         format: FORMAT,
         made: Timestamp::now(),
@@ -109,13 +111,13 @@ pub(super) fn backup(
         zone: from.calendar.name().to_owned(),
     };
     if order.file == Path::new("-") {
-        let contents = on_runtime(write_backup(from, &header, BufWriter::new(out)))?;
+        let contents = write_backup(from, &header, BufWriter::new(out))?;
         note(&format!("{} backed up", summary(&contents)));
         return Ok(());
     }
     let shown = order.file.display();
     let file = private_file(&order.file)?;
-    let written = on_runtime(write_backup(from, &header, BufWriter::new(&file)))
+    let written = write_backup(from, &header, BufWriter::new(&file))
         .and_then(|contents| Ok(file.sync_all().map(|()| contents)?));
     match written {
         Ok(contents) => {
@@ -133,16 +135,15 @@ pub(super) fn backup(
     }
 }
 
-async fn write_backup(from: &Config, header: &Header, out: impl Write) -> anyhow::Result<Contents> {
-    let source = open_source(from).await?;
-    let mut writer = BackupWriter::begin(out, header)?;
-    let put = async |piece| Ok(writer.put(&piece)?);
-    let exported = piped(async |sender| source.export(sender).await, put).await;
-    source.close(CLOSE_DEADLINE).await;
-    exported?;
-    let (contents, mut out) = writer.end()?;
-    out.flush()?;
-    Ok(contents)
+fn write_backup(from: Config, header: &Header, out: impl Write) -> anyhow::Result<Contents> {
+    Session::run(from, Expected::Content, async |source| {
+        let mut writer = BackupWriter::begin(out, header)?;
+        let put = async |piece| Ok(writer.put(&piece)?);
+        piped(async |sender| source.store.export(sender).await, put).await?;
+        let (contents, mut out) = writer.end()?;
+        out.flush()?;
+        Ok(contents)
+    })
 }
 
 pub(super) fn restore(
@@ -191,15 +192,12 @@ pub(super) fn copy(
     let [from_shown, to_shown] = [&from, &to].map(|config| place::shown(&config.store));
     same_zone(&from_shown, from.calendar.name(), to.calendar.name())?;
     note_journal(&from, "copy again with --merge");
-    let mut target = on_runtime(async {
-        let source = open_source(&from).await?;
+    let mut target = Session::run(from, Expected::Content, async |source| {
         let filled = TransferTarget::filled(&to, &order.how, async |target| {
             let put = async |piece| target.put(piece).await;
-            piped(async |sender| source.export(sender).await, put).await
+            piped(async |sender| source.store.export(sender).await, put).await
         });
-        let filled = filled.await;
-        source.close(CLOSE_DEADLINE).await;
-        filled
+        filled.await
     })?;
     target.report((from_shown, to_shown), &order.how, out)
 }
@@ -228,22 +226,6 @@ fn note_journal(from: &Config, again: &str) {
             journal.unsettled_counts
         ));
     }
-}
-
-async fn open_source(from: &Config) -> anyhow::Result<Arc<dyn Store>> {
-    if let Some(path) = missing_file(&from.store) {
-        bail!(
-            "there is no database {}: correct --from or store.embedded.path",
-            path.display()
-        );
-    }
-    let source = open(from).await?;
-    require_content(&*source).await?;
-    Ok(source)
-}
-
-async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
-    Ok(server::open_store(config, Role::Command, Clock::system()).await?)
 }
 
 impl TransferTarget {
@@ -280,7 +262,7 @@ impl TransferTarget {
         let missing = how.dry_run && missing_file(&to.store).is_some();
         let store = match missing {
             true => None,
-            false => Some(open(to).await?),
+            false => Some(server::open_store(to, Role::Command, Clock::system()).await?),
         };
         let target = TransferTarget {
             store,

@@ -17,7 +17,7 @@ use super::rows;
 use crate::cli::against_running::note_tiers_that_do_not_run;
 use crate::cli::keys::arguments::ChangeOptions;
 use crate::cli::output::RecordFormat;
-use crate::cli::session::{Session, UsageError};
+use crate::cli::session::{Expected, Session, UsageError};
 use crate::policy::api_key::{KeyId, os_entropy};
 use crate::policy::key_record::{Action, LastChange, TierName};
 use crate::policy::words::counted;
@@ -43,9 +43,12 @@ pub(in crate::cli) struct ImportArguments {
 }
 
 impl ImportArguments {
-    /// Whether the import writes into the store, or only checks the file.
-    pub(in crate::cli) fn writes(&self) -> bool {
-        !self.dry_run
+    /// What the store must have: an import may begin one, but a rehearsal creates nothing.
+    pub(in crate::cli) fn expected(&self) -> Expected {
+        match self.dry_run {
+            true => Expected::Database,
+            false => Expected::Nothing,
+        }
     }
 }
 
