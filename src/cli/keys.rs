@@ -9,7 +9,6 @@ use std::io::Write;
 use clap::Subcommand;
 
 pub(super) use arguments::ChangeOptions;
-use arguments::SetTierArguments;
 use named::configured_tier;
 use orders::ChangeCommand;
 
@@ -91,7 +90,7 @@ pub(super) fn run(
 ) -> anyhow::Result<()> {
     // An unknown tier is reported without opening the store.
     if let KeysCommand::Issue(issue::IssueArguments { tier, .. })
-    | KeysCommand::Change(ChangeCommand::SetTier(SetTierArguments { tier, .. })) = command
+    | KeysCommand::Change(ChangeCommand::SetTier { tier, .. }) = command
     {
         let tier = configured_tier(&config, tier)?;
         note_tiers_that_do_not_run(&config, [&tier]);

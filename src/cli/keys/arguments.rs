@@ -6,9 +6,11 @@ use std::time::Duration;
 use clap::Args;
 use jiff::civil::Date;
 
+use super::change::Consent;
 use crate::cli::key_argument::KeyArgument;
 use crate::cli::output::{RecordFormat, parse_date, parse_name};
 use crate::policy::audit::Author;
+use crate::policy::key_record::{Action, LastChange};
 
 /// The longest overlap, so that a typing error does not leave a leaked secret valid for longer.
 const OVERLAP_MAX: Duration = Duration::from_secs(90 * 86_400);
@@ -63,93 +65,53 @@ impl ChangeOptions {
     pub(in crate::cli) fn author(&self) -> Author {
         self.by.author(self.reason.as_deref())
     }
+
+    /// The first change of a record, for the trail.
+    pub(super) fn first(&self, action: Action) -> LastChange {
+        let author = self.author();
+        LastChange {
+            reason: author.reason,
+            ..LastChange::first(action, author.who)
+        }
+    }
 }
 
-/// A change after which a client always loses access.
+/// The key that a command changes, and how the change is recorded and shown.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct CutArguments {
+pub(in crate::cli) struct ChangedKey {
     /// The public id of the key, or the key itself.
     pub(super) id: KeyArgument,
-    /// Do not ask for confirmation; required without a terminal.
+    #[command(flatten)]
+    pub(super) options: ChangeOptions,
+}
+
+/// The same for a change by which a client may lose access.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct ConfirmedKey {
+    #[command(flatten)]
+    pub(super) key: ChangedKey,
+    /// Do not ask for confirmation. Required if the change takes something from the client and there is no terminal to ask on.
     #[arg(long)]
-    pub(super) yes: bool,
-    #[command(flatten)]
-    pub(super) options: ChangeOptions,
+    yes: bool,
 }
 
-/// A change without further arguments, after which no client loses access.
-#[derive(Debug, Args)]
-pub(in crate::cli) struct PlainArguments {
-    /// The public id of the key, or the key itself.
-    pub(super) id: KeyArgument,
-    #[command(flatten)]
-    pub(super) options: ChangeOptions,
+impl ConfirmedKey {
+    /// The meaning of `--yes`.
+    pub(super) fn consent(&self) -> Consent {
+        match self.yes {
+            true => Consent::Given,
+            false => Consent::Ask,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct RotateArguments {
-    /// The public id of the key, or the key itself.
-    pub(super) id: KeyArgument,
+    #[command(flatten)]
+    pub(super) key: ConfirmedKey,
     /// How long the old secret stays valid, such as 24h, at most 90d; with 0s it ends at once.
     #[arg(long, value_parser = parse_overlap, value_name = "DURATION")]
     pub(super) overlap: Duration,
-    /// Do not ask for confirmation. Required if a valid secret ends at once and there is no terminal to ask on.
-    #[arg(long)]
-    pub(super) yes: bool,
-    #[command(flatten)]
-    pub(super) options: ChangeOptions,
-}
-
-#[derive(Debug, Args)]
-pub(in crate::cli) struct SetTierArguments {
-    /// The public id of the key, or the key itself.
-    pub(super) id: KeyArgument,
-    /// A tier of the configuration.
-    pub(super) tier: String,
-    /// Do not ask for confirmation. Required if the key loses units or endpoints and there is no terminal to ask on.
-    #[arg(long)]
-    pub(super) yes: bool,
-    #[command(flatten)]
-    pub(super) options: ChangeOptions,
-}
-
-#[derive(Debug, Args)]
-pub(in crate::cli) struct SetExpiryArguments {
-    /// The public id of the key, or the key itself.
-    pub(super) id: KeyArgument,
-    /// The last day of the subscription, in the quota's time zone, or `never`.
-    #[arg(value_parser = parse_last_day, value_name = "DATE|never")]
-    pub(super) last_day: LastDay,
-    /// Do not ask for confirmation. Required if the subscription ends at once and there is no terminal to ask on.
-    #[arg(long)]
-    pub(super) yes: bool,
-    #[command(flatten)]
-    pub(super) options: ChangeOptions,
-}
-
-#[derive(Debug, Args)]
-pub(in crate::cli) struct SetLabelArguments {
-    /// The public id of the key, or the key itself.
-    pub(super) id: KeyArgument,
-    /// The customer's name for the key.
-    #[arg(value_parser = parse_name, required_unless_present = "none", conflicts_with = "none")]
-    pub(super) text: Option<String>,
-    /// Remove the label.
-    #[arg(long)]
-    pub(super) none: bool,
-    #[command(flatten)]
-    pub(super) options: ChangeOptions,
-}
-
-#[derive(Debug, Args)]
-pub(in crate::cli) struct SetCustomerArguments {
-    /// The public id of the key, or the key itself.
-    pub(super) id: KeyArgument,
-    /// The customer who pays for the key.
-    #[arg(value_parser = parse_name)]
-    pub(super) text: String,
-    #[command(flatten)]
-    pub(super) options: ChangeOptions,
 }
 
 #[derive(Debug, Args)]
@@ -172,22 +134,17 @@ pub(in crate::cli) struct GrantArguments {
     pub(super) output: RecordFormat,
 }
 
-/// The end of a subscription.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LastDay {
-    /// None.
-    Never,
-    /// The end of this day.
-    On(Date),
-}
+/// The last day of a subscription; `None` for one without an end.
+pub(super) type LastDay = Option<Date>;
 
-fn parse_last_day(text: &str) -> Result<LastDay, String> {
-    if text == "never" {
-        return Ok(LastDay::Never);
+/// Parses a [`LastDay`].
+pub(super) fn parse_last_day(text: &str) -> Result<LastDay, String> {
+    match text {
+        "never" => Ok(None),
+        day => parse_date(day)
+            .map(Some)
+            .map_err(|error| format!("{error}, or never")),
     }
-    parse_date(text)
-        .map(LastDay::On)
-        .map_err(|error| format!("{error}, or never"))
 }
 
 fn parse_overlap(text: &str) -> Result<Duration, String> {
@@ -253,9 +210,9 @@ mod tests {
 
     #[test]
     fn a_subscription_ends_with_a_day_or_never() {
-        assert_eq!(parse_last_day("never"), Ok(LastDay::Never));
+        assert_eq!(parse_last_day("never"), Ok(None));
         let day = "2027-01-31".parse().unwrap();
-        assert_eq!(parse_last_day("2027-01-31"), Ok(LastDay::On(day)));
+        assert_eq!(parse_last_day("2027-01-31"), Ok(Some(day)));
         for bad in ["", "Never", "none", "2027-02-30"] {
             let message = parse_last_day(bad).unwrap_err();
             assert!(

@@ -27,13 +27,6 @@ pub(super) enum Consent {
     Ask,
 }
 
-impl Consent {
-    /// The meaning of `--yes`.
-    pub(super) fn of(yes: bool) -> Consent {
-        if yes { Consent::Given } else { Consent::Ask }
-    }
-}
-
 /// The outcome of a change.
 pub(super) struct ChangeOutcome {
     /// The store's time of the change.

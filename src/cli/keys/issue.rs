@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::Serialize;
 
-use super::arguments::{ChangeOptions, RotateArguments};
-use super::change::{Consent, make};
+use super::arguments::{ChangeOptions, ChangedKey, RotateArguments};
+use super::change::make;
 use super::named::configured_tier;
 use super::view::{ChangedView, DetailView, IssuedView, KeyView};
 use crate::cli::output::{RecordFormat, parse_date, parse_name, to_the_second, write_record};
@@ -17,7 +17,7 @@ use crate::cli::session::{Session, note};
 use crate::policy::api_key::{ApiKey, os_entropy};
 use crate::policy::audit::{self, Author};
 use crate::policy::calendar::Calendar;
-use crate::policy::key_record::{Action, KeyRecord, LastChange};
+use crate::policy::key_record::{Action, KeyRecord};
 use crate::policy::lifecycle::KeyChange;
 use crate::store::{ChangeError, StoreError};
 
@@ -64,11 +64,7 @@ pub(super) async fn issue(
         .map(|last_day| end_of_subscription(&session.config.calendar, last_day, now))
         .transpose()?;
     let key = ApiKey::generate(&session.config.keys.prefix, &mut os_entropy);
-    let author = arguments.options.author();
-    let issued = LastChange {
-        reason: author.reason,
-        ..LastChange::first(Action::Issue, author.who)
-    };
+    let issued = arguments.options.first(Action::Issue);
     let record = KeyRecord {
         label: arguments.label.as_deref().map(Into::into),
         expires,
@@ -118,14 +114,15 @@ pub(super) async fn rotate(
     order: &RotateArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let (id, output) = (order.id.id(session).await?, order.options.output);
+    let ChangedKey { id, options } = &order.key.key;
+    let (id, output) = (id.id(session).await?, options.output);
     let key = ApiKey::for_id(&session.config.keys.prefix, id, &mut os_entropy);
-    let author = order.options.author();
+    let author = options.author();
     let change = KeyChange::Rotate {
         digest: key.digest(),
         overlap: order.overlap,
     };
-    let outcome = make(session, id, Consent::of(order.yes), &author, &change).await?;
+    let outcome = make(session, id, order.key.consent(), &author, &change).await?;
     let Some((record, mark)) = &outcome.made else {
         bail!("{id} was not rotated: try again");
     };

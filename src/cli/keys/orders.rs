@@ -7,15 +7,11 @@ use clap::Subcommand;
 use jiff::Timestamp;
 use jiff::civil::Date;
 
-use super::arguments::{
-    ChangeOptions, CutArguments, GrantArguments, LastDay, PlainArguments, SetCustomerArguments,
-    SetExpiryArguments, SetLabelArguments, SetTierArguments,
-};
+use super::arguments::{ChangedKey, ConfirmedKey, GrantArguments, LastDay, parse_last_day};
 use super::change::{ChangeOutcome, Consent, make};
 use super::named::configured_tier;
 use super::view::{ChangedView, DetailView, GrantView, end};
-use crate::cli::key_argument::KeyArgument;
-use crate::cli::output::{RecordFormat, escape};
+use crate::cli::output::{RecordFormat, escape, parse_name};
 use crate::cli::session::{Session, note};
 use crate::config::Config;
 use crate::policy::calendar::Calendar;
@@ -32,76 +28,88 @@ pub(in crate::cli) enum ChangeCommand {
     /// Exits with 3 and names the gateways that have not confirmed it, if any. A gateway that cannot reach Redis may accept the key
     /// until its `store.redis.max_staleness` is over.
     #[command(after_help = "Example:\n  touchline keys suspend 4fZk09QwXy2B --yes")]
-    Suspend(CutArguments),
+    Suspend(ConfirmedKey),
     /// End the suspension of a key.
     #[command(after_help = "Example:\n  touchline keys resume 4fZk09QwXy2B")]
-    Resume(PlainArguments),
+    Resume(ChangedKey),
     /// Revoke a key permanently, from the next request on every gateway that can reach the store.
     ///
     /// Exits with 3 and names the gateways that have not confirmed it, if any. A gateway that cannot reach Redis may accept the key
     /// until its `store.redis.max_staleness` is over.
     #[command(after_help = "Example:\n  touchline keys revoke 4fZk09QwXy2B --yes")]
-    Revoke(CutArguments),
+    Revoke(ConfirmedKey),
     /// Move a key to another tier, from the next request on. The units used today stay used.
     ///
     /// Asks for confirmation if the other tier has fewer units a day or lacks an endpoint.
     #[command(after_help = "Example:\n  touchline keys set-tier 4fZk09QwXy2B enterprise")]
-    SetTier(SetTierArguments),
+    SetTier {
+        #[command(flatten)]
+        key: ConfirmedKey,
+        /// A tier of the configuration.
+        tier: String,
+    },
     /// Set the last day of a subscription, or `never`.
     ///
     /// Asks for confirmation if that day is over, which ends the subscription at once.
     #[command(
         after_help = "Examples:\n  touchline keys set-expiry 4fZk09QwXy2B 2027-01-31\n  touchline keys set-expiry 4fZk09QwXy2B never"
     )]
-    SetExpiry(SetExpiryArguments),
+    SetExpiry {
+        #[command(flatten)]
+        key: ConfirmedKey,
+        /// The last day of the subscription, in the quota's time zone, or `never`.
+        #[arg(value_parser = parse_last_day, value_name = "DATE|never")]
+        last_day: LastDay,
+    },
     /// Set or remove the label of a key, the customer's name for it.
     #[command(
         after_help = "Examples:\n  touchline keys set-label 4fZk09QwXy2B \"live site\"\n  touchline keys set-label 4fZk09QwXy2B --none"
     )]
-    SetLabel(SetLabelArguments),
+    SetLabel {
+        #[command(flatten)]
+        key: ChangedKey,
+        /// The customer's name for the key.
+        #[arg(value_parser = parse_name, required_unless_present = "none", conflicts_with = "none")]
+        text: Option<String>,
+        /// Remove the label.
+        #[arg(long)]
+        none: bool,
+    },
     /// Set the customer who pays for a key.
     #[command(after_help = "Example:\n  touchline keys set-customer 4fZk09QwXy2B \"Acme Ltd\"")]
-    SetCustomer(SetCustomerArguments),
+    SetCustomer {
+        #[command(flatten)]
+        key: ChangedKey,
+        /// The customer who pays for the key.
+        #[arg(value_parser = parse_name)]
+        text: String,
+    },
 }
 
 impl ChangeCommand {
-    /// The key, the consent, the options and the change itself.
-    fn order(
-        &self,
-        config: &Config,
-    ) -> anyhow::Result<(KeyArgument, Consent, &ChangeOptions, KeyChange)> {
-        let (id, yes, options, change) = match self {
-            ChangeCommand::Suspend(order) => {
-                (order.id, order.yes, &order.options, KeyChange::Suspend)
+    /// The key, the consent and the change itself.
+    fn order(&self, config: &Config) -> anyhow::Result<(&ChangedKey, Consent, KeyChange)> {
+        Ok(match self {
+            ChangeCommand::Suspend(key) => (&key.key, key.consent(), KeyChange::Suspend),
+            ChangeCommand::Resume(key) => (key, Consent::Ask, KeyChange::Resume),
+            ChangeCommand::Revoke(key) => (&key.key, key.consent(), KeyChange::Revoke),
+            ChangeCommand::SetTier { key, tier } => {
+                let change = KeyChange::SetTier(configured_tier(config, tier)?);
+                (&key.key, key.consent(), change)
             }
-            ChangeCommand::Resume(order) => (order.id, false, &order.options, KeyChange::Resume),
-            ChangeCommand::Revoke(order) => {
-                (order.id, order.yes, &order.options, KeyChange::Revoke)
+            ChangeCommand::SetExpiry { key, last_day } => {
+                let day = last_day.map(|date| config.calendar.day_of(date));
+                let end = day.transpose()?.map(|day| Timestamp::from_second(day.end));
+                let change = KeyChange::SetExpiry(end.transpose()?);
+                (&key.key, key.consent(), change)
             }
-            ChangeCommand::SetTier(order) => {
-                let change = KeyChange::SetTier(configured_tier(config, &order.tier)?);
-                (order.id, order.yes, &order.options, change)
+            ChangeCommand::SetLabel { key, text, .. } => {
+                (key, Consent::Ask, KeyChange::SetLabel(text.clone()))
             }
-            ChangeCommand::SetExpiry(order) => {
-                let expires = match order.last_day {
-                    LastDay::Never => None,
-                    LastDay::On(date) => {
-                        Some(Timestamp::from_second(config.calendar.day_of(date)?.end)?)
-                    }
-                };
-                let change = KeyChange::SetExpiry(expires);
-                (order.id, order.yes, &order.options, change)
+            ChangeCommand::SetCustomer { key, text } => {
+                (key, Consent::Ask, KeyChange::SetCustomer(text.clone()))
             }
-            ChangeCommand::SetLabel(order) => {
-                let change = KeyChange::SetLabel(order.text.clone());
-                (order.id, false, &order.options, change)
-            }
-            ChangeCommand::SetCustomer(order) => {
-                let change = KeyChange::SetCustomer(order.text.clone());
-                (order.id, false, &order.options, change)
-            }
-        };
-        Ok((id, Consent::of(yes), options, change))
+        })
     }
 
     /// The key's state after the command, for its sentence.
@@ -114,19 +122,19 @@ impl ChangeCommand {
             ChangeCommand::Suspend(_) => "is suspended".to_owned(),
             ChangeCommand::Resume(_) => "is active".to_owned(),
             ChangeCommand::Revoke(_) => "is revoked".to_owned(),
-            ChangeCommand::SetTier(order) => {
+            ChangeCommand::SetTier { tier, .. } => {
                 let was = was(format!("in {}", outcome.before.tier));
-                format!("is in tier {}{was}", order.tier)
+                format!("is in tier {tier}{was}")
             }
-            ChangeCommand::SetExpiry(_) => {
+            ChangeCommand::SetExpiry { .. } => {
                 let was = was(end(calendar, outcome.before.expires));
                 format!("expires {}{was}", end(calendar, outcome.after().expires))
             }
-            ChangeCommand::SetLabel(order) => match &order.text {
+            ChangeCommand::SetLabel { text, .. } => match text {
                 Some(label) => format!("is labelled {}", escape(label)),
                 None => "is without a label".to_owned(),
             },
-            ChangeCommand::SetCustomer(order) => format!("is of {}", escape(&order.text)),
+            ChangeCommand::SetCustomer { text, .. } => format!("is of {}", escape(text)),
         }
     }
 }
@@ -136,7 +144,7 @@ pub(super) async fn change(
     command: &ChangeCommand,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let (id, consent, options, change) = command.order(&session.config)?;
+    let (ChangedKey { id, options }, consent, change) = command.order(&session.config)?;
     let id = id.id(session).await?;
     let outcome = make(session, id, consent, &options.author(), &change).await?;
     let state = command.state(&outcome, &session.config.calendar);

@@ -19,7 +19,7 @@ use crate::cli::keys::arguments::ChangeOptions;
 use crate::cli::output::RecordFormat;
 use crate::cli::session::{Expected, Session, UsageError};
 use crate::policy::api_key::{KeyId, os_entropy};
-use crate::policy::key_record::{Action, LastChange, TierName};
+use crate::policy::key_record::{Action, TierName};
 use crate::policy::words::counted;
 use crate::store::{ChangeMark, Imported};
 
@@ -107,7 +107,6 @@ async fn check(
     order: &ImportArguments,
     format: FileFormat,
 ) -> anyhow::Result<Vec<ImportableKey>> {
-    let author = order.options.author();
     let setting = Setting {
         calendar: &session.config.calendar,
         tiers: session
@@ -118,11 +117,7 @@ async fn check(
             .collect(),
         prefix: &session.config.keys.prefix,
         now: session.store.server_time().await?,
-        change: LastChange {
-            reason: author.reason,
-            ..LastChange::first(Action::Import, author.who)
-        }
-        .into(),
+        change: order.options.first(Action::Import).into(),
     };
     let stored = session.store.all_keys().await?;
     let mut checker = Checker::new(setting, &stored);
