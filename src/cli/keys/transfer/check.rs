@@ -399,9 +399,7 @@ fn id(text: &str) -> Result<KeyId, String> {
 }
 
 fn state(text: &str) -> Result<KeyState, String> {
-    let states = [KeyState::Active, KeyState::Suspended, KeyState::Revoked];
-    let found = states.into_iter().find(|state| state.as_str() == text);
-    found.ok_or_else(|| "write active, suspended or revoked".to_owned())
+    KeyState::of_str(text).ok_or_else(|| "write active, suspended or revoked".to_owned())
 }
 
 fn instant(text: &str) -> Result<Timestamp, String> {

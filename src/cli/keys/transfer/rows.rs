@@ -5,11 +5,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{self, BufRead, Write};
+use std::marker::PhantomData;
 
 use jiff::Timestamp;
 use jiff::civil::Date;
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde::{Serialize, de};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
 
 use super::file::{FileFormat, or_problems};
 use crate::cli::output::write_csv;
@@ -184,20 +185,16 @@ fn read_lines(mut file: impl BufRead, mut take: impl FnMut(ImportRow)) -> io::Re
 }
 
 fn json_fields(text: &[u8]) -> Result<Fields, Vec<String>> {
-    let members = match serde_json::from_slice::<JsonValue>(text) {
-        Ok(JsonValue::Object(members)) => members,
-        Ok(_) => return Err(vec!["the row is not a JSON object".to_owned()]),
-        // The position, but not the text, which may be a key.
-        Err(error) => {
-            return Err(vec![format!(
-                "the row is not JSON: see column {}",
-                error.column()
-            )]);
-        }
-    };
+    // The position of an error, but not the text, which may be a key.
+    let row = serde_json::from_slice::<Members<JsonValue>>(text).map_err(|error| {
+        vec![match error.is_data() {
+            true => "the row is not a JSON object".to_owned(),
+            false => format!("the row is not JSON: see column {}", error.column()),
+        }]
+    })?;
     let (mut fields, mut problems) = (Fields::new(), Vec::new());
     let mut given = BTreeSet::new();
-    for (name, value) in members {
+    for (name, value) in row.0 {
         let Some(name) = FIELDS.iter().find(|known| **known == name) else {
             problems.push(format!(
                 "the row has an unknown field: the fields are {}",
@@ -210,95 +207,65 @@ fn json_fields(text: &[u8]) -> Result<Fields, Vec<String>> {
             continue;
         }
         let text = match value {
-            JsonValue::Null => continue,
+            JsonValue::Null(()) => continue,
             JsonValue::Text(text) if text.is_empty() => continue,
-            JsonValue::Text(text) => Some(text),
-            JsonValue::Object(days) if *name == "grants" => written_days(&days),
-            JsonValue::Units(_) | JsonValue::Object(_) | JsonValue::Other => None,
+            JsonValue::Text(text) => text,
+            JsonValue::Days(days) if *name == "grants" => written_days(&days),
+            JsonValue::Days(_) | JsonValue::Other(_) => {
+                let wanted = match *name {
+                    "grants" => "an object of dates and units, such as {\"2026-11-21\": 500}",
+                    _ => "a text",
+                };
+                problems.push(format!("{name} is not {wanted}"));
+                continue;
+            }
         };
-        match text {
-            Some(text) => drop(fields.insert(*name, text)),
-            None if *name == "grants" => problems.push(
-                "grants is not an object of dates and units, such as {\"2026-11-21\": 500}"
-                    .to_owned(),
-            ),
-            None => problems.push(format!("{name} is not a text")),
-        }
+        fields.insert(*name, text);
     }
     or_problems(fields, problems)
 }
 
 /// The grants of a JSON object in the form of CSV, each as often as the object has it.
-fn written_days(days: &[(String, JsonValue)]) -> Option<String> {
-    let days = days.iter().map(|(date, units)| match units {
-        JsonValue::Units(units) => Some(format!("{date}={units}")),
-        JsonValue::Null | JsonValue::Text(_) | JsonValue::Object(_) | JsonValue::Other => None,
-    });
-    days.collect::<Option<Vec<String>>>()
-        .map(|days| days.join(" "))
+fn written_days(Members(days): &Members<u64>) -> String {
+    let days = days.iter().map(|(date, units)| format!("{date}={units}"));
+    days.collect::<Vec<_>>().join(" ")
 }
 
-/// A JSON value, as far as a row may have it.
+/// The value of a field, as far as a row may have it.
+#[derive(Deserialize)]
+#[serde(untagged)]
 enum JsonValue {
-    Null,
     Text(String),
-    Units(u64),
-    /// All members in their order, also those of a name that an earlier one has (RFC 8259 leaves open which of them counts).
-    Object(Vec<(String, JsonValue)>),
-    /// True, false, another number, or a list.
-    Other,
+    Days(Members<u64>),
+    Null(()),
+    Other(IgnoredAny),
 }
 
-impl<'de> Deserialize<'de> for JsonValue {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<JsonValue, D::Error> {
-        deserializer.deserialize_any(JsonVisitor)
+/// All members of a JSON object in their order, also those of a name that an earlier one has (RFC 8259 leaves open which of them
+/// counts).
+struct Members<T>(Vec<(String, T)>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Members<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Members<T>, D::Error> {
+        deserializer.deserialize_map(MembersVisitor(PhantomData))
     }
 }
 
-struct JsonVisitor;
+struct MembersVisitor<T>(PhantomData<T>);
 
-impl<'de> Visitor<'de> for JsonVisitor {
-    type Value = JsonValue;
+impl<'de, T: Deserialize<'de>> Visitor<'de> for MembersVisitor<T> {
+    type Value = Members<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
+        f.write_str("a JSON object")
     }
 
-    fn visit_unit<E: de::Error>(self) -> Result<JsonValue, E> {
-        Ok(JsonValue::Null)
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<JsonValue, E> {
-        Ok(JsonValue::Text(text.to_owned()))
-    }
-
-    fn visit_u64<E: de::Error>(self, units: u64) -> Result<JsonValue, E> {
-        Ok(JsonValue::Units(units))
-    }
-
-    fn visit_i64<E: de::Error>(self, _: i64) -> Result<JsonValue, E> {
-        Ok(JsonValue::Other)
-    }
-
-    fn visit_f64<E: de::Error>(self, _: f64) -> Result<JsonValue, E> {
-        Ok(JsonValue::Other)
-    }
-
-    fn visit_bool<E: de::Error>(self, _: bool) -> Result<JsonValue, E> {
-        Ok(JsonValue::Other)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<JsonValue, A::Error> {
-        while items.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(JsonValue::Other)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<JsonValue, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Members<T>, A::Error> {
         let mut members = Vec::new();
         while let Some(member) = entries.next_entry()? {
             members.push(member);
         }
-        Ok(JsonValue::Object(members))
+        Ok(Members(members))
     }
 }
 
