@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
 
-use super::output::{RecordFormat, cells, prose, write_table};
+use super::output::{RecordFormat, cells, prose, write_table, write_text};
 use super::session::{Expected, Session, UsageError, judged, note};
 use crate::config::{About, Config, Difference, Effective};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
@@ -213,11 +213,8 @@ fn concerned(config: Config, differences: &[Difference]) -> anyhow::Result<Vec<C
 fn write_people(out: &mut dyn Write, report: &ChangeReport) -> anyhow::Result<()> {
     if report.differences.is_empty() {
         let (running, file) = (&report.running, &report.file);
-        writeln!(
-            out,
-            "nothing changes in effect: {running} runs, the file is {file}"
-        )?;
-        return Ok(out.flush()?);
+        let text = format!("nothing changes in effect: {running} runs, the file is {file}\n");
+        return write_text(out, text);
     }
     let cell = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
     let rows = report.differences.iter().map(|one| {
@@ -244,6 +241,5 @@ fn write_people(out: &mut dyn Write, report: &ChangeReport) -> anyhow::Result<()
             None => writeln!(notes, "keys of the removed tier {tier}: {}", one.keys),
         };
     }
-    out.write_all(prose(&notes).as_bytes())?;
-    Ok(out.flush()?)
+    write_text(out, prose(&notes))
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use clap::Args;
 
 use super::against_running;
-use super::output::{RecordFormat, escape_lines, prose};
+use super::output::{RecordFormat, escape_lines, prose, write_text};
 use super::session::note;
 use crate::config::{Certificate, Config, Purpose, StoreConfig};
 use crate::policy::enforcement::Enforcement;
@@ -42,11 +42,9 @@ pub(super) fn run(
     if arguments.offline {
         let config = Config::load_for(file, Purpose::Offline)?;
         let (name, hash) = (file.display(), config.hash);
-        writeln!(
-            out,
-            "{name}: ok (not checked: variables, files and names)\n  hash       {hash}"
-        )?;
-        return Ok(out.flush()?);
+        let text =
+            format!("{name}: ok (not checked: variables, files and names)\n  hash       {hash}\n");
+        return write_text(out, text);
     }
     let config = Config::load_for(file, Purpose::Check)?;
     for warning in &config.warnings {
@@ -55,8 +53,7 @@ pub(super) fn run(
     if let Some(address) = arguments.against_running {
         return against_running::run(config, address, arguments.output, out);
     }
-    out.write_all(prose(&summary(file, &config)).as_bytes())?;
-    Ok(out.flush()?)
+    write_text(out, prose(&summary(file, &config)))
 }
 
 fn summary(file: &Path, config: &Config) -> String {

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::against_running::note_tiers_that_do_not_run;
 use super::key_argument::KeyArgument;
-use super::output::{RecordFormat, escape, prose, to_the_second, write_record, write_table};
+use super::output::{RecordFormat, cells, escape, prose, to_the_second, write_record, write_table};
 use super::session::{Expected, Session, note};
 use crate::config::{Config, SourcePosition, Tier};
 use crate::policy::admission::{AdmissionStep, Verdict};
@@ -214,26 +214,15 @@ fn by_name(fields: &FieldList) -> BTreeMap<String, String> {
 
 impl Explained<'_> {
     fn write(&self, out: &mut dyn Write) -> anyhow::Result<()> {
-        let rows: Vec<Vec<String>> = self
-            .steps
-            .iter()
-            .map(|step| {
-                let places: Vec<String> = step
-                    .configuration
-                    .iter()
-                    .map(SourcePosition::to_string)
-                    .collect();
-                vec![
-                    step.step.to_string(),
-                    step.check.as_str().to_owned(),
-                    step.verdict.as_str().to_owned(),
-                    step.reason.clone(),
-                    places.join(", "),
-                ]
-            })
-            .collect();
+        let rows = self.steps.iter().map(|step| {
+            let places = step.configuration.iter().map(SourcePosition::to_string);
+            let mut row = cells(step, &["step", "check", "verdict", "reason"])?;
+            row.push(places.collect::<Vec<_>>().join(", "));
+            Ok(row)
+        });
+        let rows: serde_json::Result<Vec<_>> = rows.collect();
         let header = ["step", "check", "verdict", "why", "configuration"];
-        write_table(out, &header, &["step"], &rows)?;
+        write_table(out, &header, &["step"], &rows?)?;
         let shadow = match self.would_refuse {
             Some(word) => format!("; would_refuse: {word}"),
             None => String::new(),
@@ -251,18 +240,11 @@ impl Explained<'_> {
             self.result
         );
         writeln!(out, "\n{}", prose(&escape(&line)))?;
-        let mut fields: Vec<(&str, String)> = Vec::new();
-        for (name, value) in &self.answer.headers {
-            fields.push((name, value.clone()));
-        }
-        if let Some(detail) = self
-            .answer
-            .body
-            .as_ref()
-            .and_then(|body| body.get("detail"))
-        {
-            fields.push(("detail", detail.as_str().unwrap_or_default().to_owned()));
-        }
-        write_record(out, &fields)
+        let headers = self.answer.headers.iter();
+        let headers = headers.map(|(name, value)| (name.as_str(), value.clone()));
+        let body = self.answer.body.as_ref();
+        let detail = body.and_then(|body| body.get("detail")?.as_str());
+        let detail = detail.map(|detail| ("detail", detail.to_owned()));
+        write_record(out, &headers.chain(detail).collect::<Vec<_>>())
     }
 }

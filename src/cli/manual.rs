@@ -9,6 +9,7 @@ use clap::{Args, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
 
+use super::output::write_text;
 use super::session::note;
 
 #[derive(Debug, Args)]
@@ -34,8 +35,7 @@ pub(super) fn completions(
     // Generated in memory, because the generator panics on a closed pipe.
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut command, name, &mut script);
-    out.write_all(&script)?;
-    Ok(out.flush()?)
+    write_text(out, script)
 }
 
 /// Writes the manual.

@@ -5,6 +5,7 @@ use std::io::Write;
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 
+use super::output::{write_json, write_text};
 use crate::config::Config;
 use crate::proxy::gate;
 
@@ -31,12 +32,10 @@ pub(super) fn run(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let document: Value = serde_json::from_slice(&gate::document(config).body)?;
-    let text = match arguments.output {
-        DocumentFormat::Json => serde_json::to_string_pretty(&document)? + "\n",
-        DocumentFormat::Yaml => serde_yaml::to_string(&document)?,
-    };
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
+    match arguments.output {
+        DocumentFormat::Json => write_json(out, &document),
+        DocumentFormat::Yaml => write_text(out, serde_yaml::to_string(&document)?),
+    }
 }
 
 #[cfg(test)]

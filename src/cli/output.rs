@@ -1,7 +1,7 @@
 //! Results as tables for people, and as JSON and CSV for programs. Characters that a terminal would act on are escaped.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -156,12 +156,17 @@ pub(super) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     kind.or(csv) == Some(io::ErrorKind::BrokenPipe)
 }
 
+/// Writes a text.
+pub(super) fn write_text(out: &mut dyn Write, text: impl AsRef<[u8]>) -> anyhow::Result<()> {
+    out.write_all(text.as_ref())?;
+    Ok(out.flush()?)
+}
+
 /// Writes one JSON value and a newline.
 pub(super) fn write_json(out: &mut dyn Write, value: &impl Serialize) -> anyhow::Result<()> {
-    let mut text = serde_json::to_vec_pretty(value)?;
-    text.push(b'\n');
-    out.write_all(&text)?;
-    Ok(out.flush()?)
+    let mut out = BufWriter::new(out);
+    serde_json::to_writer_pretty(&mut out, value)?;
+    write_text(&mut out, "\n")
 }
 
 /// Writes rows as one JSON array and a newline, row by row.

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap::Args;
 
-use super::output::write_json;
+use super::output::{write_json, write_text};
 use crate::config;
 
 #[derive(Debug, Args)]
@@ -16,9 +16,8 @@ pub(super) struct SchemaArguments {
 
 /// Writes the schema.
 pub(super) fn run(arguments: &SchemaArguments, out: &mut dyn Write) -> anyhow::Result<()> {
-    if arguments.markdown {
-        out.write_all(config::reference().as_bytes())?;
-        return Ok(out.flush()?);
+    match arguments.markdown {
+        true => write_text(out, config::reference()),
+        false => write_json(out, &config::schema()),
     }
-    write_json(out, &config::schema())
 }

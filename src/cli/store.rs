@@ -9,7 +9,9 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::keys::ChangeOptions;
-use super::output::{RecordFormat, escape, parse_name, to_the_second, write_record, write_table};
+use super::output::{
+    RecordFormat, escape, parse_name, to_the_second, write_record, write_table, write_text,
+};
 use super::session::{Expected, Session, judged};
 use crate::config::{Config, Purpose};
 use crate::store::status::{
@@ -114,14 +116,11 @@ fn forget(config: Config, order: &ForgetArguments, out: &mut dyn Write) -> anyho
                     gateway: &order.node,
                     heard,
                 };
-                order.options.output.write(out, &forgotten, |out| {
-                    let since = to_the_second(heard);
-                    writeln!(
-                        out,
-                        "{name} is removed from the register; it last reported at {since}"
-                    )?;
-                    Ok(out.flush()?)
-                })
+                let since = to_the_second(heard);
+                let sentence =
+                    format!("{name} is removed from the register; it last reported at {since}\n");
+                let shown = |out: &mut dyn Write| write_text(out, sentence);
+                order.options.output.write(out, &forgotten, shown)
             }
             Forgotten::Lives => bail!("the gateway {name} is running: nothing was changed"),
             Forgotten::Unknown => bail!(

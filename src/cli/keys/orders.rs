@@ -11,7 +11,7 @@ use super::arguments::{ChangedKey, ConfirmedKey, GrantArguments, LastDay, parse_
 use super::change::{ChangeOutcome, Consent, make};
 use super::named::configured_tier;
 use super::view::{ChangedView, DetailView, GrantView, end};
-use crate::cli::output::{RecordFormat, escape, parse_name};
+use crate::cli::output::{RecordFormat, escape, parse_name, write_text};
 use crate::cli::session::{Session, note};
 use crate::config::Config;
 use crate::policy::calendar::Calendar;
@@ -234,8 +234,7 @@ async fn announce(
         detail: DetailView::of(outcome.after(), outcome.now),
     };
     let shown = output.write(out, &changed, |out| {
-        writeln!(out, "{sentence}")?;
-        Ok(out.flush()?)
+        write_text(out, format!("{sentence}\n"))
     });
     // Also after a command that changed nothing: it may repeat one whose change was not confirmed.
     let mark = outcome.made.as_ref().map(|(_, mark)| mark);

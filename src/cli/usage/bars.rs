@@ -1,10 +1,6 @@
 //! Bars behind the rows of a table, on terminals only and as wide as the terminal permits.
 
-use std::io::IsTerminal;
-
-use terminal_size::{Width, terminal_size};
-
-use crate::cli::output::is_coloured;
+use crate::cli::output::{columns_of, is_coloured};
 
 /// The longest bar.
 const WIDTH_MAX: usize = 40;
@@ -27,10 +23,9 @@ impl Screen {
     /// Standard output.
     pub fn of_stdout() -> Screen {
         let stdout = std::io::stdout();
-        let columns = || terminal_size().map_or(80, |(Width(columns), _)| columns.into());
         Screen {
-            columns: stdout.is_terminal().then(columns),
             is_coloured: is_coloured(&stdout),
+            columns: columns_of(stdout).map(usize::from),
         }
     }
 

@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::month::Month;
 use super::query::keys_of;
 use crate::cli::output::long_table::write_long_table;
-use crate::cli::output::{RowsFormat, prose, write_csv};
+use crate::cli::output::{RowsFormat, prose, write_csv, write_json, write_text};
 use crate::cli::session::{Session, note};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
@@ -107,11 +107,10 @@ pub(super) async fn run(
     }
     let out = &mut BufWriter::new(out);
     match output {
-        RowsFormat::Json => json(&terms, &lines, out)?,
-        RowsFormat::Csv => csv(&terms, &lines, out)?,
-        RowsFormat::Table => table(&terms, &lines, out)?,
+        RowsFormat::Json => json(&terms, &lines, out),
+        RowsFormat::Csv => csv(&terms, &lines, out),
+        RowsFormat::Table => table(&terms, &lines, out),
     }
-    Ok(out.flush()?)
 }
 
 /// Fails if the configuration lacks the tier of a line: without its price, the sum would be too small.
@@ -224,8 +223,7 @@ fn json(
         lines,
         sums: InvoiceSums::of(lines),
     };
-    serde_json::to_writer_pretty(&mut *out, &invoice)?;
-    Ok(out.write_all(b"\n")?)
+    write_json(out, &invoice)
 }
 
 /// Writes CSV, with the rules in every row.
@@ -278,8 +276,7 @@ fn footer(terms: &BillingTerms<'_>, sums: &InvoiceSums, out: &mut dyn Write) -> 
     for sentence in rules.text {
         text += &format!("- {sentence}\n");
     }
-    out.write_all(prose(&text).as_bytes())?;
-    Ok(())
+    write_text(out, prose(&text))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use super::file::{FileFormat, is_standard};
 use super::rows;
 use crate::cli::against_running::note_tiers_that_do_not_run;
 use crate::cli::keys::arguments::ChangeOptions;
-use crate::cli::output::RecordFormat;
+use crate::cli::output::{RecordFormat, write_text};
 use crate::cli::session::{Expected, Session, UsageError};
 use crate::policy::api_key::{KeyId, os_entropy};
 use crate::policy::key_record::{Action, TierName};
@@ -158,20 +158,13 @@ fn write_outcome(
     output: RecordFormat,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let ImportOutcome {
-        imported, present, ..
-    } = outcome;
-    output.write(out, outcome, |out| {
-        let keys = counted(*imported, "key", "keys");
-        match outcome.dry_run {
-            true => writeln!(
-                out,
-                "the file has no mistakes: {keys} to import, {present} already stored"
-            )?,
-            false => writeln!(out, "{keys} imported, {present} already stored")?,
-        }
-        Ok(out.flush()?)
-    })
+    let keys = counted(outcome.imported, "key", "keys");
+    let imported = match outcome.dry_run {
+        true => format!("the file has no mistakes: {keys} to import"),
+        false => format!("{keys} imported"),
+    };
+    let sentence = format!("{imported}, {} already stored\n", outcome.present);
+    output.write(out, outcome, |out| write_text(out, sentence))
 }
 
 /// A running import.
