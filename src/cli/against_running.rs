@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The same for a command that works without it.
 const PATIENCE_OF_NOTE: Duration = Duration::from_millis(500);
 /// The limit on the answer, above the facts of any configuration.
-const ANSWER_BYTES_MAX: u64 = 64 * 1024 * 1024;
+const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// The bytes read from the socket at once.
+const PART_BYTES: usize = 16 * 1024;
 
 /// The changes of a file.
 #[derive(Debug, Serialize)]
@@ -136,27 +138,20 @@ fn ask(
     );
     socket.write_all(request.as_bytes())?;
     let end = Instant::now() + patience;
-    let mut answer = BufReader::new(socket.take(ANSWER_BYTES_MAX));
-    let mut head = String::new();
-    while answer.read_line(&mut head)? > "\r\n".len() {
-        if Instant::now() > end {
-            bail!("the answer takes too long");
+    let (mut answer, mut part) = (Vec::new(), [0; PART_BYTES]);
+    while let read @ 1.. = socket.read(&mut part)? {
+        answer.extend_from_slice(part.get(..read).unwrap_or_default());
+        if Instant::now() > end || answer.len() > ANSWER_BYTES_MAX {
+            bail!("the answer takes too long or is too large");
         }
     }
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let status = head.lines().next().unwrap_or_default();
     if status.split(' ').nth(1) != Some("200") {
         bail!("the answer is {status:?}: another program, or a gateway of another version");
     }
-    let length = head.lines().find_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        let is_length = name.eq_ignore_ascii_case("content-length");
-        is_length
-            .then(|| value.trim().parse::<u64>().ok())
-            .flatten()
-    });
-    let length = length.context("the answer is not that of a gateway")?;
-    serde_json::from_reader(answer.take(length))
-        .context("the answer is unreadable: a gateway of another version")
+    serde_json::from_str(body).context("the answer is unreadable: a gateway of another version")
 }
 
 /// The keys affected by tiers with fewer units and by removed tiers. Reads the store only if there are such tiers.

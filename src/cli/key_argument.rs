@@ -67,12 +67,11 @@ impl KeyArgument {
         match (holder, form) {
             (Some(record), _) => Ok(record.id),
             (None, KeyForm::Issued(id)) => Ok(id),
-            (None, KeyForm::Broken) => Err(UsageError(
+            (None, KeyForm::Broken) => bail!(UsageError(
                 "the API key is mistyped or incomplete (its checksum is wrong): write the whole key, or its id, the \
                  12 characters after the first `_`"
                     .to_owned(),
-            )
-            .into()),
+            )),
             (None, KeyForm::External) => bail!(
                 "there is no such key: neither an id, which has 12 characters, nor an API key that is stored. Look for its \
                  customer with `touchline keys list`"

@@ -151,10 +151,9 @@ fn question(verb: &str, record: &KeyRecord, losses: &[Loss]) -> String {
 fn ask(question: &str, losses: &[Loss]) -> anyhow::Result<()> {
     if !io::stdin().is_terminal() {
         let what = effects(losses);
-        return Err(UsageError(format!(
+        bail!(UsageError(format!(
             "nothing was changed. The effect would be: {what}. There is no terminal to ask on: add --yes to confirm"
-        ))
-        .into());
+        )));
     }
     let mut terminal = io::stderr();
     let question = broken(question, columns_of(io::stderr()));

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use anyhow::bail;
+
 use crate::cli::session::UsageError;
 use crate::config::{Config, Purpose, StoreConfig};
 use crate::policy::store_settings::without_password;
@@ -22,13 +24,10 @@ pub(super) fn named(text: &str, configuration: &Path) -> anyhow::Result<Config> 
             return Ok(Config::load_for(Path::new(text), Purpose::Commands)?);
         }
         Some("db" | "sqlite" | "sqlite3") => StoreConfig::of_file(text)?,
-        Some(_) | None => {
-            return Err(UsageError(format!(
-                "{:?} names no store: write a configuration file (.yaml), redis://HOST:PORT/DATABASE, or a database file (.db)",
-                without_password(text)
-            ))
-            .into());
-        }
+        Some(_) | None => bail!(UsageError(format!(
+            "{:?} names no store: write a configuration file (.yaml), redis://HOST:PORT/DATABASE, or a database file (.db)",
+            without_password(text)
+        ))),
     };
     let mut config = Config::load_for(configuration, Purpose::Commands)?;
     config.store = store;

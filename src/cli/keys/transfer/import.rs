@@ -69,11 +69,10 @@ pub(in crate::cli::keys) async fn import(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let Some(format) = FileFormat::of(order.format, &order.file) else {
-        return Err(UsageError(format!(
+        bail!(UsageError(format!(
             "the name of {} does not show its format: add --format csv or --format jsonl",
             order.file.display()
-        ))
-        .into());
+        )));
     };
     let keys = check(session, order, format).await?;
     let is_stored = |key: &&ImportableKey| key.id == GivenId::Stored;
