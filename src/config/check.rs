@@ -442,20 +442,20 @@ fn unknown_key_hint(key: &str, known: &[&str]) -> String {
     if key == "<<" {
         return "merge keys are not supported: write out the values".to_owned();
     }
-    match nearest(key, known) {
-        Some(name) => format!("did you mean `{name}`?"),
-        None => format!("the keys here are {}", known.join(", ")),
-    }
+    name_hint(key, known, "the keys here are")
 }
 
-/// The name most similar to `written`, if any is similar enough.
-pub(super) fn nearest<'n>(written: &str, names: &[&'n str]) -> Option<&'n str> {
-    names
+/// A hint with the known name most similar to `written`; if none is similar enough, with all of them after `list`.
+pub(super) fn name_hint(written: &str, known: &[&str], list: &str) -> String {
+    let nearest = known
         .iter()
         .map(|name| (strsim::normalized_damerau_levenshtein(written, name), *name))
         .filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
-        .max_by(|(one, _), (other, _)| one.total_cmp(other))
-        .map(|(_, name)| name)
+        .max_by(|(one, _), (other, _)| one.total_cmp(other));
+    match nearest {
+        Some((_, name)) => format!("did you mean `{name}`?"),
+        None => format!("{list} {}", known.join(", ")),
+    }
 }
 
 /// The kind of a value, in words.
@@ -478,8 +478,9 @@ mod tests {
     #[test]
     fn a_near_name_is_suggested_and_a_far_one_is_not() {
         let known = ["daily", "burst", "concurrent"];
-        assert_eq!(nearest("dayly", &known), Some("daily"));
-        assert_eq!(nearest("dialy", &known), Some("daily"));
-        assert_eq!(nearest("zzz", &known), None);
+        let hint = |written| name_hint(written, &known, "the keys here are");
+        assert_eq!(hint("dayly"), "did you mean `daily`?");
+        assert_eq!(hint("dialy"), "did you mean `daily`?");
+        assert_eq!(hint("zzz"), "the keys here are daily, burst, concurrent");
     }
 }

@@ -9,6 +9,7 @@ use super::check::Check;
 use super::outline::Path;
 use super::sections::Config;
 use crate::policy::key_record::TierName;
+use crate::policy::words::counted;
 
 /// The configuration to be replaced.
 pub struct Running<'a> {
@@ -35,12 +36,10 @@ pub(super) fn check(check: &mut Check<'_>, running: &Running<'_>, next: &Config)
         let hint = "keep it beside the new tier until no key has it (suspended and expired keys count), then remove it";
         match (running.keys_of)(tier) {
             Ok(0) => {}
-            Ok(1) => check.wrong(&at, format!("{tier} is removed, but 1 key has it"), hint),
-            Ok(keys) => check.wrong(
-                &at,
-                format!("{tier} is removed, but {keys} keys have it"),
-                hint,
-            ),
+            Ok(keys) => {
+                let held = counted(keys, "key has it", "keys have it");
+                check.wrong(&at, format!("{tier} is removed, but {held}"), hint);
+            }
             Err(why) => check.wrong(
                 &at,
                 format!("{tier} is removed, and whether keys have it is unknown: {why}"),

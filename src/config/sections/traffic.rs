@@ -8,7 +8,7 @@ use http::Method;
 
 use super::retirement::{LinksRows, When, retirement, when};
 use super::upstreams::UpstreamConfig;
-use crate::config::check::{Check, Wrong, nearest};
+use crate::config::check::{Check, Wrong, name_hint};
 use crate::config::outline::Path;
 use crate::config::rows::{
     between, leaf, number, optional, placed_texts, plain, required, required_as, rows, section,
@@ -282,10 +282,7 @@ fn known_name(kind: &str, name: &str, names: Option<&Vec<&str>>) -> Result<(), W
     let Some(names) = names.filter(|names| !names.contains(&name)) else {
         return Ok(());
     };
-    let hint = match nearest(name, names) {
-        Some(near) => format!("did you mean `{near}`?"),
-        None => format!("the {kind}s of this file are: {}", names.join(", ")),
-    };
+    let hint = name_hint(name, names, &format!("the {kind}s of this file are:"));
     Err(Wrong::new(format!("there is no {kind} {name:?}"), hint))
 }
 
