@@ -76,9 +76,7 @@ impl StoreConfig {
     /// # Errors
     /// If the text is not the URL of a Redis.
     pub fn of_url(url: &str) -> Result<StoreConfig, ConfigErrors> {
-        // JSON is valid YAML.
-        let url = serde_json::Value::from(url);
-        StoreConfig::of_text(&format!("store: {{redis: {{url: {url}}}}}"))
+        StoreConfig::of("redis", "url", url)
     }
 
     /// An embedded store in a file, with defaults for all else.
@@ -86,13 +84,14 @@ impl StoreConfig {
     /// # Errors
     /// If the text is not a path.
     pub fn of_file(path: &str) -> Result<StoreConfig, ConfigErrors> {
-        let path = serde_json::Value::from(path);
-        StoreConfig::of_text(&format!("store: {{embedded: {{path: {path}}}}}"))
+        StoreConfig::of("embedded", "path", path)
     }
 
-    fn of_text(text: &str) -> Result<StoreConfig, ConfigErrors> {
-        let config = Config::parse("STORE", &format!("{text}\n{NEEDED}"), &variable)?;
-        Ok(config.store)
+    fn of(kind: &str, key: &str, value: &str) -> Result<StoreConfig, ConfigErrors> {
+        // JSON is valid YAML.
+        let value = serde_json::Value::from(value);
+        let text = format!("store: {{{kind}: {{{key}: {value}}}}}\n{NEEDED}");
+        Ok(Config::parse("STORE", &text, &variable)?.store)
     }
 }
 

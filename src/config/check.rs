@@ -213,10 +213,8 @@ impl<'a> Check<'a> {
 
     /// Notes a problem of the value at `at`.
     pub(super) fn wrong(&mut self, at: &Path, message: impl AsRef<str>, hint: impl AsRef<str>) {
-        let problem = self
-            .outline
-            .value(at)
-            .problem(at, message.as_ref(), Some(hint.as_ref()));
+        let value = self.outline.value(at);
+        let problem = value.problem(at, message.as_ref(), Some(hint.as_ref()));
         self.problems.push(problem);
     }
 
@@ -229,10 +227,8 @@ impl<'a> Check<'a> {
 
     /// Notes a problem of the key at `at`.
     pub(super) fn wrong_key(&mut self, at: &Path, message: impl AsRef<str>, hint: impl AsRef<str>) {
-        let problem = self
-            .outline
-            .key(at)
-            .problem(at, message.as_ref(), Some(hint.as_ref()));
+        let key = self.outline.key(at);
+        let problem = key.problem(at, message.as_ref(), Some(hint.as_ref()));
         self.problems.push(problem);
     }
 

@@ -5,7 +5,7 @@ use std::io::{BufWriter, Write};
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 
-use super::named::{configured_tier, existing};
+use super::named::{configured_tier, existing, limit_on};
 use super::view::{DetailView, GrantedView, KeyView, LIST_HEADER, ShownView, TodayView};
 use crate::cli::output::long_table::write_long_table;
 use crate::cli::output::{RecordFormat, RowsFormat, write_csv, write_json_rows, write_record};
@@ -126,10 +126,7 @@ pub(super) async fn show(
     let day = session.config.calendar.day_at(now)?;
     let usage = session.store.usage(day.date, day.date, Some(id)).await?;
     let used = usage.iter().map(|usage| usage.used).sum();
-    let limit = session
-        .config
-        .tier(&record.tier)
-        .map(|tier| record.limit_on(day.date, tier.daily.get()));
+    let limit = limit_on(&session.config, &record, day.date);
     let grants = Wanted {
         key: Some(id),
         what: Some(Action::Grant),

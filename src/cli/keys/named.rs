@@ -1,6 +1,7 @@
-//! The tier and the key that an argument names, or an error with where to look for it.
+//! The tier and the key that an argument names, or an error with where to look for it; and the key's limit.
 
 use anyhow::{Context, bail};
+use jiff::civil::Date;
 
 use crate::cli::session::Session;
 use crate::config::Config;
@@ -20,6 +21,12 @@ pub(super) fn configured_tier(config: &Config, name: &str) -> anyhow::Result<Tie
             )
         }
     }
+}
+
+/// The limit of a key on a day; `None` if its tier is not configured.
+pub(super) fn limit_on(config: &Config, record: &KeyRecord, date: Date) -> Option<u64> {
+    let tier = config.tier(&record.tier)?;
+    Some(record.limit_on(date, tier.daily.get()))
 }
 
 /// The record of the key with this id.

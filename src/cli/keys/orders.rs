@@ -9,7 +9,7 @@ use jiff::civil::Date;
 
 use super::arguments::{ChangedKey, ConfirmedKey, GrantArguments, LastDay, parse_last_day};
 use super::change::{ChangeOutcome, Consent, make};
-use super::named::configured_tier;
+use super::named::{configured_tier, limit_on};
 use super::view::{ChangedView, DetailView, GrantView, end};
 use crate::cli::output::{RecordFormat, escape, parse_name, write_text};
 use crate::cli::session::{Session, note};
@@ -177,12 +177,7 @@ pub(super) async fn grant(
     let change = KeyChange::Grant { date, units };
     let outcome = make(session, id, Consent::Ask, &author, &change).await?;
     let extra = order.extra.get();
-    let record = outcome.after();
-    let limit = session
-        .config
-        .tier(&record.tier)
-        .map(|tier| record.limit_on(date, tier.daily.get()));
-    let limit = limit.map_or_else(
+    let limit = limit_on(&session.config, outcome.after(), date).map_or_else(
         || "its tier is not configured".to_owned(),
         |limit| format!("its limit is {limit} that day"),
     );

@@ -202,8 +202,8 @@ impl<'a> Checker<'a> {
                 with --with-digests"
                     .into(),
             ),
-            (None, Some(digest)) => Ok(RowSecret {
-                digest: digest.parse().map_err(|_| DIGEST_WRONG.to_owned())?,
+            (None, Some(text)) => Ok(RowSecret {
+                digest: digest(text).map_err(|problem| format!("digest: {problem}"))?,
                 id: None,
             }),
             (Some(key), None) => {
@@ -320,8 +320,6 @@ struct RowSecret {
     id: Option<KeyId>,
 }
 
-const DIGEST_WRONG: &str = "digest: write the 64 hexadecimal characters of a SHA-256";
-
 /// The reason why a key is refused.
 fn key_problem(key: &str, prefix: &KeyPrefix) -> String {
     if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -376,10 +374,7 @@ impl RowReading<'_> {
 
     /// The secret before a rotation.
     fn previous(&mut self) -> Option<Box<PreviousDigest>> {
-        let digest = self.optional("previous_digest", |text| {
-            text.parse()
-                .map_err(|_| "write the 64 hexadecimal characters of a SHA-256".into())
-        });
+        let digest = self.optional("previous_digest", digest);
         let until = self.optional("previous_until", instant);
         let both = ["previous_digest", "previous_until"].map(|name| self.fields.contains_key(name));
         if both[0] != both[1] {
@@ -391,6 +386,11 @@ impl RowReading<'_> {
             until: until?,
         }))
     }
+}
+
+fn digest(text: &str) -> Result<KeyDigest, String> {
+    text.parse()
+        .map_err(|_| "write the 64 hexadecimal characters of a SHA-256".to_owned())
 }
 
 fn id(text: &str) -> Result<KeyId, String> {
