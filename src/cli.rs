@@ -390,7 +390,12 @@ mod tests {
                 output::write_json(&mut closed(), &rows()),
                 output::write_json_rows(&mut closed(), rows().into_iter()),
                 output::write_csv(&mut closed(), &["name"], rows()),
-                output::write_table(&mut closed(), &["name"], &[], &vec![vec![]; length]),
+                output::long_table::write_table(
+                    &mut closed(),
+                    &["name"],
+                    &[],
+                    &vec![vec![]; length],
+                ),
             ] {
                 assert!(output::is_closed_pipe(&error.unwrap_err()), "{length} rows");
             }

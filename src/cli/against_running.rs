@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
 
-use super::output::{RecordFormat, cells, prose, write_table, write_text};
+use super::output::long_table::write_table;
+use super::output::{RecordFormat, cells, prose, write_text};
 use super::session::{Expected, Session, UsageError, judged, note};
 use crate::config::{About, Config, Difference, Effective};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};

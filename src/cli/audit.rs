@@ -8,9 +8,8 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 
 use super::key_argument::{KeyArgument, id_of};
-use super::output::{
-    RowsFormat, parse_date, parse_name, to_the_second, write_csv, write_json, write_table,
-};
+use super::output::long_table::write_table;
+use super::output::{RowsFormat, parse_date, parse_name, to_the_second, write_csv, write_json};
 use super::session::{Expected, Session, UsageError};
 use crate::config::Config;
 use crate::policy::audit::{Entry, Wanted};

@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use super::against_running::note_tiers_that_do_not_run;
 use super::key_argument::KeyArgument;
-use super::output::{RecordFormat, cells, escape, prose, to_the_second, write_record, write_table};
+use super::output::long_table::write_table;
+use super::output::{RecordFormat, cells, escape, prose, to_the_second, write_record};
 use super::session::{Expected, Session, note};
 use crate::config::{Config, SourcePosition, Tier};
 use crate::policy::admission::{AdmissionStep, Verdict};

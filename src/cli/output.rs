@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use anyhow::anyhow;
 use clap::ValueEnum;
-use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::{Serialize, Serializer};
@@ -205,21 +205,6 @@ pub(super) fn cells(row: &impl Serialize, names: &[&str]) -> serde_json::Result<
     Ok(names.iter().map(cell).collect())
 }
 
-/// Writes a table; the columns named in `numbers` are aligned to the right.
-pub(super) fn write_table(
-    out: &mut dyn Write,
-    header: &[&str],
-    numbers: &[&str],
-    rows: &[Vec<String>],
-) -> anyhow::Result<()> {
-    write_lines(out, lines(&table(header, numbers, rows)))
-}
-
-/// Whether cells of this column are never broken: a key is copied.
-fn is_whole(name: &str) -> bool {
-    matches!(name, "id" | "key")
-}
-
 fn table(header: &[&str], numbers: &[&str], rows: &[Vec<String>]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
@@ -231,12 +216,8 @@ fn table(header: &[&str], numbers: &[&str], rows: &[Vec<String>]) -> Table {
     for row in rows {
         table.add_row(row.iter().map(|cell| escape(cell)));
     }
-    fit(&mut table, COLUMNS.get().copied());
     for (name, column) in header.iter().zip(table.column_iter_mut()) {
         column.set_padding((0, PADDING));
-        if is_whole(name) {
-            column.set_constraint(ColumnConstraint::ContentWidth);
-        }
         if numbers.contains(name) {
             column.set_cell_alignment(CellAlignment::Right);
         }
@@ -258,7 +239,10 @@ pub(super) fn write_record(out: &mut dyn Write, fields: &[(&str, String)]) -> an
     for column in table.column_iter_mut() {
         column.set_padding((0, PADDING));
     }
-    write_lines(out, lines(&table))
+    for line in lines(&table) {
+        writeln!(out, "{line}")?;
+    }
+    Ok(out.flush()?)
 }
 
 /// Breaks cells so that lines have at most `columns`; without `columns`, leaves them whole.
@@ -275,13 +259,6 @@ fn lines(table: &Table) -> Vec<String> {
         .lines()
         .map(|line| line.trim_end().to_owned())
         .collect()
-}
-
-fn write_lines(out: &mut dyn Write, lines: Vec<String>) -> anyhow::Result<()> {
-    for line in lines {
-        writeln!(out, "{line}")?;
-    }
-    Ok(out.flush()?)
 }
 
 /// The text with every character that a terminal would not simply show written as `\u{…}`.
@@ -337,6 +314,7 @@ pub(super) fn parse_date(text: &str) -> Result<Date, String> {
 mod tests {
     use serde_json::json;
 
+    use super::long_table::write_table;
     use super::*;
 
     fn written(write: impl FnOnce(&mut Vec<u8>) -> anyhow::Result<()>) -> String {

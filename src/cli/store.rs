@@ -9,9 +9,8 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::keys::ChangeOptions;
-use super::output::{
-    RecordFormat, escape, parse_name, to_the_second, write_record, write_table, write_text,
-};
+use super::output::long_table::write_table;
+use super::output::{RecordFormat, escape, parse_name, to_the_second, write_record, write_text};
 use super::session::{Expected, Session, judged};
 use crate::config::{Config, Purpose};
 use crate::store::status::{

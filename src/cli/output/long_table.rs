@@ -1,15 +1,25 @@
-//! A table whose rows are never all in memory: they arrive twice in batches, first to be measured, then to be written.
+//! Tables, also those whose rows are never all in memory: rows arrive twice in batches, first to be measured, then to be written.
 
 use std::io::Write;
 
 use comfy_table::{ColumnConstraint, Width};
 
-use super::{COLUMNS, PADDING, fit, is_whole, lines, table};
+use super::{COLUMNS, PADDING, fit, lines, table};
 
 /// The narrowest that a column becomes: one character with its padding.
 const NARROWEST: u16 = 1 + PADDING;
 /// The rows of a batch.
 pub(in crate::cli) const BATCH_ROWS: usize = 1_000;
+
+/// Writes a table; the columns named in `numbers` are aligned to the right.
+pub(in crate::cli) fn write_table(
+    out: &mut dyn Write,
+    header: &[&str],
+    numbers: &[&str],
+    rows: &[Vec<String>],
+) -> anyhow::Result<()> {
+    write_long_table(out, header, numbers, rows, |row| Ok(row.clone()), &[])
+}
 
 /// Writes a table with one row for each item, and the rows of `total` below them.
 pub(in crate::cli) fn write_long_table<T>(
@@ -135,6 +145,11 @@ impl<'n> LongTable<'n> {
         let lines = self.lines(rows);
         lines.iter().try_for_each(|line| writeln!(out, "{line}"))
     }
+}
+
+/// Whether cells of this column are never broken: a key is copied.
+fn is_whole(name: &str) -> bool {
+    matches!(name, "id" | "key")
 }
 
 /// The width of a column's name.

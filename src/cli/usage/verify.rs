@@ -12,7 +12,8 @@ use tokio::time::Instant;
 
 use super::chain;
 use super::query::LedgerQuery;
-use crate::cli::output::{RecordFormat, cells, write_record, write_table};
+use crate::cli::output::long_table::write_table;
+use crate::cli::output::{RecordFormat, cells, write_record};
 use crate::cli::session::{Session, judged};
 use crate::policy::api_key::KeyId;
 use crate::store::chain::CheckedChain;
