@@ -190,13 +190,9 @@ fn write_rows(out: &mut dyn Write, numbers: &[&str], rows: &[NamedValues]) -> an
 }
 
 fn events_text(events: &EventFacts) -> String {
-    let EventFacts {
-        waiting,
-        oldest_seconds,
-        courier,
-    } = events;
-    let age = oldest_seconds.map_or_else(String::new, |age| format!(", the oldest {age:.0} s"));
-    let courier = courier.as_deref().unwrap_or("no gateway");
+    let (waiting, age) = (events.waiting, events.oldest_seconds);
+    let age = age.map_or_else(String::new, |age| format!(", the oldest {age:.0} s"));
+    let courier = events.courier.as_deref().unwrap_or("no gateway");
     format!("{waiting} pending for the webhook{age}; delivered by {courier}")
 }
 
@@ -266,38 +262,26 @@ fn journal_fields(journal: &JournalFacts) -> NamedValues {
 }
 
 fn server_fields(server: &ServerFacts) -> NamedValues {
-    let ServerFacts {
-        address,
-        version,
-        run_id,
-        role,
-        uptime_seconds,
-        replicas,
-        append_only,
-        append_fsync,
-        snapshots,
-        maxmemory_policy,
-        maxmemory_bytes,
-        used_memory_bytes,
-    } = server;
-    let append_only = match append_only {
-        true => reported(append_fsync.as_ref()),
+    let append_only = match server.append_only {
+        true => reported(server.append_fsync.as_ref()),
         false => "off".to_owned(),
     };
-    let snapshots = match snapshots.as_deref() {
+    let snapshots = match server.snapshots.as_deref() {
         Some("") => "off".to_owned(),
         times => reported(times),
     };
-    let memory = match maxmemory_bytes {
-        0 => format!("{used_memory_bytes} bytes, {maxmemory_policy}"),
-        max => format!("{used_memory_bytes} of {max} bytes, {maxmemory_policy}"),
+    let (used, policy) = (server.used_memory_bytes, &server.maxmemory_policy);
+    let memory = match server.maxmemory_bytes {
+        0 => format!("{used} bytes, {policy}"),
+        max => format!("{used} of {max} bytes, {policy}"),
     };
+    let (role, replicas) = (&server.role, server.replicas);
     vec![
-        ("server", address.clone()),
-        ("version", version.clone()),
-        ("run id", run_id.clone()),
+        ("server", server.address.clone()),
+        ("version", server.version.clone()),
+        ("run id", server.run_id.clone()),
         ("role", format!("{role}, {replicas} replicas")),
-        ("uptime", format!("{uptime_seconds} s")),
+        ("uptime", format!("{} s", server.uptime_seconds)),
         ("append-only file", append_only),
         ("snapshots", snapshots),
         ("memory", memory),

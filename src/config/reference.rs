@@ -26,7 +26,7 @@ pub(super) fn document(form: &Form) -> String {
 /// The lines of all keys beneath a place.
 fn beneath(at: &str, form: &Form, lines: &mut Vec<String>) {
     match &form.what {
-        What::Scalar { .. } => {}
+        What::Scalar(_) => {}
         What::Section(rows) => each(at, rows, lines),
         What::Named(rows) => each(&format!("{at}.<name>"), rows, lines),
         What::List(item) => beneath(&format!("{at}[]"), item, lines),
@@ -52,16 +52,9 @@ fn each(at: &str, rows: &[Row], lines: &mut Vec<String>) {
 
 /// The sentences about a key after its help.
 fn marks(row: &Row) -> String {
-    let is_secret = matches!(
-        row.form.what,
-        What::Scalar {
-            is_secret: true,
-            ..
-        }
-    );
     let marks = [
         (row.form.is_required, " **Required.**"),
-        (is_secret, " Secret: never shown."),
+        (row.form.is_secret, " Secret: never shown."),
         (
             row.form.needs_restart && !row.help.contains("restart"),
             " A change needs a restart.",
@@ -74,7 +67,7 @@ fn marks(row: &Row) -> String {
 /// The permitted values.
 fn values(form: &Form) -> String {
     let kind = match &form.what {
-        What::Scalar { .. } => form.values.clone(),
+        What::Scalar(_) => form.values.clone(),
         What::Section(_) | What::Named(_) => "section".to_owned(),
         What::List(item) => format!("list of {}", values(item)),
         What::Either(forms) => forms.each_ref().map(values).join(" or "),

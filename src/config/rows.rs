@@ -40,15 +40,14 @@ pub(super) struct Form {
     pub(super) is_required: bool,
     /// Whether a change of the value, or of any beneath it, needs a restart.
     pub(super) needs_restart: bool,
+    /// Whether it is a secret, which is never shown.
+    pub(super) is_secret: bool,
 }
 
 /// The kind of the value.
 pub(super) enum What {
-    /// A scalar with the JSON Schema of its type; a secret one is never shown.
-    Scalar {
-        shape: Json,
-        is_secret: bool,
-    },
+    /// A scalar with the JSON Schema of its type.
+    Scalar(Json),
     List(Box<Form>),
     /// A mapping of names of the operators' choice.
     Named(Vec<Row>),
@@ -193,6 +192,7 @@ impl Form {
             bounds: None,
             is_required: false,
             needs_restart: false,
+            is_secret: false,
         }
     }
 
@@ -206,16 +206,10 @@ impl Form {
 fn made<T: Scalar + 'static, U: 'static>(
     make: impl Fn(T) -> Result<U, Wrong> + 'static,
 ) -> Kind<Option<U>> {
-    let form = || {
-        let what = What::Scalar {
-            shape: T::schema(),
-            is_secret: T::SECRET,
-        };
-        let values = T::values();
-        Form {
-            values,
-            ..Form::of(what)
-        }
+    let form = || Form {
+        values: T::values(),
+        is_secret: T::SECRET,
+        ..Form::of(What::Scalar(T::schema()))
     };
     Kind::new(
         move |check, at, written| check.leaf(at, &written?, &make),

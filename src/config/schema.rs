@@ -22,7 +22,7 @@ pub(super) fn document(form: &Form) -> Json {
 
 fn shape(form: &Form) -> Json {
     let mut shape = match &form.what {
-        What::Scalar { shape, .. } => shape.clone(),
+        What::Scalar(shape) => shape.clone(),
         What::List(item) => json!({ "type": "array", "items": self::shape(item) }),
         What::Named(rows) => {
             json!({ "type": "object", "minProperties": 1, "additionalProperties": section(rows) })

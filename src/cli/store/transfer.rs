@@ -354,47 +354,24 @@ fn summary(contents: &Contents) -> String {
 }
 
 fn fields(outcome: &TransferOutcome) -> Vec<(&'static str, String)> {
-    let TransferOutcome {
-        from,
-        to,
-        dry_run,
-        read,
-        imported,
-    } = outcome;
-    let written = match dry_run {
+    let (read, taken) = (&outcome.read, &outcome.imported);
+    let written = match outcome.dry_run {
         true => "would be written",
         false => "written",
     };
+    let moved = |read: u64, new: String| format!("{read} read: {new} {written}");
+    let with_held = |moved: String, held: u64| format!("{moved}, {held} already stored");
+    let keys = format!("{} new and {} newer", taken.keys_added, taken.keys_replaced);
+    let keys = moved(read.keys, keys);
+    let audit_entries = moved(read.audit_entries, taken.audit_entries_added.to_string());
+    let days = moved(read.key_days, taken.key_days_added.to_string());
+    let events = moved(read.events, taken.events_added.to_string());
     vec![
-        ("from", from.clone()),
-        ("to", to.clone()),
-        (
-            "keys",
-            format!(
-                "{} read: {} new and {} newer {written}, {} already stored",
-                read.keys, imported.keys_added, imported.keys_replaced, imported.keys_held
-            ),
-        ),
-        (
-            "audit entries",
-            format!(
-                "{} read: {} {written}",
-                read.audit_entries, imported.audit_entries_added
-            ),
-        ),
-        (
-            "days of keys",
-            format!(
-                "{} read: {} {written}, {} already stored",
-                read.key_days, imported.key_days_added, imported.key_days_held
-            ),
-        ),
-        (
-            "events",
-            format!(
-                "{} read: {} {written}, {} already stored",
-                read.events, imported.events_added, imported.events_held
-            ),
-        ),
+        ("from", outcome.from.clone()),
+        ("to", outcome.to.clone()),
+        ("keys", with_held(keys, taken.keys_held)),
+        ("audit entries", audit_entries),
+        ("days of keys", with_held(days, taken.key_days_held)),
+        ("events", with_held(events, taken.events_held)),
     ]
 }

@@ -151,7 +151,7 @@ fn leaves(rows: &[Row], at: &outline::Path, needs_restart: bool) -> Vec<Leaf> {
             });
         };
         match &form.what {
-            What::Scalar { shape, is_secret } => {
+            What::Scalar(shape) => {
                 let words = shape["anyOf"][0]["enum"]
                     .as_array()
                     .cloned()
@@ -166,7 +166,7 @@ fn leaves(rows: &[Row], at: &outline::Path, needs_restart: bool) -> Vec<Leaf> {
                 if shape["type"][0] == "boolean" {
                     values.extend([true, false].map(Value::from));
                 }
-                leaf(*is_secret, values);
+                leaf(form.is_secret, values);
             }
             What::Section(rows) => found.extend(leaves(rows, &at, needs_restart)),
             What::Named(rows) => found.extend(leaves(rows, &at.key("any"), needs_restart)),
@@ -178,7 +178,7 @@ fn leaves(rows: &[Row], at: &outline::Path, needs_restart: bool) -> Vec<Leaf> {
                     };
                     found.extend(leaves(rows, &at.index(0), needs_restart));
                 }
-                What::Scalar { .. } | What::List(_) | What::Named(_) => leaf(false, Vec::new()),
+                What::Scalar(_) | What::List(_) | What::Named(_) => leaf(false, Vec::new()),
             },
             What::Either(_) => panic!("{name}"),
         }
