@@ -27,7 +27,8 @@ const PARTS_MAX: usize = 1_024;
 
 /// Fields whose values hardly any two answers share. The library compresses fields with a table of earlier ones (RFC 7541 section
 /// 2.3.2), which it searches value by value. The first answer of a connection enters their names; later ones only refer to them,
-/// being marked as sensitive (section 6.2.3).
+/// being marked as sensitive (section 6.2.3). `Date`, whose name needs no entry, is always marked: it would add one each second, all of
+/// which are searched for each answer, and which displace the names.
 const UNREPEATED: [HeaderName; 3] = [X_REQUEST_ID, X_RATE_LIMIT_REMAINING, RATE_LIMIT];
 
 /// A request's body and its answer.
@@ -143,7 +144,9 @@ impl Http2Side {
         *answer.status_mut() = head.status;
         let fields = answer.headers_mut();
         *fields = head.fields.into_map();
-        fields.insert(DATE, get_cached_date());
+        let mut date = get_cached_date();
+        date.set_sensitive(true);
+        fields.insert(DATE, date);
         let is_first = self.respond.stream_id().as_u32() == 1;
         for name in &UNREPEATED {
             if let Some(value) = fields.get_mut(name) {
