@@ -6,9 +6,11 @@
 //! | [`opening`] | the protocol of a connection |
 //! | [`http1`] | a connection over HTTP/1: its requests one after the other |
 //! | [`streams`] | a connection over HTTP/2: its requests on their streams |
+//! | [`incoming`] | these requests as they arrive, and when the HTTP/2 library is polled for them |
 //! | [`guard`] | the stream below the HTTP/2 library, watched for floods |
 //! | [`allowance`] | the memory of an HTTP/2 connection's requests while its client does not read |
 //! | [`unserved`] | the answer to a head that cannot be read or is redirected to HTTPS, its line in the access log and its metrics |
+//! | [`progress`] | what the guard, the connection's task and the requests over HTTP/2 report to each other |
 //! | [`on_wake`] | the futures of a busy task that are seldom ready, polled only when they were woken |
 //! | [`transport`] | TCP, with TLS or without |
 //! | [`wire`] | the bytes of a connection over HTTP/1, in both directions |
@@ -29,9 +31,11 @@ use super::forward;
 pub mod allowance;
 pub mod guard;
 pub mod http1;
+pub mod incoming;
 pub mod limiter;
 pub mod on_wake;
 pub mod opening;
+pub mod progress;
 pub mod streams;
 pub mod transport;
 pub mod unserved;

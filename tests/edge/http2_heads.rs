@@ -8,9 +8,10 @@ use h2::client::SendRequest;
 use harness::client::next_request_id;
 use harness::{IssuedKey, PATIENCE, Protocol, Scene};
 use http::{Request, StatusCode};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::frames::{RST_STREAM, Stream, Wire};
+use super::frames::{END_HEADERS, END_STREAM, Frame, HEADERS, RST_STREAM, Stream, Wire, block};
 use super::{MARKETS, TOUCHLINE, limit_hits};
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Http2Clear, Protocol::Http2Tls];
@@ -121,6 +122,30 @@ async fn over_http2_the_host_comes_from_either_field() {
             assert_eq!(request.values("x-forwarded-host"), ["api.example:8443"]);
             assert_eq!(request.values("host").len(), 1);
             stream += 2;
+        }
+    }
+}
+
+#[tokio::test]
+async fn requests_over_http2_whose_heads_arrive_in_parts_and_together_are_all_answered() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let fields = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "localhost"),
+        (":path", MARKETS),
+        ("x-api-key", &key.key),
+    ];
+    let head = |stream| Frame::new(HEADERS, END_STREAM | END_HEADERS, stream, block(&fields));
+    for protocol in PROTOCOLS {
+        let mut wire = Wire::over(protocol, &scene).await;
+        let [first, second, third] = [1, 3, 5].map(|stream| head(stream).bytes());
+        let (begin, rest) = second.split_at(20);
+        for (sent, answers) in [([&first[..], begin], 1), ([rest, &third[..]], 2)] {
+            wire.socket.write_all(&sent.concat()).await.unwrap();
+            wire.socket.flush().await.unwrap();
+            assert!(wire.whole_answers(answers).await > 0, "{protocol:?}");
         }
     }
 }

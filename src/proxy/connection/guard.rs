@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::progress::Progress;
 use super::wire::ClientWire;
 use crate::config::Limits;
 use crate::policy::http2::CALM_DOWN;
@@ -23,17 +24,24 @@ pub struct Guard {
     gate: Arc<Gate>,
     wire: ClientWire,
     http2: Box<Http2Guard>,
+    progress: Arc<Progress>,
     /// Whether the client refuses bytes.
     has_backlog: bool,
 }
 
 impl Guard {
     /// Guards a connection of which some bytes may have been received already.
-    pub(super) fn new(gate: Arc<Gate>, wire: ClientWire, limits: &Limits) -> Guard {
+    pub(super) fn new(
+        gate: Arc<Gate>,
+        wire: ClientWire,
+        limits: &Limits,
+        progress: Arc<Progress>,
+    ) -> Guard {
         Guard {
             gate,
             wire,
             http2: Box::new(Http2Guard::new(limits)),
+            progress,
             has_backlog: false,
         }
     }
@@ -51,7 +59,7 @@ impl Guard {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        ready!(self.http2.breath.poll(context));
+        ready!(self.http2.breath.poll(&self.progress, context));
         let before = buffer.filled().len();
         if self.wire.unread.is_empty() {
             ready!(Pin::new(&mut self.wire.transport).poll_read(context, buffer))?;
@@ -64,7 +72,8 @@ impl Guard {
             }
         }
         let http2 = &mut self.http2;
-        let flood = http2.note_received(buffer.filled().get(before..).unwrap_or_default());
+        let received = buffer.filled().get(before..).unwrap_or_default();
+        let flood = http2.note_received(received, &self.progress);
         let streams = http2.budgets.streams;
         self.wire.note_requests(streams);
         let Some(flood) = flood else {

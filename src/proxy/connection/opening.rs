@@ -64,7 +64,7 @@ pub async fn open(
     let gate = gate.clone();
     Ok(if is_http2 {
         let terms = StreamTerms::new(&gate, &wire.connection, limits);
-        let guard = Guard::new(gate, wire, limits);
+        let guard = Guard::new(gate, wire, limits, terms.progress.clone());
         Opened::Http2(Box::new(guard), Arc::new(terms))
     } else {
         let http1 = Http1Connection::new(gate, wire, limits, redirect);

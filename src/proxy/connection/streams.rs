@@ -1,5 +1,6 @@
 //! A client's connection over HTTP/2: its streams, each a request with its own task.
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +17,9 @@ use tokio::time::Instant;
 use super::Connection;
 use super::allowance::Allowance;
 use super::guard::Guard;
+use super::incoming::Incoming;
 use super::on_wake::OnWake;
+use super::progress::Progress;
 use crate::config::Limits;
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
@@ -46,6 +49,7 @@ const HEADER_LIST_FACTOR: usize = 2;
 pub struct StreamTerms {
     gate: Arc<Gate>,
     connection: Arc<Connection>,
+    pub(super) progress: Arc<Progress>,
     library: Builder,
     idle: Duration,
     /// For a request's body, and for a client to read any part of its answer.
@@ -62,6 +66,7 @@ impl StreamTerms {
         StreamTerms {
             gate: gate.clone(),
             connection: connection.clone(),
+            progress: Arc::default(),
             library: library(limits),
             idle: limits.keepalive_idle,
             timeouts: [limits.request_read, limits.response_write],
@@ -92,8 +97,8 @@ pub(super) async fn serve(
     terms: Arc<StreamTerms>,
     mut ending: watch::Receiver<bool>,
 ) {
-    let mut connection = match terms.library.handshake::<_, Bytes>(guard).await {
-        Ok(connection) => connection,
+    let mut incoming = match terms.library.handshake::<_, Bytes>(guard).await {
+        Ok(library) => Incoming::new(library, terms.progress.clone()),
         Err(error) => return tracing::debug!(%error, "an HTTP/2 handshake failed"),
     };
     let open = Arc::new(OpenStreams::none());
@@ -105,7 +110,7 @@ pub(super) async fn serve(
         let accepted = tokio::select! {
             biased;
             _ = &mut asked, if stopped.is_none() => None,
-            accepted = connection.accept() => Some(accepted),
+            accepted = poll_fn(|context| incoming.poll_next(context)) => Some(accepted),
             () = &mut idle => {
                 if stopped.is_some() {
                     return;
@@ -118,10 +123,10 @@ pub(super) async fn serve(
             if open.are_at_rest(&terms.connection) {
                 // It names the last stream: a client that reads it with its next request sends that on another connection. One that was in
                 // transit is not served, and may be sent again (RFC 9113 section 6.8).
-                connection.abrupt_shutdown(Reason::NO_ERROR);
+                incoming.abrupt_shutdown();
             } else {
                 // Requests in transit are served; a later GOAWAY names the last of them.
-                connection.graceful_shutdown();
+                incoming.graceful_shutdown();
             }
             stopped = Some(Instant::now());
             idle = OnWake::new(Box::pin(open.idle(&terms.connection, CLOSING)));
@@ -155,6 +160,7 @@ async fn serve_stream(
     let (head_bytes, window_bytes) = {
         let snapshot = terms.gate.snapshot();
         let head_bytes = well_formed::lighten(&mut head, &snapshot.config.limits);
+        terms.progress.note_examined();
         (head_bytes, snapshot.window_bytes)
     };
     let announced = match head.framing {

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use tokio::task::JoinHandle;
 
+use super::super::progress::Progress;
 use crate::config::Limits;
 use crate::policy::http2::{Budgets, ControlRates, Frames};
 use crate::policy::limit_hit::LimitHit;
@@ -39,13 +40,14 @@ impl Http2Guard {
     }
 
     /// Counts the client's frames. Returns the kind of which there are too many, if any.
-    pub(super) fn note_received(&mut self, bytes: &[u8]) -> Option<LimitHit> {
+    pub(super) fn note_received(&mut self, bytes: &[u8], progress: &Progress) -> Option<LimitHit> {
         let (mut flood, mut now, budgets) = (self.flood, None, &mut self.budgets);
         self.received.find(bytes, |frame| {
             let now = *now.get_or_insert_with(Instant::now);
             flood = flood.or(budgets.receive(frame, now).err());
         });
-        self.breath.note(self.budgets.streams);
+        progress.note_received(self.budgets.streams);
+        self.breath.note(progress.unexamined());
         self.flood = flood;
         flood
     }
@@ -73,25 +75,27 @@ const HEADS_AT_ONCE: u64 = 4;
 /// A pause in reading, so that received requests can be examined.
 #[derive(Default)]
 pub(super) struct Breath {
-    streams: u64,
+    /// The heads that were still not examined after the last pause.
+    unserved: u64,
     taken: Option<JoinHandle<()>>,
 }
 
 impl Breath {
-    /// Takes a pause if enough requests have been read since the last one.
-    fn note(&mut self, streams: u64) {
-        if streams >= self.streams + HEADS_AT_ONCE {
-            self.streams = streams;
+    /// Takes a pause if enough requests wait to be examined.
+    fn note(&mut self, unexamined: u64) {
+        self.unserved = self.unserved.min(unexamined);
+        if unexamined - self.unserved >= HEADS_AT_ONCE {
             // The pause ends after all tasks that are ready have run.
             self.taken = Some(tokio::spawn(tokio::task::yield_now()));
         }
     }
 
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn poll(&mut self, progress: &Progress, context: &mut Context<'_>) -> Poll<()> {
         if let Some(taken) = &mut self.taken {
             // Any result ends the pause.
             let _ = ready!(Pin::new(taken).poll(context));
             self.taken = None;
+            self.unserved = progress.unexamined();
         }
         Poll::Ready(())
     }
