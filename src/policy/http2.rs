@@ -20,6 +20,7 @@ pub const CALM_DOWN: [u8; 17] = [
 const HEADER_BYTES: usize = 9;
 /// The error code, the whole payload of a RST_STREAM (RFC 9113 section 6.4).
 const REASON_BYTES: usize = 4;
+const DATA: u8 = 0;
 const RST_STREAM: u8 = 3;
 const END_STREAM: u8 = 1;
 /// A full budget holds its rate for this many seconds.
@@ -52,6 +53,14 @@ pub struct Frame {
 }
 
 impl Frame {
+    /// The bytes of its payload if it is DATA; 0 for other frames.
+    pub fn data_bytes(self) -> u32 {
+        match self.kind {
+            DATA => self.payload_bytes,
+            _ => 0,
+        }
+    }
+
     /// Whether the frame resets a stream because its request is malformed.
     pub fn is_of_malformed(self) -> bool {
         self.kind == RST_STREAM && self.reason == PROTOCOL_ERROR
@@ -236,7 +245,7 @@ impl Budgets {
     /// # Errors
     /// If it is a reset that the client provoked, and there were too many; the connection should be closed.
     pub fn send(&mut self, frame: Frame, now: Instant) -> Result<(), LimitHit> {
-        if matches!(frame.kind, 0 | 1) && frame.flags & END_STREAM != 0 {
+        if matches!(frame.kind, DATA | 1) && frame.flags & END_STREAM != 0 {
             self.resets = (self.resets + 1.0).min(self.rates.resets_full());
         }
         match frame.kind {

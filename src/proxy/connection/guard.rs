@@ -25,6 +25,8 @@ pub struct Guard {
     wire: ClientWire,
     http2: Box<Http2Guard>,
     progress: Arc<Progress>,
+    /// Whether something was written since the last flush.
+    has_written: bool,
     /// Whether the client refuses bytes.
     has_backlog: bool,
 }
@@ -42,6 +44,7 @@ impl Guard {
             wire,
             http2: Box::new(Http2Guard::new(limits)),
             progress,
+            has_written: false,
             has_backlog: false,
         }
     }
@@ -113,12 +116,13 @@ impl AsyncWrite for Guard {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let Guard { wire, http2, .. } = &mut *self;
-        let Poll::Ready(written) = wire.poll_write(cx, buf) else {
+        let Poll::Ready(written) = self.wire.poll_write(cx, buf) else {
             self.note_backlog(true);
             return Poll::Pending;
         };
         let written = written?;
+        self.has_written = true;
+        let Guard { wire, http2, .. } = &mut *self;
         let sent = buf.get(..written).unwrap_or_default();
         match http2.note_sent(sent, &wire.limit_hits) {
             Some(flood) => Poll::Ready(Err(self.calm_down(flood, cx))),
@@ -127,6 +131,11 @@ impl AsyncWrite for Guard {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if std::mem::take(&mut self.has_written) && self.http2.is_flushed_again() {
+            self.progress.note_unflushed(true);
+            return Poll::Ready(Ok(()));
+        }
+        self.progress.note_unflushed(false);
         let flushed = self.wire.poll_flush(cx);
         if flushed.is_ready() {
             self.wire.writes.release();

@@ -1,6 +1,7 @@
 //! The requests of a connection over HTTP/2 as they arrive, and when the library is polled for them.
 //!
-//! A poll of the library reads what has arrived and writes what is ready to be sent. One that would find nothing is left out.
+//! A poll of the library reads what has arrived and writes what is ready to be sent. One that would find nothing is left out. If several
+//! streams are open, a poll comes after all that are ready have been served, so that their answers are written together.
 
 use std::mem;
 use std::pin::pin;
@@ -26,6 +27,8 @@ pub(super) struct Incoming {
     taken: u64,
     /// Whether the library has returned the last request that it received: a poll would find nothing before the task is woken.
     is_drained: bool,
+    /// Whether the task has let others run since it was woken.
+    has_yielded: bool,
 }
 
 impl Incoming {
@@ -36,22 +39,36 @@ impl Incoming {
             progress,
             taken: 0,
             is_drained: false,
+            has_yielded: false,
         }
     }
 
-    /// The next request, or `None` once the connection has ended.
+    /// The next request, or `None` once the connection has ended. `are_several`: more than one stream is open.
     pub(super) fn poll_next(
         &mut self,
+        are_several: bool,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Accepted, h2::Error>>> {
         if mem::take(&mut self.is_drained) {
+            self.has_yielded = false;
             return Poll::Pending;
         }
-        let accepted = pin!(self.library.accept()).poll(context);
+        if are_several && !mem::replace(&mut self.has_yielded, true) {
+            // The runtime polls a task that wakes itself after those that are ready.
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let mut accepted = pin!(self.library.accept()).poll(context);
+        if accepted.is_pending() && self.progress.has_unflushed() {
+            // With nothing to write, the library flushes.
+            accepted = pin!(self.library.accept()).poll(context);
+        }
         if accepted.is_ready() {
             // The library returns a request after it has read and written all it could, and has registered the task to be woken.
             self.taken += 1;
             self.is_drained = self.taken == self.progress.received();
+        } else {
+            self.has_yielded = false;
         }
         accepted
     }

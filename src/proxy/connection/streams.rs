@@ -110,7 +110,7 @@ pub(super) async fn serve(
         let accepted = tokio::select! {
             biased;
             _ = &mut asked, if stopped.is_none() => None,
-            accepted = poll_fn(|context| incoming.poll_next(context)) => Some(accepted),
+            accepted = poll_fn(|context| incoming.poll_next(open.are_several(), context)) => Some(accepted),
             () = &mut idle => {
                 if stopped.is_some() {
                     return;
@@ -195,6 +195,11 @@ impl OpenStreams {
             count: AtomicUsize::new(0),
             last_end: Mutex::new(Instant::now()),
         }
+    }
+
+    /// Whether more than one stream is open.
+    fn are_several(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 1
     }
 
     /// When a stream was last open or its client refused bytes.

@@ -18,6 +18,8 @@ pub(super) struct Http2Guard {
     received: Frames,
     pub(super) sent: Frames,
     pub(super) budgets: Budgets,
+    /// The payload of the last frame sent, if it was DATA.
+    data_bytes: u32,
     pub(super) breath: Breath,
     /// The kind of frames of which there were too many, if any.
     flood: Option<LimitHit>,
@@ -34,6 +36,7 @@ impl Http2Guard {
             received: Frames::of_client(),
             sent: Frames::default(),
             budgets: Budgets::new(rates, Instant::now()),
+            data_bytes: 0,
             breath: Breath::default(),
             flood: None,
         }
@@ -56,7 +59,9 @@ impl Http2Guard {
     /// complete: a GOAWAY can follow it. Streams reset because their requests are malformed are counted in `limit_hits`.
     pub(super) fn note_sent(&mut self, bytes: &[u8], limit_hits: &LimitHits) -> Option<LimitHit> {
         let (mut flood, mut now, budgets) = (self.flood, None, &mut self.budgets);
+        let data_bytes = &mut self.data_bytes;
         self.sent.find(bytes, |frame| {
+            *data_bytes = frame.data_bytes();
             if frame.is_of_malformed() {
                 limit_hits.note(LimitHit::H2Malformed);
             }
@@ -66,11 +71,19 @@ impl Http2Guard {
         self.flood = flood;
         flood.filter(|_| self.sent.is_between())
     }
+
+    /// Whether the library flushes once more before it waits: it writes the payloads of long DATA frames by themselves, each with a flush.
+    pub(super) fn is_flushed_again(&self) -> bool {
+        self.data_bytes >= UNBUFFERED_BYTES_MIN && self.sent.is_between()
+    }
 }
 
 /// Heads that the HTTP/2 library may read in succession. Each may occupy a hundred times as much memory as on the wire until its
 /// request is examined.
 const HEADS_AT_ONCE: u64 = 4;
+
+/// The payload of a DATA frame from which on the library (`CHAIN_THRESHOLD_WITHOUT_VECTORED_IO`) does not copy it into its buffer.
+const UNBUFFERED_BYTES_MIN: u32 = 1024;
 
 /// A pause in reading, so that received requests can be examined.
 #[derive(Default)]
