@@ -30,7 +30,7 @@ profile: test-tools ## count instructions and cache misses a request with callgr
 	@deploy/install nginx-core valgrind
 	$(call measured,counts)
 
-instructions: test-tools ## compare the instructions of five requests with tests/load/instructions.txt; fails if 5 % above; KEEP=yes updates the file
+instructions: test-tools ## compare the instructions of six requests with tests/load/instructions.txt; fails if 5 % above; KEEP=yes updates the file
 	@deploy/install nginx-core valgrind
 	$(call measured,budget)
 

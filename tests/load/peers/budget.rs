@@ -1,4 +1,4 @@
-//! The instruction budget: `make instructions`. Counts the instructions of five requests and compares them with
+//! The instruction budget: `make instructions`. Counts the instructions of six requests and compares them with
 //! `tests/load/instructions.txt`: a count more than [`TOLERANCE`] above the budget fails, one as far below is reported. `KEEP=yes`
 //! writes the counts into that file.
 //!
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use harness::eventually;
+use harness::{Call, Client, eventually};
 
 use super::callgrind::Counted;
 use super::calls::Calls;
@@ -31,9 +31,10 @@ use super::start::{Settled, answers};
 
 /// The part of the budget by which a count may differ, on either side.
 const TOLERANCE: f64 = 0.05;
-const KINDS: [Kind; 5] = [
+const KINDS: [Kind; 6] = [
     Kind::Embedded,
     Kind::Redis,
+    Kind::RedisTls2,
     Kind::Unknown,
     Kind::Forbidden,
     Kind::Exhausted,
@@ -92,6 +93,7 @@ fn name(kind: Kind) -> &'static str {
     match kind {
         Kind::Embedded => "200, embedded store",
         Kind::Redis => "200, Redis",
+        Kind::RedisTls2 => "200, Redis, TLS HTTP/2",
         Kind::Unknown => "401, unknown key, Redis",
         Kind::Forbidden => "403, tier too low, Redis",
         Kind::Exhausted => "429, day used up, Redis",
@@ -168,7 +170,7 @@ async fn count(stage: &Stage, kind: Kind) -> f64 {
         answers(&calls).then_some(())
     })
     .await;
-    let mut connection = Connections::open(&[calls], 1).await;
+    let mut connection = OneConnection::open(kind, &settled, calls).await;
     connection.in_turn(WARMING).await;
     gateway.count("on");
     // Not counted: callgrind translates code again when counting has begun.
@@ -181,8 +183,40 @@ async fn count(stage: &Stage, kind: Kind) -> f64 {
     difference / f64::from(PAIRS * (MANY - FEW))
 }
 
+/// The connection of all requests.
+enum OneConnection {
+    Clear(Connections),
+    /// Over HTTP/2, with the request and the status of each answer.
+    Http2(Box<Client>, Call, u16),
+}
+
+impl OneConnection {
+    async fn open(kind: Kind, settled: &Settled, calls: Arc<Calls>) -> OneConnection {
+        let protocol = kind.protocol();
+        if !protocol.is_http2() {
+            return OneConnection::Clear(Connections::open(&[calls], 1).await);
+        }
+        let client = Client::new(protocol, loopback(settled.tls_port), Arc::default());
+        let call = Call::get(kind.path()).key(&settled.keys[0]);
+        OneConnection::Http2(Box::new(client), call, kind.status())
+    }
+
+    /// Sends this number of requests one after the other.
+    async fn in_turn(&mut self, requests: usize) {
+        match self {
+            OneConnection::Clear(connection) => connection.in_turn(requests).await,
+            OneConnection::Http2(client, call, status) => {
+                for _ in 0..requests {
+                    let answer = client.call(call.clone()).await;
+                    assert_eq!(answer.status, *status, "{answer:?}");
+                }
+            }
+        }
+    }
+}
+
 /// The instructions of a window that begins with these requests.
-async fn window(gateway: &mut Counted, connection: &mut Connections, requests: u32) -> f64 {
+async fn window(gateway: &mut Counted, connection: &mut OneConnection, requests: u32) -> f64 {
     gateway.zero();
     let end = tokio::time::Instant::now() + WINDOW;
     connection.in_turn(requests as usize).await;

@@ -84,6 +84,8 @@ pub struct Settled {
     pub config: PathBuf,
     /// The port of its clear listener.
     pub port: u16,
+    /// The port of its TLS listener.
+    pub tls_port: u16,
     /// The keys in its store.
     pub keys: Vec<String>,
 }
@@ -91,17 +93,25 @@ pub struct Settled {
 impl Settled {
     /// Writes the configuration and imports this number of keys.
     pub async fn new(spec: &GatewaySpec, directory: &Path, name: &str, count: usize) -> Settled {
-        let (config, port) = (directory.join(format!("{name}.yaml")), free_port());
+        let config = directory.join(format!("{name}.yaml"));
+        let ports @ [port, tls_port] = [free_port(), free_port()];
         let log = directory.join(format!("{name}.log"));
-        // The clear listener is the first in the file.
-        let yaml = spec.yaml(&log);
-        let yaml = yaml.replacen("127.0.0.1:0", &format!("127.0.0.1:{port}"), 1);
+        let mut yaml = spec.yaml(&log);
+        // In the order of the file.
+        for port in ports {
+            yaml = yaml.replacen("127.0.0.1:0", &format!("127.0.0.1:{port}"), 1);
+        }
         std::fs::write(&config, yaml).unwrap();
         let (keys, file) = foreign_keys(count, directory);
         let arguments = ["keys", "import", file.to_str().unwrap()];
         let imported = harness::gateway::cli(Path::new(TOUCHLINE), &config, None, &arguments).await;
         assert!(imported.status.success(), "{imported:?}");
-        Settled { config, port, keys }
+        Settled {
+            config,
+            port,
+            tls_port,
+            keys,
+        }
     }
 }
 
