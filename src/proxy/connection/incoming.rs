@@ -66,7 +66,8 @@ impl Incoming {
         if accepted.is_ready() {
             // The library returns a request after it has read and written all it could, and has registered the task to be woken.
             self.taken += 1;
-            self.is_drained = self.taken == self.progress.received();
+            let has_all = self.taken == self.progress.received();
+            self.is_drained = has_all && !self.progress.has_unflushed();
         } else {
             self.has_yielded = false;
         }
