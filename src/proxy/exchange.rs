@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use http::HeaderValue;
 use jiff::Timestamp;
-use pingora::upstreams::peer::HttpPeer;
+
 use prometheus::IntGauge;
 
 use super::admission::{AdmissionTrace, Grant, Permit, Refusal};
@@ -14,6 +14,7 @@ use super::encoder::Encoder;
 use super::gate::{Gate, Snapshot};
 use super::origin::Origin;
 use super::rates::Slot;
+use super::relay::connections::PlannedAttempt;
 use super::upstreams::{Assignment, Server, Upstream};
 use crate::policy::choice::identity;
 use crate::policy::endpoint::Endpoint;
@@ -249,9 +250,8 @@ impl Forwarding {
         }
     }
 
-    /// Begins an attempt, at another server than before if there is one. Returns the server's description, whether the attempt
-    /// uses a new connection, and when it begins.
-    pub fn attempt(&mut self) -> Option<(Box<HttpPeer>, bool, Instant)> {
+    /// Begins an attempt, at another server than before if there is one. `None` if no server has an address.
+    pub fn attempt(&mut self) -> Option<PlannedAttempt> {
         let now = Instant::now();
         self.attempts += 1;
         self.header_after = None;
@@ -266,7 +266,12 @@ impl Forwarding {
         let left = total.saturating_sub(now.saturating_duration_since(self.since));
         let peer = Box::new(self.upstream.peer(&assignment.server, left));
         self.assignment = Some(assignment);
-        Some((peer, self.anew, now))
+        Some(PlannedAttempt {
+            peer,
+            connect_timeout: self.upstream.config.timeouts.connect.min(left),
+            is_fresh: self.anew,
+            now,
+        })
     }
 
     /// Gives up the place at the present server, which has not acted on the request: it may get it again rather than a server that

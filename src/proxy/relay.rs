@@ -43,7 +43,7 @@ mod http2;
 mod link;
 mod upload;
 
-use connections::TakenConnection;
+use connections::{PlannedAttempt, TakenConnection};
 use event::LinkEvent;
 use link::Link;
 use upload::Upload;
@@ -170,7 +170,7 @@ impl Relay<'_, '_> {
 
     /// One attempt at a server.
     async fn attempt(&mut self, upload: &mut Upload) -> Result<(), FailedAttempt> {
-        let Some((peer, is_fresh, now)) = self.forwarding.attempt() else {
+        let Some(attempt) = self.forwarding.attempt() else {
             let cause = "none of its servers has an address";
             return Err(FailedAttempt {
                 failure: Failure::server(ServerFault::Unreached, cause),
@@ -180,11 +180,12 @@ impl Relay<'_, '_> {
         if let Some(recording) = &mut self.exchange.admission_trace.recording {
             recording.attempt(self.forwarding.server());
         }
-        let taken = self.gate.connections.take(&peer, is_fresh, now).await;
+        let taken = self.gate.connections.take(&attempt).await;
         let (taken, reused) = taken.map_err(|error| FailedAttempt {
             failure: Failure::server(ServerFault::Unreached, error),
             reached: None,
         })?;
+        let PlannedAttempt { peer, now, .. } = attempt;
         let series = self.forwarding.upstream.series(&self.gate.metrics);
         match reused {
             true => series.reused.inc(),

@@ -206,3 +206,25 @@ async fn an_ambiguous_answer_is_a_500_and_refunded() {
     scene.expect_used(&key, 0).await;
     scene.assert_ledgers_agree().await;
 }
+
+#[tokio::test]
+async fn no_thread_of_timers_runs_once_upstreams_were_connected_to() {
+    for protocol in ["http1", "http2"] {
+        let mut scene = Scene::builder(TOUCHLINE)
+            .spec(move |spec| spec.upstream_extra = format!("protocol: {protocol}"))
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+        assert_eq!(answer.status, 200);
+        let threads = format!("/proc/{}/task", scene.gateways[0].process().pid());
+        let names: Vec<String> = std::fs::read_dir(threads)
+            .unwrap()
+            .filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok())
+            .collect();
+        // pingora's wakes a hundred times a second.
+        let timers = names.iter().filter(|name| name.starts_with("Timer thread"));
+        assert_eq!(timers.count(), 0, "{names:?}");
+        assert!(names.len() > 2, "{names:?}");
+    }
+}

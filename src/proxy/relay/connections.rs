@@ -4,7 +4,7 @@
 //! HTTP/2 is shared: each exchange has a stream of it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pingora::connectors::http::v2::Connector;
 use pingora::protocols::http::client::HttpSession;
@@ -23,6 +23,18 @@ use idle::Idle;
 pub struct Connections {
     connector: Arc<Connector>,
     idle: Arc<Idle>,
+}
+
+/// An attempt at a server, for which a connection is needed.
+pub struct PlannedAttempt {
+    /// The server.
+    pub peer: Box<HttpPeer>,
+    /// For making a connection.
+    pub connect_timeout: Duration,
+    /// Whether the connection is to be made for it, and never shared.
+    pub is_fresh: bool,
+    /// When it begins: kept connections that are too old then are closed.
+    pub now: Instant,
 }
 
 /// A connection for one exchange.
@@ -59,24 +71,26 @@ impl Default for Connections {
 }
 
 impl Connections {
-    /// A connection to `peer`, and whether it was used before. One that is to be `fresh` is made, and never shared; others that are
-    /// too old at `now` are closed.
+    /// A connection for an attempt, and whether it was used before.
     ///
     /// # Errors
-    /// If none can be made within the peer's timeouts.
-    pub async fn take(
-        &self,
-        peer: &HttpPeer,
-        is_fresh: bool,
-        now: Instant,
-    ) -> pingora::Result<(TakenConnection, bool)> {
+    /// If none can be made within the attempt's timeout.
+    pub async fn take(&self, attempt: &PlannedAttempt) -> pingora::Result<(TakenConnection, bool)> {
+        let PlannedAttempt {
+            peer,
+            connect_timeout,
+            is_fresh,
+            now,
+        } = attempt;
+        let (timeout, is_fresh) = (*connect_timeout, *is_fresh);
         if peer.options.alpn == ALPN::H1 {
             let settings = peer.reuse_hash();
-            if !is_fresh && let Some(taken) = kept(&self.idle, settings, now) {
+            if !is_fresh && let Some(taken) = kept(&self.idle, settings, *now) {
                 return Ok((taken, true));
             }
             // Seldom needed, and larger than all the rest of a request.
-            let stream = Box::pin(self.connector.transport().new_stream(peer)).await?;
+            let made = Box::pin(self.connector.transport().new_stream(&**peer));
+            let stream = within(timeout, made).await?;
             let made = OwnConnection { stream, settings };
             return Ok((TakenConnection::Http1(made), false));
         }
@@ -85,7 +99,7 @@ impl Connections {
         let (connections, peer) = (self.clone(), peer.clone());
         tokio::spawn(async move {
             // Whoever asked may be gone; what was taken is then released.
-            let _ = done.send(connections.take_http2(peer, is_fresh).await);
+            let _ = done.send(connections.take_http2(*peer, timeout, is_fresh).await);
         });
         let gone = |_| Error::explain(ErrorType::InternalError, "connecting was given up");
         taken.await.map_err(gone)?
@@ -105,6 +119,7 @@ impl Connections {
     async fn take_http2(
         self,
         peer: HttpPeer,
+        timeout: Duration,
         is_fresh: bool,
     ) -> pingora::Result<(TakenConnection, bool)> {
         let connector = self.connector;
@@ -123,7 +138,7 @@ impl Connections {
         }
         let session = match session {
             Some(session) => session,
-            None => match connector.new_http_session::<_, ()>(&peer).await? {
+            None => match within(timeout, connector.new_http_session::<_, ()>(&peer)).await? {
                 HttpSession::H2(session) => session,
                 HttpSession::H1(session) => {
                     let made = OwnConnection {
@@ -142,6 +157,18 @@ impl Connections {
         };
         Ok((TakenConnection::Http2(Box::new(lease)), reused))
     }
+}
+
+/// What is made in time. By tokio's timers: those of pingora have a thread that wakes a hundred times a second from their first use on.
+async fn within<T>(
+    timeout: Duration,
+    making: impl Future<Output = pingora::Result<T>>,
+) -> pingora::Result<T> {
+    let made = tokio::time::timeout(timeout, making).await;
+    made.unwrap_or_else(|_| {
+        let context = format!("no connection within {timeout:?}");
+        Error::e_explain(ErrorType::ConnectTimedout, context)
+    })
 }
 
 /// A kept connection with these settings, if one is open at `now`.

@@ -111,9 +111,6 @@ impl Wire {
         };
         peer.group_key = self.group;
         let options = &mut peer.options;
-        let connect = timeouts.connect.min(left);
-        options.connection_timeout = Some(connect);
-        options.total_connection_timeout = Some(connect);
         options.read_timeout = Some(timeouts.read.min(left));
         options.write_timeout = Some(timeouts.read.min(left));
         options.idle_timeout = Some(timeouts.idle);
