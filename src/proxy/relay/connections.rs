@@ -89,8 +89,8 @@ impl Connections {
                 return Ok((taken, true));
             }
             // Seldom needed, and larger than all the rest of a request.
-            let made = Box::pin(self.connector.transport().new_stream(&**peer));
-            let stream = within(timeout, made).await?;
+            let made = self.connector.transport().new_stream(&**peer);
+            let stream = Box::pin(within(timeout, made)).await?;
             let made = OwnConnection { stream, settings };
             return Ok((TakenConnection::Http1(made), false));
         }
