@@ -28,9 +28,9 @@ const SEND_BUFFER_BYTES_MAX: u64 = 32 * KIB;
 /// The least: with less, each part would be many frames.
 const SEND_BUFFER_BYTES_MIN: u64 = 4 * KIB;
 
-/// A connection begins with this fraction of its shares. Each answer that begins lets as many more requests be served as its own took,
-/// and each that ends adds half of that to the memory of answers: a client has what it needs after a few answers, and one that only
-/// sends requests occupies little.
+/// A connection begins with this fraction of its shares. Each request that is permitted or answered lets as many more be served as it
+/// took, and each answer that ends adds half of that to the memory of answers: a client has what it needs after a few requests, and one
+/// whose requests are not permitted occupies little.
 const FIRST_PART: u64 = 6;
 
 /// How an allowance is divided. The rest is for streams that wait for their turn.

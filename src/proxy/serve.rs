@@ -160,6 +160,9 @@ async fn forward(
     let Stage::Forwarding(forwarding) = stage else {
         return Ok(());
     };
+    if let Some(turn) = client.turn() {
+        turn.note_judged();
+    }
     let relayed = if client.turn().is_some_and(|turn| turn.is_missed()) {
         let cause = "other requests of the client's connection took limits.h2_memory for limits.response_write";
         Err(Failure::gateway(cause))

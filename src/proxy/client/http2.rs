@@ -158,7 +158,7 @@ impl Http2Side {
         }
         let answer = self.respond.send_response(answer, ends);
         self.answer = Some(answer.map_err(ended)?);
-        self.turn.note_begun();
+        self.turn.note_judged();
         self.is_whole = ends;
         Ok(())
     }

@@ -5,9 +5,9 @@
 //! waits for its turn, in the order of arrival, and no part of an answer is read while read parts of other streams wait for the
 //! client: the upstream is then held back by its own connection. A part that was read is always written.
 //!
-//! A connection begins with a fraction of its allowance, which each answer increases: its beginning the number of requests, so that
-//! answers without an end do not keep others out, and its end the memory of answers. A request that waits longer than
-//! `limits.response_write` for its turn is answered with 500; if an answer waits as long for the client to read others, its client is
+//! A connection begins with a fraction of its allowance. Each request that is permitted or answered increases the number of those that
+//! are served, so that one without a key or a quota occupies little and a slow upstream keeps none out; the end of each answer increases
+//! the memory of answers. A request that waits longer than `limits.response_write` for its turn is answered with 500; if an answer waits as long for the client to read others, its client is
 //! given up as one that does not read. Encoders last as long as their answers, which may be endless, so they delay others for a second
 //! at most.
 
@@ -39,7 +39,7 @@ const ENCODER_PATIENCE: Duration = Duration::from_secs(1);
 pub struct Allowance {
     /// The most turns that one request may take.
     turns_max: u32,
-    /// The turns that future answers may still add.
+    /// The turns that future requests may still add.
     turns_left: AtomicU32,
     patience: Duration,
     turns: Arc<Semaphore>,
@@ -293,8 +293,8 @@ impl Turn {
         self.may_compress.load(Ordering::Relaxed)
     }
 
-    /// Lets the connection serve as many more requests as this one took, once: its answer begins, or it has ended.
-    pub fn note_begun(&self) {
+    /// Lets the connection serve as many more requests as this one took, once: it was permitted, its answer begins, or it has ended.
+    pub fn note_judged(&self) {
         if self.permit.is_some() && !self.has_grown.swap(true, Ordering::Relaxed) {
             self.allowance.add_turns(self.turns);
         }
@@ -344,7 +344,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.note_begun();
+        self.note_judged();
         if self.permit.take().is_some() {
             self.allowance
                 .add_room(u64::from(self.turns) * TURN_BYTES / 2);
