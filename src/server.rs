@@ -7,10 +7,11 @@
 use std::io::ErrorKind::{ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use pingora::tls::{RootCertStore, load_platform_certs_incl_env_into_store};
+use pingora_timeout::fast_timeout::set_fast_timeout_to_tokio_threshold;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -101,6 +102,8 @@ pub fn serve_on(
     let _log = diagnostics::install(config.logging.level.as_str(), config.logging.format)
         .map_err(|error| ServeError::System(error.to_string()))?;
     descriptors::raise(config.limits.connections);
+    // By tokio's timers: pingora's own have a thread that wakes a hundred times a second from their first use on. Those below a second stay.
+    set_fast_timeout_to_tokio_threshold(Some(Duration::ZERO));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(worker_threads(config.runtime.threads))
         .thread_name("worker")

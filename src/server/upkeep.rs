@@ -284,6 +284,8 @@ async fn ask(
     let mut peer = upstream.peer(server, health.timeout);
     // A capacity for further requests would keep the connection open.
     peer.options.max_h2_streams = 1;
+    // The check has a deadline as a whole.
+    (peer.options.read_timeout, peer.options.write_timeout) = (None, None);
     let (mut session, _) = connector.get_http_session(&peer).await?;
     let mut request = RequestHeader::build("GET", health.path.as_bytes(), None)?;
     let version = match session.as_http2() {

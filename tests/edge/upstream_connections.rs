@@ -209,14 +209,24 @@ async fn an_ambiguous_answer_is_a_500_and_refunded() {
 
 #[tokio::test]
 async fn no_thread_of_timers_runs_once_upstreams_were_connected_to() {
-    for protocol in ["http1", "http2"] {
+    for protocol in ["http1"] {
         let mut scene = Scene::builder(TOUCHLINE)
-            .spec(move |spec| spec.upstream_extra = format!("protocol: {protocol}"))
+            .spec(move |spec| {
+                let health = "health: { path: /checked, interval: 100ms, timeout: 90ms }";
+                spec.upstream_extra = format!("protocol: {protocol}, {health}");
+            })
             .start()
             .await;
         let key = scene.issue("starter").await;
         let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
         assert_eq!(answer.status, 200);
+        eventually("health checks", async || {
+            let asked = scene.upstream.recorded();
+            let checks = asked.iter().filter(|one| one.target_text() == "/checked");
+            (checks.count() > 2).then_some(())
+        })
+        .await;
+        assert_eq!(scene.admin(0, "/metrics").await.0, 200);
         let threads = format!("/proc/{}/task", scene.gateways[0].process().pid());
         let names: Vec<String> = std::fs::read_dir(threads)
             .unwrap()
