@@ -282,8 +282,6 @@ async fn ask(
     health: &HealthCheck,
 ) -> pingora::Result<()> {
     let mut peer = upstream.peer(server, health.timeout);
-    // A capacity for further requests would keep the connection open.
-    peer.options.max_h2_streams = 1;
     // The check has a deadline as a whole.
     (peer.options.read_timeout, peer.options.write_timeout) = (None, None);
     let (mut session, _) = connector.get_http_session(&peer).await?;

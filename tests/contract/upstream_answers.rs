@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use harness::client::Until;
-use harness::upstream::Script;
-use harness::{Behaviour, Protocol, Scene, Store};
+use harness::upstream::{Release, Script};
+use harness::{Behaviour, PATIENCE, Protocol, Scene, Store};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::{MARKETS, TOUCHLINE, assert_problem, assert_quota_status};
 
@@ -203,6 +205,43 @@ async fn a_gateways_own_transport_security_stands_in_the_place_of_an_upstreams()
     ] {
         let answer = scene.client(protocol).get(&key, MARKETS).await;
         assert_eq!(answer.header("strict-transport-security"), expected);
+    }
+}
+
+#[tokio::test]
+async fn an_interim_answer_reaches_clients_over_http1_before_the_final_one() {
+    for protocol in ["http1", "http2"] {
+        let scene = Scene::builder(TOUCHLINE)
+            .spec(move |spec| spec.upstream_extra = format!("protocol: {protocol}"))
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let release = Release::default();
+        let held = Behaviour::Until(release.clone(), Box::new(Behaviour::Echo));
+        let hinted = Behaviour::Informational(103, Box::new(held));
+        scene
+            .upstream
+            .always(Behaviour::Informational(102, Box::new(hinted)));
+        let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+        let request = format!(
+            "GET {MARKETS} HTTP/1.1\r\nHost: h\r\nX-API-Key: {}\r\nConnection: close\r\n\r\n",
+            key.key
+        );
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        while !text.contains("103 Early Hints\r\nlink: </style.css>; rel=preload\r\n") {
+            let mut bytes = [0; 1024];
+            let read = tokio::time::timeout(PATIENCE, socket.read(&mut bytes));
+            let read = read.await.expect("interim answers").unwrap();
+            assert_ne!(read, 0, "{text}");
+            text += &String::from_utf8_lossy(&bytes[..read]).replace("Link:", "link:");
+        }
+        assert!(text.starts_with("HTTP/1.1 102 "), "{text}");
+        assert!(!text.contains("200"), "{text}");
+        release.give();
+        socket.read_to_string(&mut text).await.unwrap();
+        assert!(text.contains("HTTP/1.1 200 OK"), "{text}");
+        scene.expect_used(&key, 1).await;
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use harness::{Behaviour, Client, IssuedKey, Protocol, Scene, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -135,6 +136,36 @@ async fn tcp_probes_whether_the_other_end_of_a_kept_connection_exists() {
 }
 
 #[tokio::test]
+async fn a_kept_connection_is_closed_after_timeouts_idle() {
+    for protocol in ["http1", "http2"] {
+        let scene = Scene::builder(TOUCHLINE)
+            .timeout("idle", "3s")
+            .spec(move |spec| spec.upstream_extra = format!("protocol: {protocol}"))
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let client = scene.client(Protocol::Http1);
+        let other_end = format!("0100007F:{:04X} 01 ", scene.upstream.address().port());
+        let is_open = || {
+            let connections = std::fs::read_to_string("/proc/net/tcp").unwrap();
+            connections.lines().any(|line| line.contains(&other_end))
+        };
+        for _ in 0..3 {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+            assert!(is_open());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(scene.upstream.connections(), 1);
+        eventually("the end of the connection", async || {
+            (!is_open()).then_some(())
+        })
+        .await;
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        assert_eq!(scene.upstream.connections(), 2);
+    }
+}
+
+#[tokio::test]
 async fn an_answer_that_ends_its_connection_leaves_none_behind() {
     let close = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\nown";
     let old = "HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\nown";
@@ -209,7 +240,7 @@ async fn an_ambiguous_answer_is_a_500_and_refunded() {
 
 #[tokio::test]
 async fn no_thread_of_timers_runs_once_upstreams_were_connected_to() {
-    for protocol in ["http1"] {
+    for protocol in ["http1", "http2"] {
         let mut scene = Scene::builder(TOUCHLINE)
             .spec(move |spec| {
                 let health = "health: { path: /checked, interval: 100ms, timeout: 90ms }";

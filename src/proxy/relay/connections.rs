@@ -1,28 +1,28 @@
-//! Connections to upstreams, on pingora's connectors.
+//! Connections to upstreams, made by pingora's connector.
 //!
 //! A connection of HTTP/1 belongs to one exchange and is kept for the next one only in a proven state, which the exchange states. One of
 //! HTTP/2 is shared: each exchange has a stream of it.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pingora::connectors::http::v2::Connector;
-use pingora::protocols::http::client::HttpSession;
-use pingora::protocols::http::v2::client::Http2Session;
+use pingora::connectors::TransportConnector;
 use pingora::protocols::{ALPN, Stream};
 use pingora::upstreams::peer::{HttpPeer, Peer as _};
-use pingora::{Error, ErrorType};
-use tokio::sync::oneshot;
+use pingora::{Error, ErrorType, OrErr};
 
 mod idle;
+mod shared;
 
 use idle::Idle;
+use shared::SharedConnections;
+
+pub use shared::StreamPlace;
 
 /// Connections to the servers of all upstreams, whatever the configuration: they are distinguished by the settings that they were made with.
-#[derive(Clone)]
 pub struct Connections {
-    connector: Arc<Connector>,
-    idle: Arc<Idle>,
+    connector: TransportConnector,
+    idle: Idle,
+    shared: SharedConnections,
 }
 
 /// An attempt at a server, for which a connection is needed.
@@ -31,7 +31,7 @@ pub struct PlannedAttempt {
     pub peer: Box<HttpPeer>,
     /// For making a connection.
     pub connect_timeout: Duration,
-    /// Whether the connection is to be made for it, and never shared.
+    /// Whether a connection is to be made for it.
     pub is_fresh: bool,
     /// When it begins: kept connections that are too old then are closed.
     pub now: Instant,
@@ -41,8 +41,8 @@ pub struct PlannedAttempt {
 pub enum TakenConnection {
     /// A connection of its own.
     Http1(OwnConnection),
-    /// A stream of a shared one.
-    Http2(Box<Lease>),
+    /// A place on a shared one.
+    Http2(StreamPlace),
 }
 
 /// A connection over HTTP/1.
@@ -53,19 +53,12 @@ pub struct OwnConnection {
     settings: u64,
 }
 
-/// A stream of an HTTP/2 connection. Dropped, it is ended, and the connection has its place for another one.
-pub struct Lease {
-    /// The stream, until it is released.
-    pub session: Option<Http2Session>,
-    connector: Arc<Connector>,
-    peer: HttpPeer,
-}
-
 impl Default for Connections {
     fn default() -> Connections {
         Connections {
-            connector: Arc::new(Connector::new(None)),
-            idle: Arc::default(),
+            connector: TransportConnector::new(None),
+            idle: Idle::default(),
+            shared: SharedConnections::default(),
         }
     }
 }
@@ -82,27 +75,13 @@ impl Connections {
             is_fresh,
             now,
         } = attempt;
-        let (timeout, is_fresh) = (*connect_timeout, *is_fresh);
-        if peer.options.alpn == ALPN::H1 {
-            let settings = peer.reuse_hash();
-            if !is_fresh && let Some(taken) = kept(&self.idle, settings, *now) {
-                return Ok((taken, true));
-            }
-            // Seldom needed, and larger than all the rest of a request.
-            let made = self.connector.transport().new_stream(&**peer);
-            let stream = Box::pin(within(timeout, made)).await?;
-            let made = OwnConnection { stream, settings };
-            return Ok((TakenConnection::Http1(made), false));
+        let settings = peer.reuse_hash();
+        if !is_fresh && let Some(kept) = self.kept(peer, settings, *now) {
+            return Ok((kept, true));
         }
-        // The library counts a stream before it has it: that must not be cut short where the request ends meanwhile.
-        let (done, taken) = oneshot::channel();
-        let (connections, peer) = (self.clone(), peer.clone());
-        tokio::spawn(async move {
-            // Whoever asked may be gone; what was taken is then released.
-            let _ = done.send(connections.take_http2(*peer, timeout, is_fresh).await);
-        });
-        let gone = |_| Error::explain(ErrorType::InternalError, "connecting was given up");
-        taken.await.map_err(gone)?
+        // Seldom needed, and larger than all the rest of a request.
+        let made = Box::pin(within(*connect_timeout, self.make(peer, settings)));
+        Ok((made.await?, false))
     }
 
     /// Keeps a connection for a further exchange, `until` it is too old: nothing is under way on it.
@@ -114,48 +93,40 @@ impl Connections {
     /// Closes those that are kept although their servers have closed them, or for too long: to be called now and then.
     pub fn close_ended(&self) {
         self.idle.close_ended();
+        self.shared.close_ended();
     }
 
-    async fn take_http2(
-        self,
-        peer: HttpPeer,
-        timeout: Duration,
-        is_fresh: bool,
-    ) -> pingora::Result<(TakenConnection, bool)> {
-        let connector = self.connector;
-        let mut reused = false;
-        let mut session = None;
-        if !is_fresh {
-            // One that has ended meanwhile is an error of the library; the server was not asked.
-            session = connector.reused_http_session(&peer).await.ok().flatten();
-            if session.is_none()
-                && peer.options.alpn.get_min_http_version() == 1
-                && let Some(taken) = kept(&self.idle, peer.reuse_hash(), Instant::now())
-            {
-                return Ok((taken, true));
-            }
-            reused = session.is_some();
+    /// A connection that was made before, if one can be used at `now`.
+    fn kept(&self, peer: &HttpPeer, settings: u64, now: Instant) -> Option<TakenConnection> {
+        let alpn = &peer.options.alpn;
+        if *alpn != ALPN::H1
+            && let Some(place) = self.shared.take(settings, peer.options.idle_timeout, now)
+        {
+            return Some(TakenConnection::Http2(place));
         }
-        let session = match session {
-            Some(session) => session,
-            None => match within(timeout, connector.new_http_session::<_, ()>(&peer)).await? {
-                HttpSession::H2(session) => session,
-                HttpSession::H1(session) => {
-                    let made = OwnConnection {
-                        stream: session.into_inner(),
-                        settings: peer.reuse_hash(),
-                    };
-                    return Ok((TakenConnection::Http1(made), false));
-                }
-                HttpSession::Custom(()) => return Err(Error::new(ErrorType::InternalError)),
-            },
+        if *alpn == ALPN::H2 {
+            return None;
+        }
+        let stream = self.idle.take(settings, now)?;
+        Some(TakenConnection::Http1(OwnConnection { stream, settings }))
+    }
+
+    async fn make(&self, peer: &HttpPeer, settings: u64) -> pingora::Result<TakenConnection> {
+        let stream = self.connector.new_stream(peer).await?;
+        let is_http2 = match stream.selected_alpn_proto() {
+            Some(agreed) => agreed == ALPN::H2,
+            // In clear text nothing is negotiated: the configuration decides.
+            None => !peer.is_tls() && peer.options.alpn == ALPN::H2,
         };
-        let lease = Lease {
-            session: Some(session),
-            connector,
-            peer,
-        };
-        Ok((TakenConnection::Http2(Box::new(lease)), reused))
+        if !is_http2 {
+            return Ok(TakenConnection::Http1(OwnConnection { stream, settings }));
+        }
+        let made = self
+            .shared
+            .make(stream, settings, peer.options.idle_timeout);
+        let context = "HTTP/2 to the server could not begin";
+        let place = made.await.or_err(ErrorType::HandshakeError, context)?;
+        Ok(TakenConnection::Http2(place))
     }
 }
 
@@ -169,34 +140,4 @@ async fn within<T>(
         let context = format!("no connection within {timeout:?}");
         Error::e_explain(ErrorType::ConnectTimedout, context)
     })
-}
-
-/// A kept connection with these settings, if one is open at `now`.
-fn kept(idle: &Idle, settings: u64, now: Instant) -> Option<TakenConnection> {
-    let stream = idle.take(settings, now)?;
-    let own = OwnConnection { stream, settings };
-    Some(TakenConnection::Http1(own))
-}
-
-impl Lease {
-    /// Gives the connection no further streams; those in flight are not affected. A dead connection whose packets are dropped
-    /// looks like one with a slow server, and each further request on it would wait for `timeouts.read`. If the server was only
-    /// slow, this costs one new connection, even if other streams of this one are answered.
-    pub fn distrust(&mut self) {
-        if let Some(session) = &self.session {
-            session.conn.mark_shutdown();
-        }
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if let Some(mut session) = self.session.take() {
-            // Does nothing where both sides have ended.
-            session.shutdown();
-            let idle = self.peer.options.idle_timeout;
-            self.connector
-                .release_http_session(session, &self.peer, idle);
-        }
-    }
 }

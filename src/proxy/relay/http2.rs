@@ -1,19 +1,19 @@
-//! One exchange with a server over HTTP/2, on a stream of pingora's client.
+//! One exchange with a server over HTTP/2, on a stream of a connection that is shared.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::task::{Context, Poll, ready};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::{Reason, SendStream};
+use h2::client::ResponseFuture;
+use h2::{Reason, RecvStream, SendStream};
 use http::header::CONTENT_LENGTH;
 use http::uri::{Scheme, Uri};
-use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Version};
-use pingora::Error;
-use pingora::http::RequestHeader;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Version};
 
-use super::connections::Lease;
+use super::connections::StreamPlace;
 use super::event::LinkEvent;
 use crate::policy::http1;
 use crate::policy::http1::framing::Framing;
@@ -26,7 +26,6 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An exchange on a stream.
 pub struct Http2 {
-    lease: Box<Lease>,
     upload: Option<SendStream<Bytes>>,
     outgoing: VecDeque<Bytes>,
     /// Whether the last part is written or waits to be written.
@@ -38,13 +37,13 @@ pub struct Http2 {
     /// The remaining length of the answer's body, if its head announced one.
     left: Option<u64>,
     answers_head: bool,
+    /// Free when the stream is no longer referred to.
+    place: StreamPlace,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Http2Reading {
-    Head,
-    Body,
-    Trailers,
+    Head(ResponseFuture),
+    Body(RecvStream),
     Over,
 }
 
@@ -54,26 +53,26 @@ impl Http2 {
     /// # Errors
     /// If the target cannot be expressed in HTTP/2, or the connection has ended.
     pub fn begin(
-        mut lease: Box<Lease>,
+        mut place: StreamPlace,
         request: &Outgoing<'_>,
         is_tls: bool,
     ) -> Result<Http2, Failure> {
         let ends = request.framing.is_empty();
         let answers_head = request.head.method == Method::HEAD;
-        let session = lease.session.as_mut().ok_or_else(over)?;
-        let sent = session.write_request_header(Box::new(head(request, is_tls)?), ends);
-        sent.map_err(|error| failed(true, error))?;
-        let upload = session.take_request_body_writer().filter(|_| !ends);
+        let sent = place.send(head(request, is_tls)?, ends);
+        // The connection has ended meanwhile.
+        let sent = sent.map_err(|error| Failure::server(ServerFault::Unprocessed, error));
+        let (response, upload) = sent?;
         Ok(Http2 {
-            lease,
-            upload,
+            upload: Some(upload).filter(|_| !ends),
             outgoing: VecDeque::new(),
             ends,
             is_reported: true,
             write_error: None,
-            reading: Http2Reading::Head,
+            reading: Http2Reading::Head(response),
             left: None,
             answers_head,
+            place,
         })
     }
 
@@ -93,33 +92,22 @@ impl Http2 {
     }
 
     pub(super) async fn next(&mut self) -> Result<LinkEvent, Failure> {
-        let event = poll_fn(|context| self.poll_next(context)).await?;
-        if let Some(event) = event {
-            return Ok(event);
-        }
-        // Trailers are not forwarded, but they end the stream.
-        let session = self.lease.session.as_mut().ok_or_else(over)?;
-        session
-            .read_trailers()
-            .await
-            .map_err(|error| failed(false, error))?;
-        self.reading = Http2Reading::Over;
-        Ok(LinkEvent::Part(Bytes::new(), true))
+        poll_fn(|context| self.poll_next(context)).await
     }
 
     /// Excludes the connection from further exchanges.
     pub(super) fn distrust(&mut self) {
-        self.lease.distrust();
+        self.place.distrust();
     }
 
     /// Waits for the end of the stream after a complete answer.
     async fn end(mut self) {
-        while self.reading != Http2Reading::Over && self.next().await.is_ok() {}
+        while !self.is_over() && self.next().await.is_ok() {}
     }
 
     /// Ends the exchange after a complete answer.
     pub(super) async fn finish(mut self: Box<Self>) {
-        while self.reading != Http2Reading::Over {
+        while !self.is_over() {
             match look_at(self.next()).await {
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(_)) => return,
@@ -132,8 +120,11 @@ impl Http2 {
         }
     }
 
-    /// The next event, or `None` for the trailers.
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<LinkEvent>, Failure>> {
+    fn is_over(&self) -> bool {
+        matches!(self.reading, Http2Reading::Over)
+    }
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<LinkEvent, Failure>> {
         if let Poll::Ready(Err(error)) = self.poll_write(context) {
             // The server may have answered before it disconnected.
             self.outgoing.clear();
@@ -142,7 +133,7 @@ impl Http2 {
         }
         if self.outgoing.is_empty() && !self.is_reported {
             self.is_reported = true;
-            return Poll::Ready(Ok(Some(LinkEvent::Written)));
+            return Poll::Ready(Ok(LinkEvent::Written));
         }
         let read = ready!(self.poll_read(context));
         Poll::Ready(read.map_err(|failure| match failure.fault {
@@ -183,59 +174,58 @@ impl Http2 {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<LinkEvent>, Failure>> {
-        let reading = self.reading;
-        let session = self.lease.session.as_mut().ok_or_else(over)?;
-        let (event, reading) = match reading {
-            Http2Reading::Head => {
-                let head = ready!(session.poll_read_response_header(context));
-                head.map_err(|error| ended(true, &error))?;
-                let ends = session
-                    .check_response_end_or_error()
-                    .map_err(|error| failed(false, error))?;
-                let header = session.response_header().ok_or_else(over)?;
-                let lengths = header.headers.get_all(CONTENT_LENGTH).iter();
-                let length = http1::agreed_length(lengths.map(HeaderValue::as_bytes));
-                let head = Head {
-                    status: header.status,
-                    length: length.filter(|_| header.status != StatusCode::NO_CONTENT),
-                    fields: header.headers.clone().into(),
-                };
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<LinkEvent, Failure>> {
+        let (event, reading) = match &mut self.reading {
+            Http2Reading::Head(response) => {
+                if let Some(interim) = ready!(response.poll_informational(context)) {
+                    let interim = interim.map_err(|error| ended(true, &error))?;
+                    let (parts, ()) = interim.into_parts();
+                    let head = Head {
+                        status: parts.status,
+                        length: None,
+                        fields: parts.headers.into(),
+                    };
+                    return Poll::Ready(Ok(LinkEvent::Interim(Box::new(head))));
+                }
+                let answer = ready!(Pin::new(response).poll(context));
+                let (parts, mut body) = answer.map_err(|error| ended(true, &error))?.into_parts();
+                let is_over = has_ended(&mut body)?;
+                let length = length_of(&parts.headers)?;
                 self.left = length.filter(|_| !self.answers_head);
-                let reading = if ends {
-                    Http2Reading::Over
-                } else {
-                    Http2Reading::Body
+                let head = Head {
+                    status: parts.status,
+                    length: length.filter(|_| parts.status != StatusCode::NO_CONTENT),
+                    fields: parts.headers.into(),
                 };
                 // The end of the stream may arrive after that of the body.
-                let ends = ends || self.left == Some(0) || self.answers_head;
-                (Some(LinkEvent::Head(Box::new(head), ends)), reading)
+                let ends = is_over || self.left == Some(0) || self.answers_head;
+                let reading = match is_over {
+                    true => Http2Reading::Over,
+                    false => Http2Reading::Body(body),
+                };
+                (LinkEvent::Head(Box::new(head), ends), reading)
             }
-            Http2Reading::Body => match ready!(session.poll_read_response_body(context)) {
+            Http2Reading::Body(body) => match ready!(body.poll_data(context)) {
                 Some(part) => {
                     let part = part.map_err(|error| ended(false, &error))?;
-                    let checked = match session.response_finished() {
-                        true => session.check_response_end_or_error(),
-                        false => Ok(false),
-                    };
-                    if checked.map_err(|error| failed(false, error))? {
-                        (Some(LinkEvent::Part(part, true)), Http2Reading::Over)
-                    } else {
+                    let released = body.flow_control().release_capacity(part.len());
+                    released.map_err(|error| ended(false, &error))?;
+                    if !has_ended(body)? {
                         // The end of the stream may arrive after that of the body.
                         self.left = self.left.map(|left| left.saturating_sub(part.len() as u64));
-                        (
-                            Some(LinkEvent::Part(part, self.left == Some(0))),
-                            Http2Reading::Body,
-                        )
+                        return Poll::Ready(Ok(LinkEvent::Part(part, self.left == Some(0))));
                     }
+                    (LinkEvent::Part(part, true), Http2Reading::Over)
                 }
-                None if session.response_finished() => (
-                    Some(LinkEvent::Part(Bytes::new(), true)),
-                    Http2Reading::Over,
-                ),
-                None => (None, Http2Reading::Trailers),
+                None => {
+                    if !body.is_end_stream() {
+                        // Trailers are not forwarded, but they end the stream.
+                        let trailers = ready!(body.poll_trailers(context));
+                        trailers.map_err(|error| ended(false, &error))?;
+                    }
+                    (LinkEvent::Part(Bytes::new(), true), Http2Reading::Over)
+                }
             },
-            Http2Reading::Trailers => (None, Http2Reading::Trailers),
             Http2Reading::Over => return Poll::Pending,
         };
         self.reading = reading;
@@ -243,12 +233,30 @@ impl Http2 {
     }
 }
 
-fn over() -> Failure {
-    Failure::broken(false, "the stream has ended")
+/// Whether the server has ended the stream, and not an error: the library takes both for its end until it is asked for more.
+fn has_ended(body: &mut RecvStream) -> Result<bool, Failure> {
+    if !body.is_end_stream() {
+        return Ok(false);
+    }
+    match body.poll_data(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Some(Err(error))) => Err(ended(false, &error)),
+        Poll::Ready(_) | Poll::Pending => Ok(true),
+    }
+}
+
+/// The length that the head of an answer announces.
+fn length_of(fields: &HeaderMap) -> Result<Option<u64>, Failure> {
+    let mut lengths = fields.get_all(CONTENT_LENGTH).iter().peekable();
+    if lengths.peek().is_none() {
+        return Ok(None);
+    }
+    let agreed = http1::agreed_length(lengths.map(HeaderValue::as_bytes));
+    let invalid = || Failure::broken(false, "its Content-Length is not one number");
+    agreed.map(Some).ok_or_else(invalid)
 }
 
 /// The head of a request with its host where HTTP/2 requires it (RFC 9113 section 8.3.1).
-fn head(outgoing: &Outgoing<'_>, is_tls: bool) -> Result<RequestHeader, Failure> {
+fn head(outgoing: &Outgoing<'_>, is_tls: bool) -> Result<Request<()>, Failure> {
     let (mut parts, ()) = Request::new(()).into_parts();
     parts.method = outgoing.head.method.clone();
     parts.version = Version::HTTP_2;
@@ -271,15 +279,7 @@ fn head(outgoing: &Outgoing<'_>, is_tls: bool) -> Result<RequestHeader, Failure>
     if let Framing::Length(bytes) = outgoing.framing {
         parts.headers.insert(CONTENT_LENGTH, bytes.into());
     }
-    Ok(parts.into())
-}
-
-/// The failure for an error of the library's wrapper.
-fn failed(unanswered: bool, error: Box<Error>) -> Failure {
-    match error.root_cause().downcast_ref() {
-        Some(cause) => ended(unanswered, cause),
-        None => Failure::broken(unanswered, error),
-    }
+    Ok(Request::from_parts(parts, ()))
 }
 
 /// The failure for a stream that has ended, with no part of an answer before it if `unanswered`.

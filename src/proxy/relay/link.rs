@@ -32,8 +32,8 @@ impl Link {
     ) -> Result<Link, Failure> {
         Ok(match taken {
             TakenConnection::Http1(own) => Link::Http1(Box::new(Http1::begin(own, request)?)),
-            TakenConnection::Http2(lease) => {
-                Link::Http2(Box::new(Http2::begin(lease, request, is_tls)?))
+            TakenConnection::Http2(place) => {
+                Link::Http2(Box::new(Http2::begin(place, request, is_tls)?))
             }
         })
     }

@@ -1,8 +1,5 @@
 //! How the gateway connects to an upstream's servers: in clear text, or over TLS with the certificate always verified; over
 //! HTTP/1.1 or HTTP/2.
-//!
-//! An HTTP/2 connection carries requests of many clients. The unread part of a client's answer stays in that stream's window and
-//! must leave room for the others, so only the windows of streams bound what a server may send.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,16 +14,6 @@ use super::server::Server;
 use crate::config::{self, Protocol, Timeouts};
 use crate::policy::choice::identity;
 use crate::policy::http2_memory::UPSTREAM_WINDOW_BYTES;
-
-/// Requests in flight on one HTTP/2 connection, unless the server allows fewer; further ones get another connection. Servers are
-/// advised to allow at least 100 (RFC 9113 section 6.5.2). With fewer, a lost packet or a failing connection delays fewer
-/// requests, and the work is spread over the threads of both sides.
-const STREAMS_MAX: u32 = 32;
-
-/// The window of a connection, which never stops a server before its streams do: the largest (RFC 9113 section 6.9.1). `h2` ends a
-/// connection whose unread small frames cost more than half of its window, at 256 bytes less their payload each. Full windows of
-/// one-byte frames on all streams cost a quarter of this half.
-const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 
 /// The silence of a connection after which TCP asks its other end whether it still exists, and how long it waits before it asks again.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
@@ -128,11 +115,6 @@ impl Wire {
             Protocol::Negotiated if server.is_http1_only() => ALPN::H1,
             Protocol::Negotiated => ALPN::H2H1,
         };
-        if options.alpn != ALPN::H1 {
-            options.max_h2_streams = STREAMS_MAX as usize;
-            options.h2_stream_window_size = Some(UPSTREAM_WINDOW_BYTES);
-            options.h2_connection_window_size = Some(CONNECTION_WINDOW_BYTES);
-        }
         peer
     }
 }

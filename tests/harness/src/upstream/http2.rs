@@ -205,7 +205,10 @@ impl Stream {
                     continue;
                 }
                 Behaviour::Informational(status, next) => {
-                    let interim = Response::builder().status(status).body(());
+                    let interim = Response::builder()
+                        .status(status)
+                        .header("link", "</style.css>; rel=preload")
+                        .body(());
                     self.respond
                         .send_informational(interim.unwrap_or_default())?;
                     behaviour = *next;

@@ -1,0 +1,204 @@
+//! Connections over HTTP/2, on which several exchanges have a stream each. The unread part of a client's answer stays in that stream's
+//! window and must leave room for the others, so only the windows of streams bound what a server may send.
+//!
+//! A request takes a place on a connection without waiting, and nothing wakes for one that becomes idle: all are looked at once a second
+//! ([`SharedConnections::close_ended`]). pingora's pool has a task and a timer for each idle connection, a thread for those timers, and takes a
+//! connection from others while a stream is opened on it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use ahash::RandomState;
+use bytes::Bytes;
+use h2::SendStream;
+use h2::client::{Builder, ResponseFuture, SendRequest};
+use http::Request;
+use parking_lot::Mutex;
+use pingora::protocols::Stream;
+
+use crate::policy::http2_memory::UPSTREAM_WINDOW_BYTES;
+
+/// Requests in flight on one connection, unless the server allows fewer; further ones get another connection. Servers are advised to allow
+/// at least 100 (RFC 9113 section 6.5.2). With fewer, a lost packet or a failing connection delays fewer requests, and the work is spread
+/// over the threads of both sides.
+const STREAMS_MAX: usize = 32;
+/// The window of a connection, which never stops a server before its streams do: the largest (RFC 9113 section 6.9.1). `h2` ends a
+/// connection whose unread small frames cost more than half of its window, at 256 bytes less their payload each. Full windows of
+/// one-byte frames on all streams cost a quarter of this half.
+const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
+/// The largest frame that a server may send: answers come in fewer ones.
+const FRAME_BYTES_MAX: u32 = 64 * 1024;
+
+/// The connections by what they were made with.
+#[derive(Default)]
+pub struct SharedConnections(Mutex<HashMap<u64, Vec<Arc<SharedConnection>>, RandomState>>);
+
+struct SharedConnection {
+    sender: SendRequest<Bytes>,
+    /// Whether it gets no further streams: it has ended, or its server does not accept any. Those in flight are not affected.
+    is_retired: Arc<AtomicBool>,
+    occupancy: Mutex<Occupancy>,
+}
+
+struct Occupancy {
+    streams: usize,
+    /// When it is too old without streams; `None` for never.
+    until: Option<Instant>,
+}
+
+/// A place for a stream on a connection. Dropped, it is free for another one.
+pub struct StreamPlace {
+    connection: Arc<SharedConnection>,
+    sender: SendRequest<Bytes>,
+    /// How long the connection is kept after its last stream.
+    patience: Option<Duration>,
+}
+
+impl SharedConnections {
+    /// A place on a connection that was made with these settings, if one has room at `now`: on the oldest, so that others become idle.
+    pub fn take(
+        &self,
+        settings: u64,
+        patience: Option<Duration>,
+        now: Instant,
+    ) -> Option<StreamPlace> {
+        let by_server = self.0.lock();
+        let connections = by_server.get(&settings)?;
+        let mut found = connections
+            .iter()
+            .filter_map(|connection| connection.place(patience, now));
+        found.next()
+    }
+
+    /// A place on a new connection over `stream`, which others may share.
+    ///
+    /// # Errors
+    /// If the beginning of the connection cannot be written.
+    pub async fn make(
+        &self,
+        stream: Stream,
+        settings: u64,
+        patience: Option<Duration>,
+    ) -> Result<StreamPlace, h2::Error> {
+        let mut client = Builder::new();
+        client
+            .enable_push(false)
+            .initial_max_send_streams(STREAMS_MAX)
+            .max_frame_size(FRAME_BYTES_MAX)
+            .initial_window_size(UPSTREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
+        let (sender, driving) = client.handshake(stream).await?;
+        let is_retired = Arc::new(AtomicBool::new(false));
+        let has_ended = is_retired.clone();
+        // Ends with the last stream once nothing else refers to the connection.
+        tokio::spawn(async move {
+            if let Err(error) = driving.await {
+                tracing::debug!(%error, "an HTTP/2 connection to a server ended");
+            }
+            has_ended.store(true, Ordering::Relaxed);
+        });
+        let occupancy = Occupancy {
+            streams: 1,
+            until: None,
+        };
+        let connection = Arc::new(SharedConnection {
+            sender: sender.clone(),
+            is_retired,
+            occupancy: Mutex::new(occupancy),
+        });
+        let mut by_server = self.0.lock();
+        let connections = by_server.entry(settings).or_default();
+        connections.push(connection.clone());
+        Ok(StreamPlace {
+            connection,
+            sender,
+            patience,
+        })
+    }
+
+    /// Forgets the connections that get no further streams, and closes those without streams that are too old.
+    pub fn close_ended(&self) {
+        let now = Instant::now();
+        self.0.lock().retain(|_, connections| {
+            connections.retain(|connection| !connection.is_over(now));
+            !connections.is_empty()
+        });
+    }
+}
+
+impl SharedConnection {
+    /// A place on it, if it has room at `now`.
+    fn place(self: &Arc<Self>, patience: Option<Duration>, now: Instant) -> Option<StreamPlace> {
+        if self.is_over(now) {
+            return None;
+        }
+        let allowed = self.sender.current_max_send_streams().min(STREAMS_MAX);
+        let mut occupancy = self.occupancy.lock();
+        if occupancy.streams >= allowed {
+            return None;
+        }
+        let mut sender = self.sender.clone();
+        // Fails after the server's GOAWAY, and when the connection has no number for another stream.
+        let ready = sender.poll_ready(&mut Context::from_waker(Waker::noop()));
+        if !matches!(ready, Poll::Ready(Ok(()))) {
+            self.retire();
+            return None;
+        }
+        occupancy.streams += 1;
+        drop(occupancy);
+        Some(StreamPlace {
+            connection: self.clone(),
+            sender,
+            patience,
+        })
+    }
+
+    fn retire(&self) {
+        self.is_retired.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it gets no further streams.
+    fn is_over(&self, now: Instant) -> bool {
+        let is_old = |occupancy: &Occupancy| {
+            let until = occupancy.until.filter(|_| occupancy.streams == 0);
+            until.is_some_and(|until| until <= now)
+        };
+        self.is_retired.load(Ordering::Relaxed) || is_old(&self.occupancy.lock())
+    }
+}
+
+impl StreamPlace {
+    /// Sends the head of a request, whose body follows unless it `ends` the request.
+    ///
+    /// # Errors
+    /// If the connection accepts no further stream: nothing of the request was sent.
+    pub fn send(
+        &mut self,
+        request: Request<()>,
+        ends: bool,
+    ) -> Result<(ResponseFuture, SendStream<Bytes>), h2::Error> {
+        let sent = self.sender.send_request(request, ends);
+        sent.inspect_err(|_| self.connection.retire())
+    }
+
+    /// Gives the connection no further streams; those in flight are not affected. A dead connection whose packets are dropped
+    /// looks like one with a slow server, and each further request on it would wait for `timeouts.read`. If the server was only
+    /// slow, this costs one new connection, even if other streams of this one are answered.
+    pub fn distrust(&self) {
+        self.connection.retire();
+    }
+}
+
+impl Drop for StreamPlace {
+    fn drop(&mut self) {
+        let mut occupancy = self.connection.occupancy.lock();
+        occupancy.streams -= 1;
+        if occupancy.streams == 0 {
+            let patience = self.patience;
+            occupancy.until = patience.and_then(|patience| Instant::now().checked_add(patience));
+        }
+    }
+}
