@@ -2,7 +2,8 @@
 //! a part of its body was sent or the upstream had ended it.
 
 use harness::client::HOST;
-use harness::{IssuedKey, PATIENCE, Scene};
+use harness::upstream::Script;
+use harness::{Behaviour, Call, IssuedKey, PATIENCE, Protocol, Scene};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -93,6 +94,30 @@ async fn break_length(wire: &mut Wire, key: &IssuedKey, awaited: u8) {
     wire.send(&Frame::new(DATA, END_STREAM, 1, *b"abcdefg"))
         .await;
     while wire.next().await.expect("the connection stays").kind != RST_STREAM {}
+}
+
+#[tokio::test]
+async fn a_connection_over_http2_whose_server_left_an_upload_unread_gets_no_further_requests() {
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| {
+            spec.upstream_extra = "protocol: http2".into();
+            spec.endpoints[0].methods.push("POST".into());
+        })
+        .start()
+        .await;
+    let key = scene.issue("enterprise").await;
+    let client = scene.client(Protocol::Http1);
+    let large = Script::json(413, "{}");
+    for (body_bytes, connections) in [(1_000, 1), (1_000_000, 2)] {
+        scene
+            .upstream
+            .refuse_early(500, Behaviour::Answer(large.clone()));
+        let upload = Call::new("POST", MARKETS).body(vec![b'x'; body_bytes]);
+        assert_eq!(client.call(upload.key(&key)).await.status, 413);
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        assert_eq!(scene.upstream.connections(), connections);
+    }
+    scene.expect_used(&key, 4).await;
 }
 
 #[tokio::test]

@@ -107,6 +107,10 @@ impl Http2 {
 
     /// Ends the exchange after a complete answer.
     pub(super) async fn finish(mut self: Box<Self>) {
+        if !self.ends || !self.outgoing.is_empty() {
+            // Some servers read nothing more of the connection where the rest of a request's body is unread (hypercorn 0.18).
+            self.distrust();
+        }
         while !self.is_over() {
             match look_at(self.next()).await {
                 Poll::Ready(Ok(_)) => {}

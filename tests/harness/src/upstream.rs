@@ -362,7 +362,7 @@ impl RecordingUpstream {
     }
 
     /// Refuses the next request over HTTP/2, which is not recorded, when this number of bytes of its body has arrived: by
-    /// [`Behaviour::ResetStream`] or [`Behaviour::GoAway`].
+    /// [`Behaviour::ResetStream`], [`Behaviour::GoAway`] or [`Behaviour::Answer`].
     pub fn refuse_early(&self, body_bytes: usize, refusal: Behaviour) {
         *lock(&self.shared.early) = Some((body_bytes, refusal));
     }

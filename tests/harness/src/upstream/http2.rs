@@ -159,6 +159,7 @@ impl Stream {
                 self.ask(self.leave_out(code))?;
                 self.given_up().await;
             }
+            Behaviour::Answer(script) => self.answer(&script, false).await?,
             other => panic!("{other:?} is no refusal"),
         }
         Ok(())
