@@ -48,6 +48,9 @@ const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How often old counts are re-read, and the most at a time: 1,000 a second.
 const READ_EVERY: Duration = Duration::from_millis(200);
 const READ_MAX: usize = 200;
+/// All known counts are looked at this often in `count_staleness`, and re-read once half of it has passed, so that a count is read again
+/// well before it counts as unknown.
+const ROUNDS_PER_STALENESS: u32 = 4;
 /// How often the journal is searched for rows that are no longer needed, which reads all of them.
 const DROP_EVERY: Duration = Duration::from_secs(10);
 /// Days of keys sent to the journal before their replies are awaited, outside of requests: about one transaction.
@@ -338,6 +341,10 @@ impl OutageService {
     async fn keep_current(&self) {
         let mut note = Periodic::new(self.settings.journal_interval);
         let mut look = Periodic::new(LOOK_EVERY);
+        let mut read = Periodic::new(READ_EVERY);
+        let staleness = self.settings.count_staleness;
+        let turns = (staleness / ROUNDS_PER_STALENESS).as_millis() / READ_EVERY.as_millis();
+        let turns = usize::try_from(turns).unwrap_or(usize::MAX).max(1);
         loop {
             let longest = match self.accounts.has_counts_to_read() {
                 true => READ_EVERY,
@@ -351,12 +358,11 @@ impl OutageService {
                 // The journal itself logs why it could not be written.
                 let _ = self.journal.look().await;
             }
-            if !self.guard.is_closed() {
-                continue;
-            }
-            // Half the staleness, so that a count is read again well before it counts as unknown.
-            if let Some(old) = Instant::now().checked_sub(self.settings.count_staleness / 2) {
-                self.accounts.list_to_read(old, READ_MAX);
+            if self.guard.is_closed()
+                && read.is_due()
+                && let Some(old) = Instant::now().checked_sub(staleness / 2)
+            {
+                self.accounts.list_to_read(old, READ_MAX, turns);
             }
         }
     }

@@ -314,10 +314,19 @@ impl Accounts {
         self.clock.now().as_second() <= day_end + KEPT_AFTER_DAY_SECONDS
     }
 
+    fn count(&self) -> usize {
+        self.slots.parts().map(|slots| slots.lock().len()).sum()
+    }
+
+    /// Whether there are too many.
+    pub fn are_crowded(&self) -> bool {
+        self.count() > self.slots_max
+    }
+
     /// Drops idle accounts of past days, and of the current day if there are too many.
     pub async fn sweep(&self) {
         let now = self.clock.now().as_second();
-        let total: usize = self.slots.parts().map(|slots| slots.lock().len()).sum();
+        let total = self.count();
         let crowded = total > self.slots_max;
         let keep = |slot: &Arc<AccountSlot>| {
             let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;

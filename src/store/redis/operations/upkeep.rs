@@ -23,8 +23,10 @@ const LOOK_WHILE_OPEN: Duration = Duration::from_millis(20);
 const LOOK_WHILE_CLOSED: Duration = Duration::from_secs(1);
 /// How often Redis is asked for its time, which also checks the connection of a gateway without traffic.
 const PROBE_EVERY: Duration = clock_watch::LOOK_EVERY;
-/// How often idle accounts are dropped.
-const SWEEP_EVERY: Duration = Duration::from_secs(10);
+/// How often accounts and totals of past days are dropped, which looks at all of them.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// How often it is checked whether there are too many accounts, and idle ones are dropped then.
+const COUNT_EVERY: Duration = Duration::from_secs(10);
 
 /// Starts the background tasks, none of which ends.
 pub fn tasks(parts: &Arc<Parts>) -> JoinSet<()> {
@@ -86,6 +88,7 @@ impl Parts {
     async fn flush_for_ever(self: Arc<Self>) {
         let mut connections = self.link.made();
         let (mut sweep, mut probe) = (Periodic::new(SWEEP_EVERY), Periodic::new(PROBE_EVERY));
+        let mut count = Periodic::new(COUNT_EVERY);
         let mut unwritten_at = Instant::now();
         loop {
             let lost = async {
@@ -119,9 +122,12 @@ impl Parts {
             if probe.is_due() {
                 self.probe().await;
             }
+            let is_crowded = count.is_due() && self.accounts.are_crowded();
             if sweep.is_due() {
                 self.accounts.sweep().await;
                 self.ledger.sweep(self.clock.now().as_second()).await;
+            } else if is_crowded {
+                self.accounts.sweep().await;
             }
         }
     }

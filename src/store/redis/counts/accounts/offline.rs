@@ -17,9 +17,6 @@ use crate::store::redis::producer::Producer;
 use crate::store::redis::wire::request::LinkError;
 use crate::store::{Charge, UNBOUNDED};
 
-/// Accounts that one turn of re-reading examines, for each one that may be re-read.
-const LOOKED_AT_PER_READ: usize = 10;
-
 /// Whether service without Redis has a bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutageBound {
@@ -217,12 +214,12 @@ impl Accounts {
     }
 
     /// Lists up to `most` accounts of current days, whose counts were learnt before `since`, to be settled and hence read
-    /// again.
-    pub fn list_to_read(&self, since: Instant, most: usize) {
+    /// again. Within `turns` calls all accounts are looked at, if few of them are that old.
+    pub fn list_to_read(&self, since: Instant, most: usize, turns: usize) {
         let now = self.clock.now();
         let mut listed = 0;
         let known = self.to_read.lock().len();
-        for _ in 0..known.min(most * LOOKED_AT_PER_READ) {
+        for _ in 0..known.min(known.div_ceil(turns).max(most)) {
             let Some(slot) = self.to_read.lock().pop_front() else {
                 return;
             };
