@@ -62,8 +62,8 @@ pub struct Snapshot {
     pub hsts: Option<HeaderValue>,
     /// The metrics of its endpoints and tiers.
     pub series: SeriesTable,
-    /// The most of an answer that some upstream may send before the gateway reads it.
-    pub window_bytes: u32,
+    /// The most memory of a request that waits for some upstream, beside its head and body.
+    pub exchange_bytes: u64,
     upstreams: HashMap<Arc<str>, Arc<Upstream>, RandomState>,
 }
 
@@ -101,15 +101,15 @@ impl Snapshot {
             .map(|header| HeaderPattern::Name(header.name.clone()))
             .collect();
         let denied = HeaderNames::new(config.forward.headers_denied.iter().chain(&secrets));
-        let windows = upstreams
+        let exchanges = upstreams
             .values()
-            .map(|upstream| upstream.wire.window_bytes());
+            .map(|upstream| upstream.wire.exchange_bytes());
         Snapshot {
             document: document(&config),
             series: SeriesTable::new(&config),
             hsts: hsts(&config),
             problems: problem_terms(&config),
-            window_bytes: windows.max().unwrap_or(0),
+            exchange_bytes: exchanges.max().unwrap_or_default(),
             answer_denied: HeaderNames::new(&config.forward.answer_headers_denied),
             config,
             denied,

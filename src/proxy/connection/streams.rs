@@ -157,11 +157,11 @@ async fn serve_stream(
 ) {
     let (parts, body) = request.into_parts();
     let mut head = Box::new(RequestHead::of_http2(parts));
-    let (head_bytes, window_bytes) = {
+    let (head_bytes, exchange_bytes) = {
         let snapshot = terms.gate.snapshot();
         let head_bytes = well_formed::lighten(&mut head, &snapshot.config.limits);
         terms.progress.note_examined();
-        (head_bytes, snapshot.window_bytes)
+        (head_bytes, snapshot.exchange_bytes)
     };
     let announced = match head.framing {
         _ if body.is_end_stream() => Some(0),
@@ -169,7 +169,7 @@ async fn serve_stream(
         Framing::Length(bytes) => Some(bytes),
         Framing::Chunked => None,
     };
-    let bytes = request_bytes(head_bytes as u64, announced, window_bytes);
+    let bytes = request_bytes(head_bytes as u64, announced, exchange_bytes);
     let turn = terms.allowance.turn(bytes, kept_bytes(announced)).await;
     let side = Http2Side::new(&head, body, respond, turn, terms.timeouts);
     let side = Side::Http2(Box::new(side));

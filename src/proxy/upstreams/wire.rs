@@ -13,7 +13,7 @@ use pingora::utils::tls::{CertKey, WrappedX509, parse_x509};
 use super::server::Server;
 use crate::config::{self, Protocol, Timeouts};
 use crate::policy::choice::identity;
-use crate::policy::http2_memory::UPSTREAM_WINDOW_BYTES;
+use crate::policy::http2_memory;
 
 /// The silence of a connection after which TCP asks its other end whether it still exists, and how long it waits before it asks again.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
@@ -74,13 +74,10 @@ impl Wire {
         }
     }
 
-    /// The most of an answer that a server may send before the gateway reads it, beyond the buffers of its connection.
-    pub fn window_bytes(&self) -> u32 {
-        if self.takes(Version::HTTP_2) {
-            UPSTREAM_WINDOW_BYTES
-        } else {
-            0
-        }
+    /// The memory of a request that waits for a server, beside its head and body.
+    pub fn exchange_bytes(&self) -> u64 {
+        let [http1, http2] = [Version::HTTP_11, Version::HTTP_2].map(|version| self.takes(version));
+        http2_memory::exchange_bytes(self.tls.is_some(), http1, http2)
     }
 
     /// pingora's description of a server, for an exchange with this much time left.

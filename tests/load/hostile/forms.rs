@@ -23,7 +23,7 @@ pub struct Form {
     pub settings: &'static [(u16, u32)],
     /// All frames after the settings, with a valid key.
     pub attack: fn(&str) -> Vec<u8>,
-    /// The upstream's answers.
+    /// The upstream's answers; 0 for none.
     pub answer_bytes: usize,
     /// Body bytes sent on every stream after that.
     pub upload_bytes: usize,
@@ -102,6 +102,14 @@ pub fn all() -> Vec<Form> {
             &[],
             data_on_closed_streams,
         ),
+        Form {
+            answer_bytes: 0,
+            ..form(
+                "100 requests that the upstream does not answer",
+                &[],
+                answers,
+            )
+        },
         Form {
             upload_bytes: 60 * 1024,
             ..form("100 uploads of 60 KiB that stall", closed, uploads)

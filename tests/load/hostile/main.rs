@@ -91,6 +91,7 @@ async fn measure(form: &Form) -> Cost {
         .upstream
         .behave(move |asked| match asked.method.as_str() {
             "POST" => Behaviour::Stall,
+            _ if answer_bytes == 0 => Behaviour::Stall,
             _ => Behaviour::Answer(Script::json(200, &"x".repeat(answer_bytes))),
         });
     let before = scene.gateways[0].process().anonymous_bytes();
