@@ -246,6 +246,24 @@ async fn an_interim_answer_reaches_clients_over_http1_before_the_final_one() {
 }
 
 #[tokio::test]
+async fn a_switch_of_protocols_reaches_no_client_and_costs_nothing() {
+    for protocol in ["http1", "http2"] {
+        let scene = Scene::builder(TOUCHLINE)
+            .spec(move |spec| spec.upstream_extra = format!("protocol: {protocol}"))
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let switched = Behaviour::Informational(101, Box::new(Behaviour::Echo));
+        scene.upstream.always(switched);
+        for client in Protocol::ALL {
+            let answer = scene.client(client).get(&key, MARKETS).await;
+            assert_problem(&answer, 500, "INTERNAL_ERROR");
+        }
+        scene.expect_used(&key, 0).await;
+    }
+}
+
+#[tokio::test]
 async fn an_interim_answer_sets_no_cookie() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("starter").await;

@@ -184,6 +184,11 @@ impl Http2 {
                 if let Some(interim) = ready!(response.poll_informational(context)) {
                     let interim = interim.map_err(|error| ended(true, &error))?;
                     let (parts, ()) = interim.into_parts();
+                    if parts.status == StatusCode::SWITCHING_PROTOCOLS {
+                        // HTTP/2 does not have it (RFC 9113 section 8.6); over HTTP/1 the client would leave HTTP.
+                        let cause = "switched the protocol unasked";
+                        return Poll::Ready(Err(Failure::server(ServerFault::Malformed, cause)));
+                    }
                     let head = Head {
                         status: parts.status,
                         length: None,
