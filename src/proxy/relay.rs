@@ -226,7 +226,8 @@ impl Relay<'_, '_> {
         let ended = match self.drive(&mut link, peer, upload, started).await {
             Ok(ended) => ended,
             Err(failure) => {
-                if self.suggests_dead_connection(&failure, upload, started) {
+                let is_doubtful = self.suggests_dead_connection(&failure, upload, started);
+                if is_doubtful || link.left_body_unread() {
                     link.distrust();
                 }
                 return Err(failure);

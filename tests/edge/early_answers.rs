@@ -107,17 +107,23 @@ async fn a_connection_over_http2_whose_server_left_an_upload_unread_gets_no_furt
         .await;
     let key = scene.issue("enterprise").await;
     let client = scene.client(Protocol::Http1);
-    let large = Script::json(413, "{}");
-    for (body_bytes, connections) in [(1_000, 1), (1_000_000, 2)] {
-        scene
-            .upstream
-            .refuse_early(500, Behaviour::Answer(large.clone()));
+    // Passed on, and failures of the gateway's or the upstream's.
+    let cases = [
+        (413, 413, 1_000, 1),
+        (413, 413, 1_000_000, 2),
+        (401, 500, 1_000, 2),
+        (401, 500, 1_000_000, 3),
+        (503, 500, 1_000_000, 4),
+    ];
+    for (status, passed_on, body_bytes, connections) in cases {
+        let answer = Script::json(status, "{}");
+        scene.upstream.refuse_early(500, Behaviour::Answer(answer));
         let upload = Call::new("POST", MARKETS).body(vec![b'x'; body_bytes]);
-        assert_eq!(client.call(upload.key(&key)).await.status, 413);
+        assert_eq!(client.call(upload.key(&key)).await.status, passed_on);
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
-        assert_eq!(scene.upstream.connections(), connections);
+        assert_eq!(scene.upstream.connections(), connections, "{status}");
     }
-    scene.expect_used(&key, 4).await;
+    scene.expect_used(&key, 7).await;
 }
 
 #[tokio::test]

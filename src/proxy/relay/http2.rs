@@ -95,6 +95,12 @@ impl Http2 {
         poll_fn(|context| self.poll_next(context)).await
     }
 
+    /// Whether the server began its answer before it had read the request's body.
+    pub(super) fn left_body_unread(&self) -> bool {
+        let has_answered = !matches!(self.reading, Http2Reading::Head(_));
+        has_answered && (!self.ends || !self.outgoing.is_empty())
+    }
+
     /// Excludes the connection from further exchanges.
     pub(super) fn distrust(&mut self) {
         self.place.distrust();
@@ -107,7 +113,7 @@ impl Http2 {
 
     /// Ends the exchange after a complete answer.
     pub(super) async fn finish(mut self: Box<Self>) {
-        if !self.ends || !self.outgoing.is_empty() {
+        if self.left_body_unread() {
             // Some servers read nothing more of the connection where the rest of a request's body is unread (hypercorn 0.18).
             self.distrust();
         }

@@ -76,6 +76,14 @@ impl Link {
         }
     }
 
+    /// Whether the server began its answer before it had read the request's body, on a shared connection.
+    pub fn left_body_unread(&self) -> bool {
+        match self {
+            Link::Http1(_) => false,
+            Link::Http2(http2) => http2.left_body_unread(),
+        }
+    }
+
     /// Excludes the connection from further exchanges. One over HTTP/1 is never kept after a failure.
     pub fn distrust(&mut self) {
         match self {
