@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use harness::upstream::{Outcome, Script};
+use harness::upstream::{Outcome, Release, Script};
 use harness::{
     Allowances, Behaviour, Call, GatewaySpec, Protocol, Scene, SceneBuilder, eventually,
 };
@@ -130,6 +130,45 @@ async fn a_body_behind_an_answer_to_head_does_not_cost_the_client_its_connection
     }
     assert_eq!(scene.used(&key).await, 18);
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn any_number_of_malformed_answers_leaves_the_connection_to_other_requests() {
+    let scene = over_http2()
+        .timeout("read", "60s")
+        .daily("enterprise", 10_000)
+        .start()
+        .await;
+    let key = scene.issue("enterprise").await;
+    let (release, bodies) = (
+        Release::default(),
+        Arc::new(Semaphore::new(usize::MAX >> 4)),
+    );
+    let held = Behaviour::Until(release.clone(), Box::new(Behaviour::Echo));
+    scene.upstream.behave(move |asked| match &*asked.method {
+        "HEAD" => Behaviour::Parts {
+            kind: "text/plain",
+            parts: vec!["a body that HEAD does not permit"],
+            allowed: bodies.clone(),
+        },
+        _ => held.clone(),
+    });
+    let (first, client) = (scene.client(Protocol::Http1), scene.client(Protocol::Http1));
+    let call = Call::get(MARKETS).key(&key);
+    let waiting = tokio::spawn(async move { first.call(call).await.status });
+    eventually("the upstream has it", async || {
+        (scene.upstream.count() == 1).then_some(())
+    })
+    .await;
+    // The library counts to 1,024 by default.
+    for _ in 0..1_100 {
+        let head = client.call(Call::new("HEAD", MARKETS).key(&key)).await;
+        assert_eq!(head.status, 200);
+    }
+    assert_eq!(scene.upstream.connections(), 1);
+    release.give();
+    assert_eq!(waiting.await.unwrap(), 200);
+    scene.expect_used(&key, 1_101).await;
 }
 
 #[tokio::test]

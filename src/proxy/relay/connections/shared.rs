@@ -89,7 +89,10 @@ impl SharedConnections {
             .initial_max_send_streams(STREAMS_MAX)
             .max_frame_size(FRAME_BYTES_MAX)
             .initial_window_size(UPSTREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            // Malformed answers, such as a body behind one to HEAD, cost their own streams only; the default ends the connection of
+            // many clients after 1,024 of them.
+            .max_local_error_reset_streams(None);
         let (sender, driving) = client.handshake(stream).await?;
         let is_retired = Arc::new(AtomicBool::new(false));
         let has_ended = is_retired.clone();
