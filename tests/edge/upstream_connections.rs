@@ -1,9 +1,10 @@
-//! Connections to upstreams over HTTP/1: kept for another request only when both messages were passed on to their last byte.
+//! Connections to upstreams: those over HTTP/1 are kept for another request only when both messages were passed on to their last byte.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use harness::{Behaviour, Client, IssuedKey, Protocol, Scene, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -163,6 +164,50 @@ async fn a_kept_connection_is_closed_after_timeouts_idle() {
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
         assert_eq!(scene.upstream.connections(), 2);
     }
+}
+
+#[tokio::test]
+async fn connections_over_http2_whose_server_accepts_no_request_do_not_accumulate() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upstream = listener.local_addr().unwrap();
+    let open = Arc::new(Mutex::new(0));
+    let all = open.clone();
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            *all.lock().unwrap() += 1;
+            let all = all.clone();
+            tokio::spawn(async move {
+                let mut server = h2::server::Builder::new();
+                let begun = server
+                    .max_concurrent_streams(0)
+                    .handshake::<_, Bytes>(socket);
+                let mut wire = begun.await.unwrap();
+                while let Some(Ok(_)) = wire.accept().await {}
+                *all.lock().unwrap() -= 1;
+            });
+        }
+    });
+    let scene = Scene::builder(TOUCHLINE)
+        .timeout("idle", "5m")
+        .timeout("read", "200ms")
+        .spec(move |spec| {
+            spec.upstream = upstream;
+            spec.upstream_extra = "protocol: http2, ejection: { failures: 0 }".into();
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    for _ in 0..10 {
+        let answer = client.get(&key, MARKETS).await;
+        assert_problem(&answer, 500, "INTERNAL_ERROR");
+    }
+    // Those of the last request, whose retry has its own, are still kept.
+    eventually("the other connections are closed", async || {
+        (*open.lock().unwrap() <= 2).then_some(())
+    })
+    .await;
+    scene.expect_used(&key, 0).await;
 }
 
 #[tokio::test]

@@ -139,6 +139,11 @@ impl SharedConnection {
             return None;
         }
         let allowed = self.sender.current_max_send_streams().min(STREAMS_MAX);
+        if allowed == 0 {
+            // Kept, each such connection would be one more that serves nothing until it is too old.
+            self.retire();
+            return None;
+        }
         let mut occupancy = self.occupancy.lock();
         if occupancy.streams >= allowed {
             return None;
