@@ -32,6 +32,9 @@ const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// The largest frame that a server may send: answers come in fewer ones.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
 
+/// Connections that are kept for further streams at most, over all servers. Each request that is sent again makes one.
+const KEPT_MAX: usize = 1_024;
+
 /// The connections by what they were made with.
 #[derive(Default)]
 pub struct SharedConnections(Mutex<HashMap<u64, Vec<Arc<SharedConnection>>, RandomState>>);
@@ -73,7 +76,7 @@ impl SharedConnections {
         found.next()
     }
 
-    /// A place on a new connection over `stream`, which others may share.
+    /// A place on a new connection over `stream`, which others may share unless too many are kept.
     ///
     /// # Errors
     /// If the beginning of the connection cannot be written.
@@ -113,8 +116,11 @@ impl SharedConnections {
             occupancy: Mutex::new(occupancy),
         });
         let mut by_server = self.0.lock();
-        let connections = by_server.entry(settings).or_default();
-        connections.push(connection.clone());
+        if by_server.values().map(Vec::len).sum::<usize>() < KEPT_MAX {
+            let connections = by_server.entry(settings).or_default();
+            connections.push(connection.clone());
+        }
+        drop(by_server);
         Ok(StreamPlace {
             connection,
             sender,
@@ -208,5 +214,28 @@ impl Drop for StreamPlace {
             let patience = self.patience;
             occupancy.until = patience.and_then(|patience| Instant::now().checked_add(patience));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+
+    const SERVER: u64 = 1;
+    const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
+
+    #[tokio::test]
+    async fn no_more_connections_are_kept_than_the_limit() {
+        let shared = SharedConnections::default();
+        let mut ends = Vec::new();
+        for _ in 0..KEPT_MAX + 10 {
+            let (near, far) = duplex(1024);
+            ends.push(far);
+            shared.make(Box::new(near), SERVER, PATIENCE).await.unwrap();
+        }
+        assert_eq!(shared.0.lock()[&SERVER].len(), KEPT_MAX);
+        assert!(shared.take(SERVER, PATIENCE, Instant::now()).is_some());
     }
 }
