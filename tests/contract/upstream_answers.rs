@@ -246,6 +246,33 @@ async fn an_interim_answer_reaches_clients_over_http1_before_the_final_one() {
 }
 
 #[tokio::test]
+async fn a_flood_of_interim_answers_over_http2_is_cut_short_before_the_final_one() {
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.upstream_extra = "protocol: http2".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let mut flood = Behaviour::Echo;
+    for _ in 0..1_000 {
+        flood = Behaviour::Informational(103, Box::new(flood));
+    }
+    scene.upstream.always(flood);
+    let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+    let request = format!(
+        "GET {MARKETS} HTTP/1.1\r\nHost: h\r\nX-API-Key: {}\r\nConnection: close\r\n\r\n",
+        key.key
+    );
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    let read = tokio::time::timeout(PATIENCE, socket.read_to_string(&mut text));
+    read.await.expect("the answer").unwrap();
+    let interim = text.matches("HTTP/1.1 103 ").count();
+    assert!((100..300).contains(&interim), "{interim}");
+    assert!(text.contains("HTTP/1.1 200 OK"), "{text}");
+    scene.expect_used(&key, 1).await;
+}
+
+#[tokio::test]
 async fn a_switch_of_protocols_reaches_no_client_and_costs_nothing() {
     for protocol in ["http1", "http2"] {
         let scene = Scene::builder(TOUCHLINE)

@@ -24,6 +24,12 @@ use crate::proxy::forward::Outgoing;
 /// How long the end of a stream may take after a complete answer.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The interim answers that are passed on in one exchange; further ones are dropped. They are not subject to flow control (RFC 9113
+/// section 5.2): while a client does not read, the library would collect them without a limit. A socket accepts this much unread.
+const INTERIM_BYTES_MAX: usize = 16 * 1024;
+/// What a field counts beyond its bytes, and a head beyond its fields (RFC 9113 section 6.5.2).
+const FIELD_OVERHEAD_BYTES: usize = 32;
+
 /// An exchange on a stream.
 pub struct Http2 {
     upload: Option<SendStream<Bytes>>,
@@ -37,6 +43,7 @@ pub struct Http2 {
     /// The remaining length of the answer's body, if its head announced one.
     left: Option<u64>,
     answers_head: bool,
+    interim_bytes_left: usize,
     /// Free when the stream is no longer referred to.
     place: StreamPlace,
 }
@@ -72,6 +79,7 @@ impl Http2 {
             reading: Http2Reading::Head(response),
             left: None,
             answers_head,
+            interim_bytes_left: INTERIM_BYTES_MAX,
             place,
         })
     }
@@ -187,7 +195,7 @@ impl Http2 {
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<LinkEvent, Failure>> {
         let (event, reading) = match &mut self.reading {
             Http2Reading::Head(response) => {
-                if let Some(interim) = ready!(response.poll_informational(context)) {
+                while let Some(interim) = ready!(response.poll_informational(context)) {
                     let interim = interim.map_err(|error| ended(true, &error))?;
                     let (parts, ()) = interim.into_parts();
                     if parts.status == StatusCode::SWITCHING_PROTOCOLS {
@@ -195,6 +203,13 @@ impl Http2 {
                         let cause = "switched the protocol unasked";
                         return Poll::Ready(Err(Failure::server(ServerFault::Malformed, cause)));
                     }
+                    let left = self
+                        .interim_bytes_left
+                        .checked_sub(list_bytes(&parts.headers));
+                    let Some(left) = left else {
+                        continue;
+                    };
+                    self.interim_bytes_left = left;
                     let head = Head {
                         status: parts.status,
                         length: None,
@@ -257,6 +272,14 @@ fn has_ended(body: &mut RecvStream) -> Result<bool, Failure> {
         Poll::Ready(Some(Err(error))) => Err(ended(false, &error)),
         Poll::Ready(_) | Poll::Pending => Ok(true),
     }
+}
+
+/// The size of a head.
+fn list_bytes(fields: &HeaderMap) -> usize {
+    let bytes = |(name, value): (&HeaderName, &HeaderValue)| {
+        name.as_str().len() + value.len() + FIELD_OVERHEAD_BYTES
+    };
+    FIELD_OVERHEAD_BYTES + fields.iter().map(bytes).sum::<usize>()
 }
 
 /// The length that the head of an answer announces.
