@@ -4,8 +4,8 @@
 const KIB: u64 = 1024;
 
 /// A request that waits for its upstream: its task and a connection to the upstream over HTTP/1.1. Measured were 14.3 KiB in clear text
-/// and 39.2 over TLS.
-const CLEAR_BYTES: u64 = 16 * KIB;
+/// and 39.2 over TLS. In clear text twice as much is counted, for what quick answers occupy (`make hostile`).
+const CLEAR_BYTES: u64 = 28 * KIB;
 const TLS_BYTES: u64 = 40 * KIB;
 /// The same on a stream of a connection over HTTP/2: 13.0 and 16.9 KiB.
 const STREAM_BYTES: u64 = 18 * KIB;
@@ -113,13 +113,13 @@ mod tests {
         let served = |part: MemoryShares, announced, exchange| {
             part.requests_bytes / request_bytes(200, announced, exchange)
         };
-        assert_eq!(served(shares, Some(0), clear), 83);
+        assert_eq!(served(shares, Some(0), clear), 48);
         assert_eq!(served(shares, Some(0), tls), 33);
         assert_eq!(served(shares, Some(0), http2), 27);
         assert_eq!(served(shares, Some(0), either), 27);
-        assert_eq!(served(shares, None, clear), 28);
+        assert_eq!(served(shares, None, clear), 22);
         assert!(shares.answers_bytes > 2 * UNSEEN_BYTES);
-        assert_eq!(served(shares.first(), Some(0), clear), 13);
+        assert_eq!(served(shares.first(), Some(0), clear), 8);
         assert_eq!(served(shares.first(), None, http2), 2);
     }
 }
