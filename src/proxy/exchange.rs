@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use http::HeaderValue;
 use jiff::Timestamp;
-
 use prometheus::IntGauge;
 
 use super::admission::{AdmissionTrace, Grant, Permit, Refusal};

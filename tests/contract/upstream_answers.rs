@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use harness::client::Until;
 use harness::upstream::{Release, Script};
-use harness::{Behaviour, PATIENCE, Protocol, Scene, Store};
+use harness::{Behaviour, IssuedKey, PATIENCE, Protocol, Scene, Store};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -208,26 +208,38 @@ async fn a_gateways_own_transport_security_stands_in_the_place_of_an_upstreams()
     }
 }
 
+/// A scene whose upstream is spoken to in this version of HTTP, and a key.
+async fn scene_over(protocol: &'static str) -> (Scene, IssuedKey) {
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(move |spec| spec.upstream_extra = format!("protocol: {protocol}"))
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    (scene, key)
+}
+
+/// A connection over HTTP/1.1 on which a request was sent.
+async fn asking(scene: &Scene, key: &IssuedKey) -> TcpStream {
+    let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+    let request = format!(
+        "GET {MARKETS} HTTP/1.1\r\nHost: h\r\nX-API-Key: {}\r\nConnection: close\r\n\r\n",
+        key.key
+    );
+    socket.write_all(request.as_bytes()).await.unwrap();
+    socket
+}
+
 #[tokio::test]
 async fn an_interim_answer_reaches_clients_over_http1_before_the_final_one() {
     for protocol in ["http1", "http2"] {
-        let scene = Scene::builder(TOUCHLINE)
-            .spec(move |spec| spec.upstream_extra = format!("protocol: {protocol}"))
-            .start()
-            .await;
-        let key = scene.issue("starter").await;
+        let (scene, key) = scene_over(protocol).await;
         let release = Release::default();
         let held = Behaviour::Until(release.clone(), Box::new(Behaviour::Echo));
         let hinted = Behaviour::Informational(103, Box::new(held));
         scene
             .upstream
             .always(Behaviour::Informational(102, Box::new(hinted)));
-        let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
-        let request = format!(
-            "GET {MARKETS} HTTP/1.1\r\nHost: h\r\nX-API-Key: {}\r\nConnection: close\r\n\r\n",
-            key.key
-        );
-        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut socket = asking(&scene, &key).await;
         let mut text = String::new();
         while !text.contains("103 Early Hints\r\nlink: </style.css>; rel=preload\r\n") {
             let mut bytes = [0; 1024];
@@ -247,22 +259,13 @@ async fn an_interim_answer_reaches_clients_over_http1_before_the_final_one() {
 
 #[tokio::test]
 async fn a_flood_of_interim_answers_over_http2_is_cut_short_before_the_final_one() {
-    let scene = Scene::builder(TOUCHLINE)
-        .spec(|spec| spec.upstream_extra = "protocol: http2".into())
-        .start()
-        .await;
-    let key = scene.issue("starter").await;
+    let (scene, key) = scene_over("http2").await;
     let mut flood = Behaviour::Echo;
     for _ in 0..1_000 {
         flood = Behaviour::Informational(103, Box::new(flood));
     }
     scene.upstream.always(flood);
-    let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
-    let request = format!(
-        "GET {MARKETS} HTTP/1.1\r\nHost: h\r\nX-API-Key: {}\r\nConnection: close\r\n\r\n",
-        key.key
-    );
-    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut socket = asking(&scene, &key).await;
     let mut text = String::new();
     let read = tokio::time::timeout(PATIENCE, socket.read_to_string(&mut text));
     read.await.expect("the answer").unwrap();
@@ -275,11 +278,7 @@ async fn a_flood_of_interim_answers_over_http2_is_cut_short_before_the_final_one
 #[tokio::test]
 async fn a_switch_of_protocols_reaches_no_client_and_costs_nothing() {
     for protocol in ["http1", "http2"] {
-        let scene = Scene::builder(TOUCHLINE)
-            .spec(move |spec| spec.upstream_extra = format!("protocol: {protocol}"))
-            .start()
-            .await;
-        let key = scene.issue("starter").await;
+        let (scene, key) = scene_over(protocol).await;
         let switched = Behaviour::Informational(101, Box::new(Behaviour::Echo));
         scene.upstream.always(switched);
         for client in Protocol::ALL {

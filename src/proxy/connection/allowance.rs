@@ -7,9 +7,9 @@
 //!
 //! A connection begins with a fraction of its allowance. Each request that is permitted or answered increases the number of those that
 //! are served, so that one without a key or a quota occupies little and a slow upstream keeps none out; the end of each answer increases
-//! the memory of answers. A request that waits longer than `limits.response_write` for its turn is answered with 500; if an answer waits as long for the client to read others, its client is
-//! given up as one that does not read. Encoders last as long as their answers, which may be endless, so they delay others for a second
-//! at most.
+//! the memory of answers. A request that waits longer than `limits.response_write` for its turn is answered with 500; if an answer waits
+//! as long for the client to read others, its client is given up as one that does not read. Encoders last as long as their answers,
+//! which may be endless, so they delay others for a second at most.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
