@@ -172,6 +172,27 @@ async fn any_number_of_malformed_answers_leaves_the_connection_to_other_requests
 }
 
 #[tokio::test]
+async fn a_head_of_more_than_64_kib_costs_its_own_stream_only() {
+    let mut scene = over_http2().start().await;
+    let key = scene.issue("starter").await;
+    let of = |bytes: usize| {
+        let text = "a".repeat(bytes);
+        Behaviour::Answer(Script::json(200, "[]").header("X-Long", &text))
+    };
+    scene.upstream.always(of(65_000));
+    let long = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+    assert!(long.status == 200 && long.complete, "{long:?}");
+    scene.upstream.always(of(66_000));
+    for protocol in Protocol::ALL {
+        let answer = scene.client(protocol).get(&key, MARKETS).await;
+        assert_problem(&answer, 500, "INTERNAL_ERROR");
+    }
+    assert_eq!(scene.upstream.connections(), 1);
+    assert_eq!(scene.used(&key).await, 1);
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
 async fn an_upstream_over_http2_that_fails_a_call_gets_our_500_logged_and_nothing_charged() {
     let mut scene = over_http2().start().await;
     let key = scene.issue("starter").await;

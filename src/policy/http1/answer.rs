@@ -16,6 +16,9 @@ use super::writer::BodyWriter;
 
 /// The bytes of a status line before its LF, without the reason phrase: the version, a space, the status, a space and CR.
 const LINE_OVERHEAD_BYTES: usize = 14;
+/// The largest head of an answer, whose fields count 32 bytes more each over HTTP/2 (RFC 9113 section 6.5.2): more than servers send, and
+/// too little to be a burden.
+pub const ANSWER_HEAD_BYTES_MAX: usize = 64 * 1024;
 
 /// The limits of an answer's head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

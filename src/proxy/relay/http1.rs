@@ -14,7 +14,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 use super::connections::OwnConnection;
 use super::event::LinkEvent;
-use crate::policy::http1::answer::{AnswerBounds, AnswerHead, AnswerReader, is_between_requests};
+use crate::policy::http1::answer::{
+    ANSWER_HEAD_BYTES_MAX, AnswerBounds, AnswerHead, AnswerReader, is_between_requests,
+};
 use crate::policy::http1::body::{BodyReader, ChunkLimits};
 use crate::policy::http1::fields::FieldBounds;
 use crate::policy::http1::framing::AnswerFraming;
@@ -25,11 +27,11 @@ use crate::proxy::forward::Outgoing;
 
 /// The bytes of an answer read at a time, and the most held beyond its head.
 const READ_BYTES: usize = 16 * 1024;
-/// The bounds of an answer's head: more than servers send, and too little to be a burden.
+/// The bounds of an answer's head.
 const BOUNDS: AnswerBounds = AnswerBounds {
     reason_bytes_max: 1024,
     fields: FieldBounds {
-        bytes_max: 64 * 1024,
+        bytes_max: ANSWER_HEAD_BYTES_MAX,
         count_max: 256,
     },
 };

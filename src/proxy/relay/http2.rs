@@ -327,6 +327,9 @@ fn ended(unanswered: bool, error: &h2::Error) -> Failure {
     // On a server's GOAWAY, the library ends only those streams that it excludes.
     let fault = if error.is_remote() && (error.is_go_away() || refused) {
         ServerFault::Unprocessed
+    } else if error.is_library() && error.is_reset() {
+        // The library ends a stream whose answer is malformed, or whose head is too large.
+        ServerFault::Malformed
     } else if error.is_remote() && reason == Some(Reason::HTTP_1_1_REQUIRED) {
         ServerFault::WantsHttp1
     } else if unanswered

@@ -19,6 +19,7 @@ use http::Request;
 use parking_lot::Mutex;
 use pingora::protocols::Stream;
 
+use crate::policy::http1::answer::ANSWER_HEAD_BYTES_MAX;
 use crate::policy::http2_memory::UPSTREAM_WINDOW_BYTES;
 
 /// Requests in flight on one connection, unless the server allows fewer; further ones get another connection. Servers are advised to allow
@@ -91,6 +92,7 @@ impl SharedConnections {
             .enable_push(false)
             .initial_max_send_streams(STREAMS_MAX)
             .max_frame_size(FRAME_BYTES_MAX)
+            .max_header_list_size(ANSWER_HEAD_BYTES_MAX as u32)
             .initial_window_size(UPSTREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             // Malformed answers, such as a body behind one to HEAD, cost their own streams only; the default ends the connection of
