@@ -226,7 +226,7 @@ impl Relay<'_, '_> {
         let ended = match self.drive(&mut link, peer, upload, started).await {
             Ok(ended) => ended,
             Err(failure) => {
-                let is_doubtful = self.suggests_dead_connection(&failure, upload, started);
+                let is_doubtful = self.suggests_dead_connection(&failure, &link, upload, started);
                 if is_doubtful || link.left_body_unread() {
                     link.distrust();
                 }
@@ -242,6 +242,7 @@ impl Relay<'_, '_> {
     fn suggests_dead_connection(
         &self,
         failure: &Failure,
+        link: &Link,
         upload: &Upload,
         started: Instant,
     ) -> bool {
@@ -250,8 +251,10 @@ impl Relay<'_, '_> {
             // Else the server may wait for the client's body.
             Fault::Server(ServerFault::Silent) => upload.ended(),
             Fault::Client(ClientFault::Gone) | Fault::Server(ServerFault::OverTime) => {
-                let is_unanswered = upload.ended() && !self.client.header_passed();
-                is_unanswered && started.elapsed() >= SUSPICIOUS_SILENCE
+                let is_servers_turn = upload.ended() || !link.takes_more();
+                is_servers_turn
+                    && !self.client.header_passed()
+                    && started.elapsed() >= SUSPICIOUS_SILENCE
             }
             Fault::Server(_) | Fault::Client(_) | Fault::Gateway => false,
         }
@@ -331,7 +334,7 @@ impl Relay<'_, '_> {
             let next = tokio::select! {
                 biased;
                 event = reads.read(exchanged) => NextEvent::Server(event),
-                part = next(self.client, upload.ended()), if listens => NextEvent::Client(part),
+                part = next(self.client, listens && !upload.ended()) => NextEvent::Client(part),
                 () = std::future::poll_fn(|context| timer.poll_until(deadline, context)) => NextEvent::Late,
             };
             match next {
@@ -479,10 +482,10 @@ fn framing(client: &Client<'_>) -> Framing {
     }
 }
 
-/// The next part of the request's body; after its end, waits for the client's failure.
-async fn next(client: &mut Client<'_>, is_over: bool) -> Result<Option<Bytes>, Failure> {
-    match is_over {
-        false => client.read().await,
-        true => Err(client.gone().await),
+/// The next part of the request's body if it is `wanted`; else waits for the client's failure.
+async fn next(client: &mut Client<'_>, wanted: bool) -> Result<Option<Bytes>, Failure> {
+    match wanted {
+        true => client.read().await,
+        false => Err(client.gone().await),
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use harness::client::next_request_id;
 use harness::upstream::{Release, Script};
-use harness::{Behaviour, IssuedKey, PATIENCE, Scene, Store, eventually};
+use harness::{Behaviour, Call, IssuedKey, PATIENCE, Protocol, Scene, Store, eventually};
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -419,6 +419,42 @@ async fn a_client_that_hangs_up_before_its_upstream_is_reached_is_refunded() {
         let mut received = Vec::new();
         upstream.read_to_end(&mut received).await.unwrap();
         assert!(received.is_empty(), "{received:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_upload_that_its_server_does_not_read_ends_when_its_client_resets_it() {
+    for protocol in ["http1", "http2"] {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let address: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
+        socket.bind(&address.into()).unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        socket.listen(8).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let listener = TcpListener::from_std(socket.into()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let scene = Scene::builder(TOUCHLINE)
+            .timeout("read", "1h")
+            .timeout("total", "1h")
+            .spec(move |spec| {
+                spec.upstream = address;
+                spec.upstream_extra = format!("protocol: {protocol}");
+                spec.endpoints[0].methods.push("POST".into());
+            })
+            .start()
+            .await;
+        let key = scene.issue("pro").await;
+        let client = scene.client(Protocol::Http2Tls);
+        for calls in 1..=2 {
+            let upload = Call::new("POST", MARKETS).key(&key);
+            let upload = client.call(upload.body(vec![b'x'; 1_000_000]));
+            let unread = tokio::time::timeout(Duration::from_secs(2), upload).await;
+            assert!(unread.is_err(), "the server read the upload: {unread:?}");
+            let line = scene.gateways[0].logged(calls).await.remove(calls - 1);
+            assert_eq!(line["outcome"], "client_closed", "{line}");
+            // Each upload had a connection of its own: that of the first may be dead.
+            listener.accept().await.unwrap();
+        }
     }
 }
 
