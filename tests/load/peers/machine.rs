@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// The contenders' core.
@@ -160,10 +161,18 @@ pub fn optimised() -> Option<PathBuf> {
     Some(path)
 }
 
-/// A port that was free a moment ago.
+/// A port that was free a moment ago. None is returned twice: what is to listen there may not have begun.
 pub fn free_port() -> u16 {
-    let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    probe.local_addr().unwrap().port()
+    static RETURNED: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+    let mut returned = RETURNED.lock().unwrap();
+    loop {
+        let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = probe.local_addr().unwrap().port();
+        if !returned.contains(&port) {
+            returned.push(port);
+            return port;
+        }
+    }
 }
 
 /// An address on this machine.
