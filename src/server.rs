@@ -242,9 +242,10 @@ async fn may_enter(
     tokio::select! {
         known = predecessor.until_keys_are_known(|| store.freshness().usable) => {
             known?;
-            match unknown_tiers(store, config).into_iter().next() {
-                Some(unknown) => Err(unknown.into()),
-                None => Ok(true),
+            let unknown = unknown_tiers(store, config);
+            match unknown.is_empty() {
+                true => Ok(true),
+                false => Err(ServeError::UnknownTiers(unknown)),
             }
         }
         () = stop.wait() => Ok(false),

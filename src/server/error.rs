@@ -40,8 +40,8 @@ pub enum ServeError {
     )]
     Busy(String, std::io::Error),
     /// Keys of the running gateway would be without a tier.
-    #[error(transparent)]
-    UnknownTier(#[from] UnknownTier),
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    UnknownTiers(Vec<UnknownTier>),
     /// The running gateway continues to serve instead.
     #[error(transparent)]
     Withdrawn(#[from] Withdrawal),

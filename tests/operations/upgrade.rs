@@ -25,24 +25,28 @@ fn upgradable(store: Store) -> SceneBuilder {
 async fn a_successor_that_does_not_come_up_leaves_the_gateway_as_it_was() {
     let mut scene = upgradable(Store::Embedded).start().await;
     let key = scene.issue("starter").await;
+    scene.issue("enterprise").await;
     let client = scene.client(Protocol::Http1);
     let good = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
     let socket = scene.gateways[0].config.with_file_name("upgrade.sock");
     let next = scene.directory().join("next.yaml");
     let at_socket = |text: &str| text.replace("upgrade.sock", socket.to_str().unwrap());
     // Another zone is found out after the listeners were handed over.
-    for (text, code, word) in [
-        (good.replace("daily", "dayly"), 78, "dayly"),
+    let renamed = good
+        .replace("starter", "beginner")
+        .replace("enterprise", "expert");
+    for (text, code, words) in [
+        (good.replace("daily", "dayly"), 78, ["dayly", ""]),
         (
             good.replace("timezone: UTC", "timezone: Asia/Tokyo"),
             1,
-            "Asia/Tokyo",
+            ["Asia/Tokyo", ""],
         ),
-        (good.replace("starter", "beginner"), 1, "no tier starter"),
+        (renamed, 1, ["no tier starter", "no tier enterprise"]),
     ] {
         std::fs::write(&next, at_socket(&text)).unwrap();
         let message = run_on(&next, &["serve", "--upgrade"]).await.failed(code);
-        assert!(message.contains(word), "{message}");
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
         assert_eq!(scene.gateways[0].process().ended(), None);
     }
