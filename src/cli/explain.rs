@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::against_running::note_tiers_that_do_not_run;
 use super::key_argument::KeyArgument;
 use super::output::long_table::write_table;
-use super::output::{RecordFormat, cells, escape, prose, to_the_second, write_record};
+use super::output::{RecordFormat, escape, prose, to_the_second, write_record};
 use super::session::{Expected, Session, note};
 use crate::config::{Config, SourcePosition, Tier};
 use crate::policy::admission::{AdmissionStep, Verdict};
@@ -217,13 +217,18 @@ impl Explained<'_> {
     fn write(&self, out: &mut dyn Write) -> anyhow::Result<()> {
         let rows = self.steps.iter().map(|step| {
             let places = step.configuration.iter().map(SourcePosition::to_string);
-            let mut row = cells(step, &["step", "check", "verdict", "reason"])?;
-            row.push(places.collect::<Vec<_>>().join(", "));
-            Ok(row)
+            // JSON has the names for programs.
+            vec![
+                step.step.to_string(),
+                step.check.to_string(),
+                step.verdict.to_string(),
+                step.reason.clone(),
+                places.collect::<Vec<_>>().join(", "),
+            ]
         });
-        let rows: serde_json::Result<Vec<_>> = rows.collect();
+        let rows: Vec<_> = rows.collect();
         let header = ["step", "check", "verdict", "why", "configuration"];
-        write_table(out, &header, &["step"], &rows?)?;
+        write_table(out, &header, &["step"], &rows)?;
         let shadow = match self.would_refuse {
             Some(word) => format!("; would_refuse: {word}"),
             None => String::new(),

@@ -196,6 +196,27 @@ async fn every_state_of_a_key_is_explained_and_answered_alike() {
     }
 }
 
+/// The documentation has such a table; JSON has names for programs in the place of these words.
+#[tokio::test]
+async fn the_table_names_steps_and_verdicts_in_words() {
+    let scene = builder(Store::Embedded).start().await;
+    let (key, shadow) = (scene.issue("starter").await, scene.issue("pro").await);
+    let refused = "1 well-formed passes, 2 key presented passes, 3 key usable passes, 4 endpoint passes, 5 method passes, \
+        6 tier refuses, 7 rates not reached, 8 daily quota not reached, 9 upstream not reached";
+    let forwarded = "1 well-formed passes, 2 key presented passes, 3 key usable passes, 4 endpoint passes, 5 method passes, \
+        6 tier would refuse, 7 rates passes, 8 daily quota passes, 9 upstream open";
+    for (key, expected) in [(key, refused), (shadow, forwarded)] {
+        let words = ["explain", "--key-id", &key.id, "--path", RANKINGS];
+        let text = scene.cli(&words).await;
+        let mut rows = text.lines().skip(1);
+        for expected in expected.split(", ") {
+            let row: Vec<&str> = rows.next().unwrap_or("").split_whitespace().collect();
+            let row = row.join(" ");
+            assert!(row.starts_with(expected), "{expected}: {text}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_line_of_each_setting_that_decides_is_named() {
     let scene = builder(Store::Embedded).start().await;
