@@ -1,5 +1,6 @@
 //! What `deploy/` promises: alert rules that fire when they should, a board whose every query finds something, and names that
-//! exist. By Prometheus itself, scraping real gateways. And the README's steps, as they are written.
+//! exist. By Prometheus itself, scraping real gateways. And the README's steps and the commands of `docs/`, as they are
+//! written.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,6 +12,7 @@ mod board;
 mod carried;
 mod names;
 mod package;
+mod pages;
 mod prometheus;
 mod readme;
 mod rules;

@@ -26,7 +26,7 @@ const PRINTED: [(&str, &str); 3] = [
     ("127.0.0.1:9090", "admin"),
 ];
 
-fn root() -> &'static Path {
+pub(super) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
@@ -38,20 +38,20 @@ fn section(title: &str) -> String {
 }
 
 /// The blocks of a section in this language.
-fn blocks(section: &str, language: &str) -> Vec<String> {
+pub(super) fn blocks(section: &str, language: &str) -> Vec<String> {
     let fenced = section.split("\n```").skip(1).step_by(2);
     let own = fenced.filter_map(|block| block.strip_prefix(language)?.strip_prefix('\n'));
     own.map(|block| format!("{block}\n")).collect()
 }
 
 /// A directory in which `touchline` is the binary under test, as `touchline` and in `target/debug`.
-struct Place {
+pub(super) struct Place {
     directory: tempfile::TempDir,
     path: String,
 }
 
 impl Place {
-    fn new() -> Place {
+    pub(super) fn new() -> Place {
         let directory = tempfile::tempdir().unwrap();
         let (programs, debug) = ("programs", "target/debug");
         for folder in [programs, debug] {
@@ -64,11 +64,16 @@ impl Place {
         Place { directory, path }
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    /// The directory in which lines are run.
+    pub(super) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub(super) fn at(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    fn read(&self, name: &str) -> String {
+    pub(super) fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.at(name)).unwrap_or_default()
     }
 
@@ -82,7 +87,7 @@ impl Place {
     }
 
     /// The command of a line of the shell.
-    fn command(&self, line: &str) -> Command {
+    pub(super) fn command(&self, line: &str) -> Command {
         let mut command = Command::new("bash");
         command
             .args(["-c", line])

@@ -1,7 +1,8 @@
 //! README, `docs/` and the pages that they link: `touchline` accepts the arguments of every command in them, every
 //! configuration loads, every link resolves, and the metrics, keys and codes that they name exist.
 //!
-//! No command is carried out here; `tests/deploy/readme.rs` does that with those of the README.
+//! No command is carried out here; `tests/deploy/readme.rs` does that with those of the README, `pages.rs` beside it with those of
+//! `docs/`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
