@@ -27,6 +27,7 @@ use crate::policy::calendar::Day;
 use crate::policy::clock_trust::Leap;
 use crate::policy::key_record::{KeyRecord, TierName};
 use crate::policy::threshold_event::{Event, ThresholdEvent};
+use crate::policy::words::words;
 
 pub mod backup;
 pub mod chain;
@@ -205,18 +206,20 @@ impl Freshness {
     }
 }
 
-/// The behaviour of a gateway while its store is unavailable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WithoutStore {
-    /// Serves requests and journals their units.
-    Serves,
-    /// Refuses, because it is so configured.
-    Denies,
-    /// Refuses, because its journal cannot be written.
-    JournalFailed,
-    /// Refuses, because the key table is not loaded or too old.
-    NoKeys,
+words! {
+    /// The behaviour of a gateway while its store is unavailable.
+    #[derive(Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum WithoutStore {
+        /// Serves requests and journals their units.
+        Serves = "serves",
+        /// Refuses, because it is so configured.
+        Denies = "denies",
+        /// Refuses, because its journal cannot be written.
+        JournalFailed = "journal_failed",
+        /// Refuses, because the key table is not loaded or too old.
+        NoKeys = "no_keys",
+    }
 }
 
 /// The outcome for one key of an import.

@@ -243,12 +243,7 @@ mod tests {
 
     #[test]
     fn the_page_has_words_for_each_fate_of_requests_without_the_store() {
-        for without in [
-            WithoutStore::Serves,
-            WithoutStore::Denies,
-            WithoutStore::JournalFailed,
-            WithoutStore::NoKeys,
-        ] {
+        for without in WithoutStore::ALL {
             let name = serde_json::to_string(&without).unwrap();
             let member = format!("{}: \"", name.trim_matches('"'));
             assert!(SCRIPT.contains(&member), "{member}");

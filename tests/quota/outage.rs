@@ -148,6 +148,17 @@ async fn deny_answers_500_and_is_not_ready_while_redis_is_unavailable() {
         (readiness(&scene, 0).await == (503, "unready".into())).then_some(())
     })
     .await;
+    // The log has the words of the configuration and of `/readyz`.
+    let output = scene.gateways[0].output();
+    let line = output
+        .lines()
+        .find(|line| line.contains(r#""Redis is unavailable""#))
+        .unwrap();
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!(
+        (&line["policy"], &line["service"]),
+        (&"deny".into(), &"denies".into())
+    );
     scene.redis.as_mut().unwrap().restart().await;
     scene.expect_used(&key, 1).await;
     scene.assert_ledgers_agree().await;

@@ -304,8 +304,8 @@ impl OutageService {
                 self.served.store(0, Ordering::Relaxed);
                 self.refused.store(0, Ordering::Relaxed);
                 tracing::warn!(
-                    ?policy,
-                    ?service,
+                    %policy,
+                    %service,
                     nodes,
                     pending_units,
                     why,
@@ -315,7 +315,7 @@ impl OutageService {
             BreakerChange::Closed(away) => {
                 self.repeat_all();
                 tracing::warn!(
-                    ?policy,
+                    %policy,
                     away_seconds = away.as_secs_f64(),
                     units_served = self.served.load(Ordering::Relaxed),
                     refused = self.refused.load(Ordering::Relaxed),
