@@ -11,7 +11,8 @@ use super::output::{RecordFormat, escape_lines, prose, write_text};
 use super::session::note;
 use crate::config::{Certificate, Config, Purpose, StoreConfig};
 use crate::policy::enforcement::Enforcement;
-use crate::policy::store_settings::Durability;
+use crate::policy::store_settings::{Durability, OutagePolicy};
+use crate::store::redis::name_of;
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArguments {
@@ -109,7 +110,13 @@ fn store(store: &StoreConfig) -> String {
             };
             format!("embedded {} ({durability})", embedded.path.display())
         }
-        StoreConfig::Redis(redis) => format!("redis, names begin with {}", redis.key_prefix),
+        StoreConfig::Redis(redis) => {
+            let name = name_of(redis).unwrap_or_else(|error| error.to_string());
+            // Without these settings nothing is served in an outage.
+            let settings = redis.outage.as_ref();
+            let outage = settings.map_or(OutagePolicy::Deny, |settings| settings.policy);
+            format!("redis {name} (outage: {outage})")
+        }
     }
 }
 
@@ -137,5 +144,18 @@ mod tests {
         let text = text.replacen("\n  https:\n", redirect, 1);
         let config = Config::parse("gateway.yaml", &text, &|_| None).unwrap();
         assert_eq!(listeners(&config)[2], "redirect 127.0.0.1:8081");
+    }
+
+    #[test]
+    fn the_summary_names_redis_and_no_password() {
+        let shipped = include_str!("../../gateway.yaml");
+        let (before, rest) = shipped.split_once("\nstore:\n").unwrap();
+        let (_, after) = rest.split_once("\nquota:").unwrap();
+        let redis =
+            "{ url: \"redis://touchline:hunter2@10.0.0.1/3\", key_prefix: live, outage: open }";
+        let text = format!("{before}\nstore: {{ redis: {redis} }}\nquota:{after}");
+        let config = Config::parse("gateway.yaml", &text, &|_| None).unwrap();
+        let expected = "redis 10.0.0.1:6379/3 with the prefix live (outage: open)";
+        assert_eq!(store(&config.store), expected);
     }
 }

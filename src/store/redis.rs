@@ -69,7 +69,17 @@ use operations::preparing::check_zone;
 use operations::upkeep::tasks;
 use parts::Parts;
 pub use wire::script::charge_replies;
+use wire::topology::Topology;
 use wire::zone::EmptyStore;
+
+/// The store that the settings name, such as `127.0.0.1:6379/0 with the prefix touchline`, without a password.
+///
+/// # Errors
+/// [`StoreError::Failed`] if an address or a certificate cannot be used.
+pub fn name_of(settings: &RedisSettings) -> Result<String, StoreError> {
+    let topology = Topology::of(settings)?;
+    Ok(topology.identity(&settings.key_prefix).name)
+}
 
 /// The text of the charge script, for its differential test.
 pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
