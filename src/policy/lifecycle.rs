@@ -422,7 +422,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whoever_loses_nothing_calls_on_as_before(changes in proptest::collection::vec((any_change(), 0i64..3), 1..8)) {
+        fn a_key_that_loses_nothing_is_served_as_before(changes in proptest::collection::vec((any_change(), 0i64..3), 1..8)) {
             let (key, mut record) = key_of("pro");
             let mut at = now();
             let secrets = [key.digest(), KeyDigest::of(b"a"), KeyDigest::of(b"b"), KeyDigest::of(b"c")];

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_opens_the_decoy_and_nobody_sees_it() {
+    fn nothing_opens_the_decoy_and_no_listing_shows_it() {
         let table = KeyTable::new();
         let decoy = KeyRecord::decoy();
         for digest in [decoy.digest, KeyDigest::of(b""), KeyDigest::of(b"fpd_")] {

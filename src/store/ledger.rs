@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_day_adds_up_by_endpoint_and_by_tier_and_what_nobody_named_is_unattributed() {
+    fn a_day_adds_up_by_endpoint_and_by_tier_and_what_no_endpoint_has_is_unattributed() {
         let usage = day(Some(9), Vec::new());
         assert_eq!((usage.used, usage.unattributed, usage.over), (9, 2, 0));
         assert_eq!(usage.endpoints["/a"].net(), 5);

@@ -67,7 +67,7 @@ async fn the_1000th_request_of_a_starter_key_is_served_and_the_1001st_is_refused
 }
 
 #[tokio::test]
-async fn one_keys_quota_is_nobody_elses() {
+async fn one_keys_quota_is_no_other_keys() {
     let mut scene = Scene::builder(TOUCHLINE).daily("starter", 1).start().await;
     let (one, other) = (scene.issue("starter").await, scene.issue("starter").await);
     let client = scene.client(Protocol::Http1);

@@ -24,7 +24,7 @@ fn requests(key: &str, number: usize) -> String {
 }
 
 #[tokio::test]
-async fn whoever_tries_out_keys_gets_the_same_401_and_loses_the_connection() {
+async fn a_client_that_tries_out_keys_gets_the_same_401_and_loses_the_connection() {
     let mut scene = counting("failed_authentications: 2").await;
     let key = scene.issue("starter").await;
     let unknown = "made-elsewhere-and-never-imported-0123456789";

@@ -146,7 +146,7 @@ async fn small_parts_that_a_client_does_not_take_leave_the_connection_to_the_ups
 }
 
 #[tokio::test]
-async fn answers_that_nobody_takes_are_given_up_and_charged_and_those_that_follow_go_on() {
+async fn answers_that_no_client_takes_are_given_up_and_charged_and_those_that_follow_go_on() {
     let (scene, key) = scene_with("response_write: 1s", MIB).await;
     let mut wire = Wire::with_settings(&scene, CLOSED).await;
     ask(&mut wire, &key).await;

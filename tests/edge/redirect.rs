@@ -100,7 +100,7 @@ async fn a_key_in_clear_text_is_redirected_unseen_and_counted() {
 }
 
 #[tokio::test]
-async fn nobody_is_led_to_another_host_or_by_an_ambiguous_request() {
+async fn no_client_is_led_to_another_host_or_by_an_ambiguous_request() {
     let scene = redirecting("hosts: [api.example]").await;
     let refused = [
         "GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",

@@ -105,7 +105,7 @@ const FOLLOWED: [&str; 3] = [
 ];
 
 #[tokio::test]
-async fn what_follows_an_answer_is_nobodys_and_its_connection_is_closed() {
+async fn what_follows_an_answer_belongs_to_no_request_and_its_connection_is_closed() {
     for followed in FOLLOWED {
         let upstream = answering(followed, has_head).await;
         let (scene, key, client) = upstream.scene().await;

@@ -658,7 +658,7 @@ async fn a_token_opens_the_figures_and_the_page_shows_none() {
 }
 
 #[tokio::test]
-async fn without_a_token_the_figures_are_for_whoever_asks_for_this_machine() {
+async fn without_a_token_the_figures_are_for_requests_that_name_this_machine() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     for (host, status) in [
         ("localhost:9090", 200),

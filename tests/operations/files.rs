@@ -185,7 +185,7 @@ async fn a_database_that_is_put_back_is_charged_again_and_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_revocation_in_the_place_of_the_database_leaves_nobody_served() {
+async fn a_revocation_in_the_place_of_the_database_leaves_no_key_served() {
     let (scene, key, file) = embedded().await;
     meet(&file, Fate::Replaced);
     run_beside(&scene.gateways[0], &["keys", "revoke", &key.id, "--yes"])

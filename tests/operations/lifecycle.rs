@@ -114,7 +114,7 @@ async fn the_old_secret_ends_with_its_overlap() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rotation_under_load_refuses_nobody_and_counts_everything_once() {
+async fn a_rotation_under_load_refuses_no_request_and_counts_everything_once() {
     for store in STORES {
         let mut scene = builder(store).daily("starter", 1_000_000).start().await;
         let old = scene.issue("starter").await;
@@ -356,7 +356,7 @@ async fn a_subscription_that_is_over_is_refused_and_renewed() {
 }
 
 #[tokio::test]
-async fn whoever_would_be_cut_off_is_not_without_a_yes() {
+async fn a_key_that_would_be_cut_off_is_not_without_a_yes() {
     for store in STORES {
         let mut scene = builder(store).start().await;
         let key = scene.issue("pro").await;

@@ -143,7 +143,7 @@ async fn commands_that_read_an_emptied_redis_fail_instead_of_reporting_nothing()
 }
 
 #[tokio::test]
-async fn without_redis_free_answers_come_without_what_nobody_knows() {
+async fn without_redis_free_answers_come_without_what_is_not_known() {
     for loss in LOSSES {
         let (mut scene, key) = scene(loss).await;
         let client = scene.client(Protocol::Http2Tls);

@@ -56,7 +56,7 @@ async fn metric(scene: &Scene, series: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn servers_are_taken_in_turn_and_one_that_is_down_costs_nobody_anything() {
+async fn servers_are_taken_in_turn_and_one_that_is_down_costs_no_client_anything() {
     for store in STORES {
         let mut scene = three("").store(store).start().await;
         let key = scene.issue("starter").await;

@@ -86,7 +86,7 @@ async fn requests_share_a_connection_until_it_is_full() {
 }
 
 #[tokio::test]
-async fn a_client_that_takes_nothing_of_its_answer_holds_up_nobody_on_the_same_connection() {
+async fn a_client_that_takes_nothing_of_its_answer_holds_up_no_other_on_the_same_connection() {
     let scene = over_http2().start().await;
     let key = scene.issue("starter").await;
     let large = Script::json(200, &"x".repeat(LARGE_BODY_BYTES));

@@ -278,7 +278,7 @@ async fn a_renewed_authority_holds_without_an_edit_of_the_configuration() {
 }
 
 #[tokio::test]
-async fn an_upstream_is_shown_the_secret_and_nobody_else_is() {
+async fn an_upstream_is_shown_the_secret_and_no_one_else_is() {
     let mut stage = Stage::new().await;
     let file = stage.scene.outside().join("secret");
     std::fs::write(&file, SECRET).unwrap();

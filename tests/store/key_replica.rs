@@ -211,7 +211,7 @@ async fn a_store_filled_before_there_was_an_index_is_loaded_and_indexed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_id_in_the_index_without_a_record_harms_nobody() {
+async fn an_id_in_the_index_without_a_record_harms_no_key() {
     let site = Site::new().await;
     let command = site.command().await;
     let key = issue(&command).await;

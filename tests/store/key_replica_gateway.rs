@@ -73,7 +73,7 @@ async fn assert_nothing_is_forgotten(scene: &Scene, active: &IssuedKey, revoked:
 }
 
 #[tokio::test]
-async fn after_flushall_nobody_is_refused_and_no_revocation_forgotten() {
+async fn after_flushall_no_client_is_refused_and_no_revocation_forgotten() {
     let scene = scene().await;
     let (active, revoked) = (scene.issue("starter").await, scene.issue("starter").await);
     scene.revoke(&revoked).await;
@@ -83,7 +83,7 @@ async fn after_flushall_nobody_is_refused_and_no_revocation_forgotten() {
 }
 
 #[tokio::test]
-async fn after_flushall_and_a_gateway_restart_nobody_is_refused_and_no_revocation_forgotten() {
+async fn after_flushall_and_a_gateway_restart_no_client_is_refused_and_no_revocation_forgotten() {
     let mut scene = scene().await;
     let (active, revoked) = (scene.issue("starter").await, scene.issue("starter").await);
     scene.revoke(&revoked).await;
@@ -96,8 +96,8 @@ async fn after_flushall_and_a_gateway_restart_nobody_is_refused_and_no_revocatio
 }
 
 #[tokio::test]
-async fn a_gateway_without_redis_and_without_a_replica_is_not_ready_and_refuses_nobody_with_a_401()
-{
+async fn a_gateway_without_redis_and_without_a_replica_is_not_ready_and_refuses_no_client_with_a_401()
+ {
     let mut scene = scene().await;
     let key = scene.issue("starter").await;
     scene.gateways[0].terminate();

@@ -99,7 +99,7 @@ macro_rules! store_suite {
             ids_and_records_of_some_keys_are_those_of_all_keys,
             a_search_finds_the_keys_that_have_a_text_now,
             a_change_reaches_the_key_table_of_another_process,
-            an_applied_change_awaits_nobody,
+            an_applied_change_awaits_no_gateway,
             a_gateway_that_does_not_apply_a_change_is_named,
             a_gateway_that_signed_off_is_not_awaited,
             every_change_has_its_entry_in_the_order_of_the_changes,

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_to_a_full_inbox_is_turned_away_at_once() {
+    fn a_job_that_comes_to_a_full_inbox_is_refused_at_once() {
         let inbox = Inbox::default();
         for _ in 0..WAITING_MAX {
             inbox.put(reading().0).unwrap();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_that_nobody_accepts_turns_into_a_refund() {
+    fn a_grant_that_no_request_accepts_turns_into_a_refund() {
         let inbox = Arc::new(Inbox::default());
         let grant = || {
             let receipt = Receipt {

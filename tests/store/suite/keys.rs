@@ -261,7 +261,7 @@ pub async fn a_change_reaches_the_key_table_of_another_process(fixture: &dyn Fix
     assert_eq!(late.keys().get(record.id).unwrap().record, record);
 }
 
-pub async fn an_applied_change_awaits_nobody(fixture: &dyn Fixture) {
+pub async fn an_applied_change_awaits_no_gateway(fixture: &dyn Fixture) {
     let gateways = [fixture.gateway("a").await, fixture.gateway("b").await];
     let command = fixture.command().await;
     for _ in 0..10 {

@@ -150,7 +150,7 @@ fn agreeing_ledgers_pass() {
 }
 
 #[test]
-fn an_upstream_request_of_nobody_is_found() {
+fn an_upstream_request_of_no_client_is_found() {
     fails(
         |ledgers| ledgers.upstream.push(forwarded("z", Outcome::Answered)),
         "belongs to no client request",

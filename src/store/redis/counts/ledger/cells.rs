@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_older_version_wrote_is_read_and_what_nobody_wrote_is_not() {
+    fn what_an_older_version_wrote_is_read_and_what_no_version_wrote_is_not() {
         let (producer, cell) = read("a.0|/x", "1 2 3 4 5").unwrap();
         assert_eq!((producer, cell.tier), ("a.0", None));
         assert_eq!(cell.totals.numbers(), [1, 2, 3, 4, 5, 0, 0, 0, 0]);
