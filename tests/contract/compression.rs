@@ -1,4 +1,4 @@
-//! Answers that are compressed on their way, read by real decoders: what they say, when they come, and how they end.
+//! Answers that are compressed on their way, read by real decoders: their content, when their parts arrive, and how they end.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -228,7 +228,7 @@ async fn answers_without_a_body_show_what_they_would_with_one_and_have_none() {
                 assert_eq!(answer.header("content-encoding"), Some("gzip"));
                 assert_eq!(decoded("gzip", &answer.body), (String::new(), true));
             } else {
-                // There the header itself says that nothing follows.
+                // There the header itself states that nothing follows.
                 assert_eq!(answer.header("content-encoding"), None);
                 assert!(answer.body.is_empty());
             }

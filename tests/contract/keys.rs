@@ -6,7 +6,7 @@ use touchline::policy::key_record::KeyState;
 
 use super::{MARKETS, TOUCHLINE, assert_problem, edit_record};
 
-/// A 401's body without what tells one request from another.
+/// A 401's body without what differs between requests.
 fn anonymous(answer: &Answer) -> serde_json::Value {
     let mut body = answer.json();
     body["request_id"].take();

@@ -1,4 +1,4 @@
-//! Step 8 and what callers are told of it.
+//! Step 8 and what callers learn of it.
 
 use harness::{Protocol, Scene, Store};
 
@@ -31,7 +31,7 @@ async fn the_sixth_request_of_five_is_refused(store: Store) {
             let pause = answer.number("retry-after").unwrap();
             assert!((1..=DAY_SECONDS).contains(&pause));
         }
-        // What is free stays free, and tells where the key stands.
+        // What is free stays free, and reports the key's quota status.
         for (path, status) in [(RANKINGS, 403), ("/none", 404)] {
             let answer = client.get(&key, path).await;
             assert_eq!(answer.status, status);

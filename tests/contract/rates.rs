@@ -128,7 +128,7 @@ async fn refused_steps_draw_from_the_burst_and_get_its_429_when_it_is_empty() {
         assert_rate(&refused, "burst", 1_000, 1_000);
         assert!(seen.len() == 2 && seen[&status] >= 4, "{seen:?}");
     }
-    // Without a key, or with one that is none, nothing is drawn and nothing is told.
+    // Without a key, or with one that is none, nothing is drawn and nothing is reported.
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);
     for _ in 0..10 {

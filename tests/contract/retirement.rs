@@ -1,4 +1,4 @@
-//! Endpoints that are going away say so to whoever is authenticated.
+//! Endpoints that are going away announce it to authenticated clients.
 
 use harness::client::next_request_id;
 use harness::upstream::{Behaviour, Script};

@@ -1,4 +1,4 @@
-//! Step 9, the way back: what the upstream says of itself passes, what says that we failed becomes our own 500.
+//! Step 9, the way back: what the upstream states of itself passes, what states that the gateway failed becomes its own 500.
 
 use std::time::Duration;
 

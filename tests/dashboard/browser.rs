@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 const BINARY: &str = "chromium-headless-shell";
-/// The browser reads what it is told from descriptor 3 and answers on 4.
+/// The browser reads commands from descriptor 3 and answers on 4.
 const PIPES: &str = r#"exec "$0" "$@" 3<&0 4>&1 1>&2 0</dev/null"#;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -67,7 +67,7 @@ impl Browser {
     /// One command and its result.
     ///
     /// # Panics
-    /// Where the browser refuses it, ends, or says nothing for long.
+    /// Where the browser refuses it, ends, or sends nothing for long.
     pub async fn call(&mut self, method: &str, parameters: Value) -> Value {
         self.last_id += 1;
         let mut message = json!({ "id": self.last_id, "method": method, "params": parameters });

@@ -2,7 +2,7 @@
 //! (120) while a file is refused, a server goes out and Redis dies; the page is looked at on a phone and on a desk, light and
 //! dark. Screenshots are written to `target/dashboard`, with `KEEP=yes` also those of the documents to `docs/images`; it ends with a panic where a fact does not hold:
 //!
-//! - the page says what its JSON says, in the browser too, and asks for nothing but itself and that;
+//! - the page shows what its JSON has, in the browser too, and asks for nothing but itself and that;
 //! - the browser complains of nothing: no error, no violation of the page's policy;
 //! - names that customers chose are text, whatever they are;
 //! - no page is wider than its window and no column is cut; axe-core (`AXE`: its file) finds nothing, in either theme and width;

@@ -37,7 +37,7 @@ fn of_kubernetes() -> String {
     map["data"]["gateway.yaml"].as_str().unwrap().to_owned()
 }
 
-/// What `touchline check` says of it, where everything that it mounts is there.
+/// The output of `touchline check` for it, where everything that it mounts is there.
 fn check(yaml: &str, directory: &Path) -> Output {
     let certificate = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
     std::fs::write(directory.join("tls.crt"), certificate.cert.pem()).unwrap();

@@ -78,7 +78,7 @@ impl Prometheus {
     }
 
     async fn get(&self, target: &str) -> Option<(u16, Vec<u8>)> {
-        // Asked first, as the client panics where nobody listens yet.
+        // Asked first, as the client panics where no process listens yet.
         tokio::net::TcpStream::connect(self.address).await.ok()?;
         let client = Client::new(Protocol::Http1, self.address, Arc::default());
         let answer = client.call(Call::get(target)).await;

@@ -1,4 +1,4 @@
-//! The JSON Schema of `gateway.yaml`: what editors are told is what the gateway reads.
+//! The JSON Schema of `gateway.yaml`: what editors accept is what the gateway reads.
 
 use std::path::Path;
 use std::process::Command;

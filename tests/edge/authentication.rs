@@ -51,7 +51,7 @@ async fn a_client_that_tries_out_keys_gets_the_same_401_and_loses_the_connection
     );
     assert!(limit_hits(&scene, "failed_authentications").await >= 1.0);
     for protocol in Protocol::ALL {
-        // The next one without a key, or with a malformed or a mistyped one, is told so, and is the last of its connection.
+        // The next one without a key, or with a malformed or a mistyped one, gets its 401, and is the last of its connection.
         let mistyped = format!("{}x", key.key);
         for call in [
             Call::get(MARKETS),
@@ -61,7 +61,7 @@ async fn a_client_that_tries_out_keys_gets_the_same_401_and_loses_the_connection
             let client = scene.client(protocol);
             assert_eq!(client.call(call).await.status, 401);
         }
-        // A valid key is nobody's hostage, also on a connection of its own that stays.
+        // A valid key is served all the same, also on a connection of its own that stays.
         let client = scene.client(protocol);
         for _ in 0..3 {
             let answer = client.get(&key, MARKETS).await;

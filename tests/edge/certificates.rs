@@ -18,7 +18,7 @@ use super::{MARKETS, TOUCHLINE};
 /// A certificate and its key, as files.
 type Pair = (PathBuf, PathBuf);
 
-/// Somebody who signs certificates.
+/// An authority that signs certificates.
 struct Authority {
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
     pem: String,
@@ -77,7 +77,7 @@ fn put(file: &Path, text: &str) {
     std::fs::rename(next, file).unwrap();
 }
 
-/// A client that trusts an authority, checks names, and shows what it is told to.
+/// A client that trusts an authority, checks names, and presents the given certificate.
 fn client(
     authority: &Authority,
     own: Option<&Pair>,

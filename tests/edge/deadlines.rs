@@ -26,7 +26,7 @@ async fn hasty(limits: &str) -> Scene {
         .await
 }
 
-/// Writes a byte each 50 ms and reads at the same time, until the gateway closes; what it said.
+/// Writes a byte each 50 ms and reads at the same time, until the gateway closes. Returns what it sent.
 async fn dribble(mut socket: TcpStream, bytes: &[u8]) -> Vec<u8> {
     let mut message = Vec::new();
     let mut bytes = bytes.iter().cycle();

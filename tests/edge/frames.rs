@@ -93,7 +93,7 @@ pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 impl Wire {
-    /// A connection that has said nothing.
+    /// A connection that has sent nothing.
     pub async fn silent(scene: &Scene) -> Wire {
         let socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
         socket.set_nodelay(true).unwrap();

@@ -33,7 +33,7 @@ const PADDED: u8 = 8;
 const PRIORITIZED: u8 = 0x20;
 const ACK: u8 = 1;
 
-// The codes that are right. Where a more precise one belongs to a connection error, h2 says PROTOCOL_ERROR; the connection ends all
+// The codes that are right. Where a more precise one belongs to a connection error, h2 sends PROTOCOL_ERROR; the connection ends all
 // the same, so that passes, too.
 const PROTOCOL: &[u32] = &[1];
 const FLOW: &[u32] = &[3, 1];
@@ -128,7 +128,7 @@ impl Stage {
         Frame::new(HEADERS, END_HEADERS, stream, self.fields("POST", more))
     }
 
-    /// Tries each case on a connection of its own, and says all that were not as expected.
+    /// Tries each case on a connection of its own, and reports all that were not as expected.
     async fn judge(&self, cases: Vec<Case>) {
         let mut wrong = Vec::new();
         for (section, what, sent, expected) in cases {

@@ -362,7 +362,7 @@ async fn a_request_that_is_reset_while_it_waits_for_its_turn_is_not_sent() {
     release.give();
 }
 
-/// A listener whose queue is full, so that nobody connects to it for now, and what fills it.
+/// A listener whose queue is full, so that no client connects to it for now, and what fills it.
 async fn full_listener() -> (TcpListener, Vec<TcpStream>) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let address: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();

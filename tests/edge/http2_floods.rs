@@ -1,4 +1,4 @@
-//! HTTP/2 connections that cost more than they give: closed, told so, and counted; honest ones are not.
+//! HTTP/2 connections that cost more than they give: closed with a GOAWAY, and counted; honest ones are not.
 
 use std::time::Duration;
 

@@ -400,7 +400,7 @@ async fn a_head_of_many_fields_is_refused_and_not_kept_while_the_client_waits_wi
         (hits >= 16.0).then_some(hits)
     })
     .await;
-    // How many heads the library reads at once is the machine's to say; kept, these would take 50 MiB.
+    // How many heads the library reads at once depends on the machine; kept, these would take 50 MiB.
     let cost = scene.gateways[0].process().anonymous_bytes() - before;
     assert!(
         cost < 8 * COST_BYTES_MAX,

@@ -1,4 +1,4 @@
-//! Proxies in front of the gateway: believed where they are trusted, and nobody else.
+//! Proxies in front of the gateway: believed where they are trusted, and no other peer.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use super::{MARKETS, TOUCHLINE, limit_hits};
 
-/// Who the upstream and the access log were told that the last request came from.
+/// The client of the last request, by the upstream and by the access log.
 async fn output(scene: &Scene, number: usize) -> (String, String) {
     let recorded = scene.upstream.recorded().pop().unwrap();
     let lines = scene.gateways[0].logged(number).await;

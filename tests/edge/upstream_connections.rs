@@ -20,7 +20,7 @@ struct Answering {
     connections: Connections,
 }
 
-/// Answers when `is_asked` says that enough of a request has come. The first answer is `first`; all others are whole.
+/// Answers when `is_asked` reports that enough of a request has arrived. The first answer is `first`; all others are whole.
 async fn answering(first: &'static str, is_asked: fn(&[u8]) -> bool) -> Answering {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -97,7 +97,7 @@ fn has_head(bytes: &[u8]) -> bool {
     bytes.ends_with(b"\r\n\r\n")
 }
 
-/// Answers behind which something came that nobody had asked for.
+/// Answers that are followed by bytes that no request asked for.
 const FOLLOWED: [&str; 3] = [
     "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nownHTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nforeign",
     "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nown\r\n0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nforeign",
@@ -245,7 +245,7 @@ async fn an_answer_before_the_end_of_the_body_ends_the_upload_and_its_connection
     while !answer.ends_with(b"own") {
         assert!(socket.read_buf(&mut answer).await.unwrap() > 0);
     }
-    // The rest is for nobody.
+    // The rest belongs to no request.
     let _ = socket.write_all(&[b'x'; 100_000]).await;
     upstream.expect_first_closed().await;
     let answer = client.get(&key, MARKETS).await;

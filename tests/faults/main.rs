@@ -50,7 +50,7 @@ fn spec(topology: Topology, timeout: Timeout, clocks: Clocks) -> StageSpec {
     }
 }
 
-/// Plays a schedule on a stage; panics with what was broken, and with all that was said.
+/// Plays a schedule on a stage; panics with what was broken, and with all output.
 async fn hold(stage: &mut Stage, schedule: &Schedule) -> Report {
     let load = Load {
         clients: 4,

@@ -1,4 +1,4 @@
-//! Schedules that nobody thought of: a few by fixed seeds; `make soak` plays many.
+//! Random schedules: a few by fixed seeds; `make soak` plays many.
 
 use super::*;
 

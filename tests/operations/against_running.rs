@@ -1,4 +1,4 @@
-//! `touchline check --against-running`: what a file would change in the gateway that runs, told beforehand.
+//! `touchline check --against-running`: what a file would change in the running gateway, reported beforehand.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

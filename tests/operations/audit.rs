@@ -47,7 +47,7 @@ fn day_in(days: i32) -> String {
     (jiff::Timestamp::now() + later).to_string()[..10].to_owned()
 }
 
-/// Every command that changes a key, with what the trail says of it.
+/// Every command that changes a key, with its entry in the trail.
 fn life<'a>(key: &'a IssuedKey, day: &'a str) -> Vec<(Vec<&'a str>, Value, Value)> {
     let id = &*key.id;
     let grants = format!("grants.{day}");

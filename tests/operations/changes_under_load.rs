@@ -44,7 +44,7 @@ impl Renewal {
     }
 }
 
-/// Calls until told to stop; how often.
+/// Calls until it is stopped; returns how often.
 async fn call_on(client: Arc<Client>, key: IssuedKey, stop: Arc<AtomicBool>) -> u64 {
     let mut calls = 0;
     while !stop.load(Ordering::Relaxed) {

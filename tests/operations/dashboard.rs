@@ -26,7 +26,7 @@ async fn figures(scene: &Scene, gateway: usize) -> Value {
     answer.json()
 }
 
-/// What the command says of today by tier: the sum of everything, and the rows.
+/// What the command reports of today by tier: the sum of everything, and the rows.
 async fn reported_by_the_command(scene: &Scene) -> Value {
     let words = ["usage", "--by", "tier", "--output", "json"];
     serde_json::from_str(&scene.cli(&words).await).unwrap()
@@ -471,7 +471,7 @@ async fn a_server_that_was_never_asked_is_not_shown_as_well_nor_one_that_fails()
 #[tokio::test]
 async fn a_day_that_is_over_is_never_reported_as_today() {
     let scene = Scene::builder(TOUCHLINE).faketime().start().await;
-    // Before the clock is moved: by the new time the gateway's last heartbeat is old, and nobody would await its knowing the key.
+    // Before the clock is moved: by the new time the gateway's last heartbeat is old, and no command would wait for it.
     let key = scene.issue("starter").await;
     scene
         .clock()

@@ -1,4 +1,4 @@
-//! The diagnostic log: a reader who stalls holds up nobody.
+//! The diagnostic log: a reader who stalls holds up no request.
 
 use std::fs::File;
 use std::io::{Read, Write};

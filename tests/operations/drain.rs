@@ -222,7 +222,7 @@ async fn a_head_and_a_proxy_header_that_have_begun_are_waited_for_and_answered()
     assert_eq!(status.unwrap().code(), Some(0));
 }
 
-/// An address whose connections reach `target`: their first bytes at once, the others when `release` says so.
+/// An address whose connections reach `target`: their first bytes at once, the others at `release`.
 async fn held_back(
     target: SocketAddr,
     bytes: usize,

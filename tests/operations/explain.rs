@@ -1,4 +1,4 @@
-//! `touchline explain` says what the running gateway then does, and charges nothing for it.
+//! `touchline explain` reports what the running gateway then does, and charges nothing for it.
 
 use harness::{Answer, Call, EndpointSpec, IssuedKey, Protocol, Scene, SceneBuilder, Store};
 use serde_json::Value;
@@ -62,7 +62,7 @@ fn assert_reported(explained: &Value, answer: &Answer) {
             assert_eq!(got, value.as_str(), "{name} of {answer:?}");
         }
     }
-    // And nothing of the caller's quota status is told that was not explained.
+    // And nothing of the caller's quota status is sent that was not explained.
     for (name, _) in &answer.headers {
         let own = name.as_str().contains("ratelimit") || name == "retry-after" || name == "sunset";
         assert!(!own || headers.contains_key(name.as_str()), "{name}");
@@ -182,7 +182,7 @@ async fn every_state_of_a_key_is_explained_and_answered_alike() {
             let value: Value = serde_json::from_str(&text).unwrap();
             assert_eq!(value["result"], result, "{at}");
         }
-        // An id that is nobody's is explained too.
+        // An id that no key has is explained too.
         let nobody = IssuedKey {
             id: "000000000000".into(),
             ..key.clone()

@@ -1,4 +1,4 @@
-//! The files of a running gateway, moved, removed, replaced or damaged from outside: it finds out, says what to do, and serves
+//! The files of a running gateway, moved, removed, replaced or damaged from outside: it finds out, reports what to do, and serves
 //! nothing that would not be counted.
 
 use std::fs::{self, OpenOptions};
@@ -70,7 +70,7 @@ async fn readiness(scene: &Scene) -> (u16, Value) {
     (status, serde_json::from_str(&body).unwrap())
 }
 
-/// The reason that `/readyz` gives once it gives one, and what else it says then.
+/// The reason that `/readyz` gives once it gives one, and what else it reports then.
 async fn reason(scene: &Scene) -> (String, u16, Value) {
     eventually("the gateway has found out", async || {
         let (status, body) = readiness(scene).await;
@@ -224,7 +224,7 @@ async fn a_journal_that_is_moved_removed_replaced_or_damaged_serves_nothing_with
         let (mut scene, key, file) = journaled().await;
         meet(&file, fate);
         let (reason, status, body) = reason(&scene).await;
-        // Redis answers, and has every count: nobody is refused.
+        // Redis answers, and has every count: no client is refused.
         assert_eq!(
             (status, &body["status"]),
             (200, &"degraded".into()),

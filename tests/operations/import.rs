@@ -344,7 +344,7 @@ async fn many_keys_are_imported_while_a_gateway_charges_and_come_out_as_they_wen
     }
 }
 
-/// A key of the large file with the id that the export tells.
+/// A key of the large file with the id in the export.
 fn exported_key(export: &str, number: usize) -> IssuedKey {
     let key = foreign(number);
     let digest = sha256(&key);
@@ -356,7 +356,7 @@ fn exported_key(export: &str, number: usize) -> IssuedKey {
     }
 }
 
-/// What an export tells of each key but the one with this id, whatever ids the others were given.
+/// What an export has of each key but the one with this id, whatever ids the others were given.
 fn compared(export: &str, but: &str) -> BTreeSet<String> {
     let mut reader = csv::Reader::from_reader(export.as_bytes());
     let names = reader.headers().unwrap().clone();
@@ -375,7 +375,7 @@ async fn an_import_on_a_terminal_shows_how_far_it_is_and_another_does_not() {
     let scene = scene(Store::Embedded).await;
     let path = file(&scene, "keys.csv", &many(1_000));
     let config = scene.gateways[0].config.display();
-    // `script` (of bsdutils, which every Debian has) gives the command a terminal, and tells what came on it.
+    // `script` (of bsdutils, which every Debian has) gives the command a terminal, and writes what came on it.
     let command = format!(
         "stty cols 120; exec '{TOUCHLINE}' keys import '{}' --config '{config}'",
         path.display()

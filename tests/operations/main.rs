@@ -83,7 +83,7 @@ impl Ran {
         self.stdout
     }
 
-    /// Its standard error, of a command that has failed with `code` and said nothing else.
+    /// Its standard error, of a command that has failed with `code` and reported nothing else.
     #[track_caller]
     fn failed(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{self:?}");

@@ -19,7 +19,7 @@ use super::{MARKETS, STORES, TOUCHLINE};
 const LIBRARY: &str = include_str!("names/getaddrinfo.c");
 const NAME: &str = "prediction.test";
 
-/// What the system's resolver says to processes that were started by [`Resolver::program`].
+/// What the system's resolver answers to processes that were started by [`Resolver::program`].
 struct Resolver {
     directory: TempDir,
 }
@@ -30,7 +30,7 @@ impl Resolver {
         let directory = tempfile::tempdir().unwrap();
         let source = directory.path().join("getaddrinfo.c");
         std::fs::write(&source, LIBRARY).unwrap();
-        // Whoever links Rust programs has it.
+        // Every machine that links Rust programs has it.
         let built = Command::new("cc")
             .args(["-shared", "-fPIC", "-o"])
             .arg(directory.path().join("getaddrinfo.so"))
@@ -80,7 +80,7 @@ fn write_program(program: &Path, text: &str) {
     assert!(written.success());
 }
 
-/// Calls until told to stop; how often.
+/// Calls until it is stopped; returns how often.
 async fn call_on(client: Client, key: IssuedKey, stop: Arc<AtomicBool>) -> u64 {
     let mut calls = 0;
     while !stop.load(Ordering::Relaxed) {

@@ -149,7 +149,7 @@ async fn without_redis_free_answers_come_without_what_is_not_known() {
         let client = scene.client(Protocol::Http2Tls);
         lose(&mut scene, loss);
         for (target, status) in [(RANKINGS, 403), ("/none", 404)] {
-            // What was learnt a moment ago may be told for that moment.
+            // What was learnt a moment ago may be reported for that moment.
             let answer = eventually("nothing fresh is known", async || {
                 let answer = client.get(&key, target).await;
                 assert_eq!(answer.status, status, "{loss:?} {answer:?}");
@@ -217,7 +217,7 @@ async fn an_unknown_key_is_refused_only_while_the_key_table_is_current() {
 #[tokio::test]
 async fn a_gateway_started_without_its_redis_becomes_ready_when_it_comes() {
     let (mut scene, key) = scene(Loss::Killed).await;
-    // Its counts are in Redis once it has said goodbye.
+    // Its counts are in Redis once it has signed off.
     scene.gateways[0].terminate();
     lose(&mut scene, Loss::Killed);
     scene.gateways[0].restart().await;

@@ -361,7 +361,7 @@ async fn a_tier_that_keys_hold_stays_until_they_hold_another() {
                 .cli(&["keys", "set-tier", &key.id, "enterprise"])
                 .await;
         }
-        // Nobody has to write the file again for that.
+        // The file need not be written again for that.
         applied_after(&scene, &before).await;
         let answer = client.get(&one, MARKETS).await;
         assert_eq!(answer.header("x-ratelimit-limit"), Some("10000"));

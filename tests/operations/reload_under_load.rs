@@ -15,10 +15,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 const CHANGES: u32 = 40;
 /// What decides a test's changes.
 const SEED: u64 = 1;
-/// The limits of starter keys before and after each change, and what an endpoint that nobody calls costs with each.
+/// The limits of starter keys before and after each change, and what an endpoint that is not called costs with each.
 const LIMITS: [(u64, u64); 2] = [(1_000_000, 1), (2_000_000, 2)];
 
-/// Calls until told to stop; how often.
+/// Calls until it is stopped; returns how often.
 async fn call_on(client: Arc<Client>, key: IssuedKey, stop: Arc<AtomicBool>) -> u64 {
     let mut calls = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -32,7 +32,7 @@ async fn call_on(client: Arc<Client>, key: IssuedKey, stop: Arc<AtomicBool>) -> 
     calls
 }
 
-/// Reads the usage until told to stop: limit and costs in it are of one configuration.
+/// Reads the usage until it is stopped: limit and costs in it are of one configuration.
 async fn look_on(client: Arc<Client>, key: IssuedKey, stop: Arc<AtomicBool>) {
     while !stop.load(Ordering::Relaxed) {
         let call = Call::get("/api/v1/usage").key(&key);
@@ -64,7 +64,7 @@ async fn applied(scene: &Scene) -> u32 {
 }
 
 /// So many changes, one each 50 to 150 ms, under load; how many calls were served and how many configurations
-/// applied meanwhile. `seed` decides the pauses, and which changes are told by a signal and waited for.
+/// applied meanwhile. `seed` decides the pauses, and which changes are announced by a signal and waited for.
 ///
 /// # Panics
 /// If a request fails, a count is lost or half a configuration is seen.

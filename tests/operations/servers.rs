@@ -323,7 +323,7 @@ async fn a_get_that_one_server_breaks_off_is_answered_by_another_and_a_post_is_n
     scene.assert_ledgers_agree_with(&retries()).await;
 }
 
-/// Calls until told to stop; how many were served, and how many failed.
+/// Calls until it is stopped; returns how many were served, and how many failed.
 async fn call_on(
     client: Client,
     key: IssuedKey,

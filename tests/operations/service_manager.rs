@@ -9,7 +9,7 @@ use harness::{GatewaySpec, PATIENCE, StoreSpec};
 
 use super::TOUCHLINE;
 
-/// What is said next.
+/// The next notification.
 fn heard(socket: &UnixDatagram) -> String {
     let mut message = [0; 1_024];
     let length = socket.recv(&mut message).expect("a message in time");

@@ -1,4 +1,4 @@
-//! `touchline serve`: what it says when it starts, and why it does not.
+//! `touchline serve`: what it reports when it starts, and why it does not start.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

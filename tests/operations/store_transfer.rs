@@ -83,7 +83,7 @@ async fn holdings(config: &Path) -> Vec<Value> {
     }
     let export = ["keys", "export", "-", "--format", "jsonl", "--with-digests"];
     let rows = run_on(config, &export).await.done();
-    // Keys of one instant, such as those of one import, have no order that both kinds of store tell.
+    // Keys of one instant, such as those of one import, have no order that both kinds of store report.
     let mut rows: Vec<&str> = rows.lines().collect();
     rows.sort_unstable();
     reported.push(rows.into_iter().collect());

@@ -1,4 +1,4 @@
-//! `touchline serve --upgrade`: another process takes the place of the one that runs, and nobody notices.
+//! `touchline serve --upgrade`: another process takes the place of the one that runs, and no client notices.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -200,7 +200,7 @@ async fn a_gateway_that_knows_no_key_is_succeeded_by_one_that_does_not_either() 
     scene.assert_ledgers_agree().await;
 }
 
-/// Calls on by turns until told to stop; how often.
+/// Calls on by turns until it is stopped; returns how often.
 async fn call_on(client: Arc<harness::Client>, key: IssuedKey, stop: Arc<AtomicBool>) -> u64 {
     let mut calls = 0;
     while !stop.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Keys near their limits: each share of a key and day is told once, by all gateways together, and delivered at least once.
+//! Keys near their limits: each share of a key and day is reported once, by all gateways together, and delivered at least once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -107,7 +107,7 @@ fn find(value: &Value, name: &str) -> Option<String> {
     }
 }
 
-/// The ids that the shares of a key's day have; the day is the one that the events say.
+/// The ids that the shares of a key's day have; the day is that of the events.
 fn ids(events: &[String], key: &IssuedKey) -> Vec<String> {
     let day = events[0].split('_').nth(1).unwrap();
     let mut ids: Vec<String> = ["80", "95", "100"]
@@ -442,7 +442,7 @@ async fn what_a_gateway_had_claimed_that_is_gone_with_the_data_of_redis_is_repor
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
     }
     expect_counted(&scene, &[(80, 1)]).await;
-    // The other gateway has seen it too, and that it is told.
+    // The other gateway has seen it too, and that it was reported.
     let other = scene.client_of(0, Protocol::Http1);
     assert_eq!(other.get(&key, MARKETS).await.status, 200);
     scene.gateways[1].kill9();

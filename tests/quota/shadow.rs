@@ -1,4 +1,4 @@
-//! A tier that is not enforced: everything is counted and told, and nothing of steps 6 to 8 refused.
+//! A tier that is not enforced: everything is counted and reported, and nothing of steps 6 to 8 refused.
 
 use harness::ledger::Allowances;
 use harness::{Answer, Call, IssuedKey, Protocol, Scene, SceneBuilder, Store, eventually};

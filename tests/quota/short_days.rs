@@ -113,7 +113,7 @@ async fn call_without_pause(
         };
         assert_eq!(quota_status.limit, DAILY);
         assert_eq!(quota_status.day.length_seconds(), DAY_SECONDS);
-        // The reset that the headers tell is the end of a day that the call touched.
+        // The reset in the headers is the end of a day that the call touched.
         let day = quota_status.day;
         assert!(
             before.as_second() < day.end && after.as_second() >= day.start,

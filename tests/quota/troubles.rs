@@ -37,7 +37,7 @@ async fn report(scene: &Scene, words: &[&str]) {
     assert!(!reply.starts_with('-'), "{words:?}: {reply}");
 }
 
-/// Redis takes no writes between two commands: nobody notices within the share, and everything is counted once after.
+/// Redis takes no writes between two commands: no client notices within the share, and everything is counted once after.
 async fn refuses_writes_between(begins: &[&str], ends: &[&str]) {
     let mut scene = Scene::builder(TOUCHLINE)
         .store(Store::Redis)
@@ -306,7 +306,7 @@ async fn a_full_journal_disk_denies_reports_it_and_recovers_when_there_is_room()
     let key = scene.issue("starter").await;
     served(&scene, 0, &key, CALLS).await;
     disk.fill(&mut scene);
-    // While Redis answers nobody is refused for it.
+    // While Redis answers no client is refused for it.
     served(&scene, 0, &key, CALLS).await;
     eventually("the journal is known to fail", async || {
         let (status, reported) = readiness(&scene).await;

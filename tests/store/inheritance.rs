@@ -68,7 +68,7 @@ async fn count_25(store: &RedisStore, key: &Arc<KeyEntry>) {
     ledger_agrees(store, key).await;
 }
 
-/// Waits until the store tells all of what [`count_25`] did.
+/// Waits until the store reports all of what [`count_25`] did.
 async fn ledger_agrees(store: &RedisStore, key: &KeyEntry) {
     eventually("count and ledger are told", async || {
         let (date, id) = (this_day().date, key.record.id);

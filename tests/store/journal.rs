@@ -92,7 +92,7 @@ async fn journaled_since(directory: &Path, since: Timestamp) {
     .await;
 }
 
-/// What is used, what of it the ledger does not tell, and what does not hold.
+/// What is used, what of it the ledger lacks, and what does not hold.
 async fn proof(store: &RedisStore, key: &KeyEntry, day: Day) -> Option<(u64, i64, Vec<String>)> {
     let id = Some(key.record.id);
     let proofs = store.prove(day.date, day.date, id).await.ok()?;

@@ -242,7 +242,7 @@ async fn after_flushall_the_running_gateways_write_back_keys_and_revocations() {
     let revoked = revoked(&command, &*issue(&command).await).await;
     let gateway = site.gateway().await;
     has_record(&gateway, &revoked).await;
-    // The second time there is no feed any more, and its end cannot tell that the store was emptied.
+    // The second time there is no feed any more, and its end cannot show that the store was emptied.
     for _ in 0..2 {
         site.report(&["FLUSHALL"]).await;
         is_stored(&site, &active.record).await;
@@ -646,7 +646,7 @@ async fn a_redis_restarted_with_older_data_is_brought_up_to_date_by_a_gateway_th
     older_data_are_brought_up_to_date(true).await;
 }
 
-/// What a command that died half-way or a failover leaves, and no feed tells of.
+/// What a command that died half-way or a failover leaves, and no feed reports.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_periodic_walk_finds_what_no_feed_reported_and_writes_back_what_redis_lost() {
     let site = Site::new().await;

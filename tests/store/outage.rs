@@ -381,7 +381,7 @@ async fn one_of_two_gateways_that_is_cut_off_serves_half_of_what_was_left() {
     let connected = gateway(server.url(), one.path(), |_| ()).await;
     let cut_off = gateway(proxy.url(), two.path(), |_| ()).await;
     granted(cut_off.charge(charge(&key, day, 100, 10)).await);
-    // Both have said that they live, and it was heard.
+    // Both have sent heartbeats, which have arrived.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     proxy.swallow_replies();
     assert_eq!(served_until_refused(&cut_off, &key, day, 100).await, 45);
@@ -406,7 +406,7 @@ async fn two_processes_on_one_journal_serve_one_share_together_while_redis_is_un
     let old = gateway(server.url(), directory.path(), two).await;
     let new = gateway(server.url(), directory.path(), two).await;
     granted(old.charge(charge(&key, day, 100, 10)).await);
-    // The old one is not told of these.
+    // The old one does not learn of these.
     granted(new.charge(charge(&key, day, 100, 70)).await);
     server.kill();
     away(&old).await;
@@ -548,7 +548,7 @@ async fn a_clock_that_leaps_in_an_outage_drops_nothing_from_the_journal() {
     .await;
     assert_eq!(number("SELECT sum(untold) FROM counts"), 7);
     assert!(number("SELECT sum(charged) FROM sheets") >= 7);
-    // Whoever comes after a death settles them.
+    // The next process after a death settles them.
     drop(store);
     server.restart().await;
     let _next = gateway(server.url(), directory.path(), |_| ()).await;

@@ -78,7 +78,7 @@ async fn served(store: &RedisStore, key: &Arc<KeyEntry>) {
     assert!(asked.elapsed() < SLACK, "{:?}", asked.elapsed());
 }
 
-/// Waits until Redis has been told everything, and nobody is refused meanwhile; answers the units charged for it.
+/// Waits until Redis has everything, and no request is refused meanwhile; returns the units charged for it.
 async fn served_until_settled(store: &RedisStore, key: &Arc<KeyEntry>) -> u64 {
     let mut units = 0;
     let deadline = Instant::now() + PATIENCE;

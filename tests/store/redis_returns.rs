@@ -65,7 +65,7 @@ enum Absence {
     Hung,
     /// Its port accepts and never answers.
     Silent,
-    /// Nobody answers who connects: the port's backlog is full, as if every SYN were dropped.
+    /// No connection is answered: the port's backlog is full, as if every SYN were dropped.
     BlackHole,
 }
 

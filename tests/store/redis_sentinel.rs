@@ -66,7 +66,7 @@ async fn granted_again(store: &RedisStore, key: &Arc<KeyEntry>) -> u64 {
 
 async fn counted(node: &Node, key: &Arc<KeyEntry>) -> Option<u64> {
     let name = format!("touchline:q:{{{}}}:{}", key.record.id, today().date);
-    // Nobody answers for a moment where the server changes its role.
+    // No server answers for a moment where the server changes its role.
     let output = node
         .try_ask(&format!("HGET {name} {}", used_field(today())))
         .await;

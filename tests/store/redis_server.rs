@@ -16,7 +16,7 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// Starts a server on a port that nobody uses.
+    /// Starts a server on a free port.
     pub async fn start() -> RedisServer {
         let mut server = RedisServer {
             port: 0,

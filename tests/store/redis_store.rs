@@ -77,7 +77,7 @@ async fn a_charge_is_one_round_trip_and_one_that_is_known_to_be_refused_is_none(
     let fixture = RedisFixture::new().await;
     let store = fixture.gateway("one").await;
     let key = issue(&fixture.command().await).await;
-    // Beside the charges, the last count of an account is told: with one key, at most once in 200 ms.
+    // Beside the charges, the last count of an account is reported: with one key, at most once in 200 ms.
     let told_beside = |began: Instant| began.elapsed().as_millis() as u64 / 200 + 2;
     let (before, began) = (scripts_run(&fixture.server).await, Instant::now());
     for used in 1..=200 {

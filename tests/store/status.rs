@@ -1,4 +1,4 @@
-//! `touchline store status`, `WAIT`, and what operators are told.
+//! `touchline store status`, `WAIT`, and what operators learn.
 
 use harness::{Protocol, Scene, Store as SceneStore, eventually};
 use serde_json::Value;

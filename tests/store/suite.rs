@@ -220,7 +220,7 @@ pub fn exhausted(decision: Result<Decision, StoreError>) -> u64 {
     }
 }
 
-/// Waits until the store tells this count.
+/// Waits until the store reports this count.
 pub async fn eventually_used(store: &Arc<dyn Store>, key: &Arc<KeyEntry>, day: Day, expected: u64) {
     let what = format!("{expected} units are told as used");
     eventually(&what, async || {

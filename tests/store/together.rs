@@ -139,14 +139,14 @@ async fn a_key_that_redis_cannot_count_for_harms_no_other() {
     let mut connection = server.connect().await;
     let pattern = format!("*:q:*{}*:{}", keys[0].record.id, day.date);
     let name = name_like(&mut connection, &pattern).await;
-    // Somebody wrote over its counts.
+    // Its counts were overwritten.
     let () = redis::cmd("SET")
         .arg((&name, "spoilt"))
         .query_async(&mut connection)
         .await
         .unwrap();
     the_first_alone_fails(&store, &keys, day).await;
-    // Once it is mended, it is told what it had been charged, and goes with the others again.
+    // Once it is mended, it learns what it had been charged, and is sent with the others again.
     let () = redis::cmd("DEL")
         .arg(&name)
         .query_async(&mut connection)

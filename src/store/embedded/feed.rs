@@ -59,7 +59,7 @@ pub(super) struct Stop {
 }
 
 impl Stop {
-    /// Tells them.
+    /// Ends them.
     pub(super) fn signal(&self) {
         *self.stopped.lock() = true;
         self.signalled.notify_all();
@@ -186,7 +186,7 @@ fn look_at_file(connection: &Connection, desk: &Desk) -> Option<Arc<Trouble>> {
     let now = file.look();
     match &now {
         Some(trouble) if logged.as_ref() != Some(trouble) => {
-            // Whoever copies the open file finds everything in it.
+            // A copy of the open file then has everything in it.
             if !trouble.is_damage
                 && let Err(error) = checkpoint(connection)
             {

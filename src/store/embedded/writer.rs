@@ -82,7 +82,7 @@ impl Desk {
 /// The body of the writer thread: ends when the inbox is closed and all of it is written. If it ends otherwise, by a failure or a
 /// panic, no caller is left waiting.
 pub(super) fn run_to_the_end(connection: &Connection, desk: &Desk) {
-    let _nobody_waits = Closing(desk);
+    let _closing = Closing(desk);
     if let Err(error) = run(connection, desk) {
         tracing::error!(%error, "the store cannot write");
     }

@@ -1,6 +1,6 @@
 //! Header rewriting. Laws, whatever a client sends: the upstream gets no API key and no hop-by-hop header, exactly one of each
 //! header that is ours with our value, none of them in another spelling, the target byte for byte, and every other header as it
-//! came; the client gets nothing of the upstream's that is ours to say, and an answer that nobody may keep for others.
+//! came; the client gets nothing of the upstream's that only the gateway may state, and an answer that no cache may keep for others.
 #![no_main]
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
@@ -40,7 +40,7 @@ const HOP_BY_HOP: [&str; 12] = [
     "host",
     "expect",
 ];
-/// What an upstream may not say in the gateway's place.
+/// What an upstream may not state in the gateway's place.
 const NOT_THE_UPSTREAMS: [&str; 10] = [
     "server",
     "x-ratelimit-limit",

@@ -59,7 +59,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the store must say, kept as simply as it can be.
+/// What the store must report, kept as simply as it can be.
 #[derive(Default)]
 struct Model {
     used: BTreeMap<(usize, usize), u64>,

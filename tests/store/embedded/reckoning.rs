@@ -91,7 +91,7 @@ async fn days_are_dropped_when_the_retention_is_over_and_never_before() {
     })
     .await;
 
-    // The last second: whoever follows charges a turn later, and nothing is gone.
+    // The last second: the next process charges a turn later, and nothing is gone.
     hands.set("2026-03-04T23:59:59Z");
     let file = Connection::open(fixture.path()).unwrap();
     turns(&file, 1).await;
@@ -176,7 +176,7 @@ async fn a_clock_that_leapt_drops_nothing_until_it_has_agreed_for_an_hour() {
         leap.ends_with("for an hour").then_some(())
     })
     .await;
-    // Whoever has just been put there serves.
+    // Charges go by the time to which the clock was just set.
     let day = calendar.day_at(store.now()).unwrap();
     granted(store.charge(charge(&key, day, 10, 1)).await);
     all.push(day.date);

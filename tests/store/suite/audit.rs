@@ -98,7 +98,7 @@ pub async fn a_change_that_was_not_made_leaves_no_entry(fixture: &dyn Fixture) {
     assert!(moved.await.is_err());
     assert_eq!(trail(&store).await.len(), 2);
 
-    // Of two at the same time one is made, and only that one is told.
+    // Of two at the same time one is made, and only that one is recorded.
     let (ann, bob) = tokio::join!(
         change(&store, &key, Action::Suspend, "ann", suspend),
         change(&other, &key, Action::Suspend, "bob", suspend),

@@ -164,7 +164,7 @@ pub async fn a_node_that_resigns_lets_another_deliver_at_once(fixture: &dyn Fixt
     let (one, other) = (fixture.gateway("one").await, fixture.gateway("other").await);
     let seen = threshold_event(80, 0);
     claimed(&one, &seen, "one", Delivery::Wanted).await;
-    // Nobody delivers yet.
+    // No gateway delivers yet.
     one.resign(&node("one")).await.unwrap();
     assert_eq!(output(&one, "one", LONG).await, Some(vec![seen.id()]));
     // It is not the other's to give up.

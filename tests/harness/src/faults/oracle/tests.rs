@@ -285,10 +285,10 @@ fn a_gateway_that_was_away_may_have_served_its_share_of_what_it_last_reported_an
     cooked.call(1, 200, None);
     cooked.counted(16);
     cooked.disagrees("was served 16 units");
-    // What it told while it was away was of its share.
+    // What it reported while it was away was of its share.
     cooked.call(0, 500, Some(12));
     assert_eq!(cooked.facts.bound(0, DATE), 3);
-    // A gateway that had told nothing has the cold part: two hundredths of twelve are none.
+    // A gateway that had reported nothing has the cold part: two hundredths of twelve are none.
     cooked.facts.effects.clear();
     cooked.costs(Cost::Away {
         gateways: vec![2],
@@ -355,11 +355,11 @@ fn a_call_that_the_store_did_not_answer_in_time_excuses_its_gateway_and_key() {
     }
     cooked.counted(5);
     cooked.disagrees("was served 5 units");
-    // At the first call nothing had been told, so all was left.
+    // At the first call nothing had been reported, so all was left.
     cooked.facts.logged[0].store_wait = 400 * MS;
     cooked.agrees();
     assert_eq!(cooked.facts.judge().figures.stalls, 1);
-    // At the third, one unit was left by what its gateway had told.
+    // At the third, one unit was left by what its gateway had reported.
     cooked.facts.logged[0].store_wait = MS;
     cooked.facts.logged[2].store_wait = 400 * MS;
     cooked.facts.seen[0].output = cooked.facts.seen[1].output;
