@@ -16,6 +16,7 @@ use super::endpoint::Endpoint;
 use super::key_record::TierName;
 use super::own_path::OwnPath;
 use super::retirement::Retirement;
+use super::words::counted;
 use responses::Sort;
 
 mod api;
@@ -90,8 +91,8 @@ fn describe(api: &Api<'_>) -> Value {
         "info": {
             "title": api.title,
             "version": API_VERSION,
-            "description": "Send your API key in `X-API-Key`. Every answer to an authenticated request shows the key's \
-                quota status in its daily quota. A call that fails on our side (500) is not charged.",
+            "description": "Send your API key in `X-API-Key`. Every answer to an authenticated request has the key's \
+                quota status in its headers. A call that fails on our side (500) is not charged.",
         },
         "servers": [{ "url": "/" }],
         "security": [{ "ApiKey": [] }],
@@ -160,7 +161,7 @@ fn description(endpoint: &Endpoint, tiers: &[&str]) -> String {
     let mut text = format!(
         "Included in: {}. Costs {} of the daily quota.",
         tiers.join(", "),
-        endpoint.cost
+        counted(endpoint.cost.get(), "unit", "units")
     );
     if let Some(instant) = endpoint.retirement.deprecation {
         text.push_str(&format!(" Deprecated from {instant} on."));

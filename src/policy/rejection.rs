@@ -19,6 +19,7 @@ use super::maintenance::Maintenance;
 use super::rate_limit::{DAILY_POLICY, QuotaStatus};
 use super::target::TargetError;
 use super::token_bucket::Rate;
+use super::words::counted;
 
 /// The `Retry-After` in seconds after a failure of ours: time for a breaker or an upstream to recover.
 const INTERNAL_RETRY_AFTER_SECONDS: u32 = 2;
@@ -109,9 +110,13 @@ impl ExceededLimit {
         match self {
             ExceededLimit::Daily => match quota_status.remaining() {
                 Some(remaining) if remaining > 0 => {
-                    format!("This request costs more than the {remaining} units left of today's quota.")
+                    let left = counted(remaining, "unit", "units");
+                    format!("This request costs more than the {left} left of today's quota.")
                 }
-                _ => format!("Today's quota of {} requests is used up.", quota_status.limit),
+                _ => {
+                    let limit = counted(quota_status.limit, "unit", "units");
+                    format!("Today's quota of {limit} is used up.")
+                }
             },
             ExceededLimit::Usage { .. } => {
                 return "Usage is read too often: at most once a second, with short bursts. The daily quota is not touched.".into();
@@ -420,6 +425,21 @@ mod tests {
                 .body,
         )
         .unwrap()
+    }
+
+    #[test]
+    fn a_quota_is_counted_in_units_as_costs_are() {
+        let detail = |used| {
+            let quota_status = QuotaStatus {
+                limit: 10,
+                used: Some(used),
+                day: day(),
+            };
+            body(&exceeded(quota_status, ExceededLimit::Daily))["detail"].clone()
+        };
+        assert_eq!(detail(10), "Today's quota of 10 units is used up.");
+        let one = "This request costs more than the 1 unit left of today's quota.";
+        assert_eq!(detail(9), one);
     }
 
     #[test]

@@ -55,7 +55,8 @@ pub fn schemas() -> Value {
                     "required": ["path", "methods", "cost"],
                     "properties": { "path": text, "methods": texts, "cost": { "type": "integer", "minimum": 1 } },
                 } },
-                "days": { "description": "The days of the last 30 on which something happened, oldest first.",
+                "days": { "description": "The days of the last 30 on which something happened, oldest first, by endpoint: \
+                    requests that were charged, units charged and refunded, and refused requests; `none` has those to other paths.",
                     "type": "array", "items": {
                     "type": "object",
                     "required": ["date", "used", "endpoints"],

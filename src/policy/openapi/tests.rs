@@ -61,6 +61,10 @@ fn every_endpoint_stands_in_it_with_methods_tiers_cost_and_parameters() {
     let markets = &paths["/d/markets"];
     assert_eq!(markets["get"]["x-tiers"], json!(["starter"]));
     assert_eq!(markets["get"]["x-cost"], 3);
+    let description = markets["get"]["description"].as_str().unwrap();
+    assert!(description.contains("Costs 3 units of"), "{description}");
+    let of_all = document["info"]["description"].as_str().unwrap();
+    assert!(of_all.contains("quota status in its headers"), "{of_all}");
     assert!(markets["head"].is_object() && markets["post"].is_null());
     assert!(paths["/d_markets"]["post"]["requestBody"].is_object());
     let parameters = paths["/d/{a}/x/{b}"]["parameters"].as_array().unwrap();
