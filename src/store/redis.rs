@@ -310,7 +310,7 @@ impl Store for RedisStore {
         if let Some(presence) = &parts.presence
             && let Err(error) = presence.sign_off().await
         {
-            tracing::error!(%error, "closed without signing off: commands name this gateway until it is started again or struck off");
+            tracing::error!(%error, "closed without signing off: commands name this gateway until it is started again or removed by `touchline store forget`");
         }
     }
 
