@@ -10,6 +10,7 @@ use prometheus::IntGauge;
 use super::admission::{AdmissionTrace, Grant, Permit, Refusal};
 use super::connection::allowance::Held;
 use super::encoder::Encoder;
+use super::failure::Failure;
 use super::gate::{Gate, Snapshot};
 use super::origin::Origin;
 use super::rates::Slot;
@@ -305,10 +306,10 @@ impl Forwarding {
         }
     }
 
-    /// Notes that the present server failed.
-    pub fn note_failed(&self, gate: &Gate) {
+    /// Notes that the present server failed, and why.
+    pub fn note_failed(&self, why: &Failure, gate: &Gate) {
         if let Some(server) = self.server() {
-            self.upstream.note_failed(server, &gate.metrics);
+            self.upstream.note_failed(server, why, &gate.metrics);
         }
     }
 

@@ -108,7 +108,7 @@ impl Relay<'_, '_> {
         let FailedAttempt { failure, reached } = failed;
         let Some((peer, reused)) = reached else {
             // Nothing was sent, so a request of any method may try another server.
-            self.forwarding.note_failed(self.gate);
+            self.forwarding.note_failed(&failure, self.gate);
             if !self.forwarding.may_retry() {
                 return Err(failure);
             }
@@ -132,7 +132,7 @@ impl Relay<'_, '_> {
         }
         // The blame for an interrupted answer is decided when the exchange is settled.
         if blamed && !passed_on {
-            forwarding.note_failed(self.gate);
+            forwarding.note_failed(&failure, self.gate);
         }
         if fate != Fate::Unknown {
             forwarding.anew = true;
@@ -181,8 +181,8 @@ impl Relay<'_, '_> {
             recording.attempt(self.forwarding.server());
         }
         let taken = self.gate.connections.take(&attempt).await;
-        let (taken, reused) = taken.map_err(|error| FailedAttempt {
-            failure: Failure::server(ServerFault::Unreached, error),
+        let (taken, reused) = taken.map_err(|failure| FailedAttempt {
+            failure: failure.with(format_args!("server: {}", attempt.peer)),
             reached: None,
         })?;
         let PlannedAttempt { peer, now, .. } = attempt;

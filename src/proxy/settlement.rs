@@ -38,7 +38,7 @@ pub(super) async fn settle(
             forwarding.client_waits.note(client.blocked(), now);
             let waited_for_client = waited_for_client(failure, forwarding, now);
             if !waited_for_client && is_servers_fault(failure, client) {
-                forwarding.note_failed(gate);
+                forwarding.note_failed(failure, gate);
             }
             let reason = (!waited_for_client).then_some(RefundReason::Cut);
             (Ending::Cut, reason)

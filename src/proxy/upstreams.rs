@@ -16,6 +16,7 @@ use arc_swap::ArcSwap;
 use http::{HeaderName, HeaderValue, Version};
 use pingora::upstreams::peer::HttpPeer;
 
+use super::failure::Failure;
 use super::series::UpstreamSeries;
 use crate::config::{self, UpstreamConfig};
 use crate::policy::choice::{self, Candidate, Occasion};
@@ -151,14 +152,14 @@ impl Upstream {
     /// Notes that a server answered a request.
     pub fn note_served(&self, server: &Server) {
         if let Some(change) = server.served() {
-            self.log(server, change);
+            self.log(server, change, None);
         }
     }
 
-    /// Notes that a server failed a request.
-    pub fn note_failed(&self, server: &Server, metrics: &Metrics) {
+    /// Notes that a server failed a request, and why.
+    pub fn note_failed(&self, server: &Server, why: &Failure, metrics: &Metrics) {
         if let Some(change) = server.failed(self.config.ejection) {
-            self.log(server, change);
+            self.log(server, change, Some(why));
             let ejections = &metrics.upstream_ejections;
             ejections.with_label_values(&[&*self.name]).inc();
         }
@@ -187,11 +188,11 @@ impl Upstream {
             .with_label_values(&[&*self.name, checked.as_str()])
             .inc();
         if let Some(change) = server.checked(checked, health.thresholds()) {
-            self.log(server, change);
+            self.log(server, change, None);
         }
     }
 
-    fn log(&self, server: &Server, change: HealthChange) {
+    fn log(&self, server: &Server, change: HealthChange, why: Option<&Failure>) {
         let (upstream, server) = (&*self.name, server.label());
         let message = match change {
             HealthChange::Unhealthy => "health checks fail: the server gets no requests",
@@ -203,7 +204,8 @@ impl Upstream {
             HealthChange::Unhealthy => tracing::warn!(upstream, server, "{message}"),
             HealthChange::Ejected(pause) => {
                 let seconds = pause.as_secs_f64();
-                tracing::warn!(upstream, server, seconds, "{message}");
+                let why = why.map(tracing::field::display);
+                tracing::warn!(upstream, server, seconds, why, "{message}");
             }
             HealthChange::Healthy | HealthChange::Returned => {
                 tracing::info!(upstream, server, "{message}");

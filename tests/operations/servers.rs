@@ -213,6 +213,21 @@ async fn failing_health_checks_take_a_server_out_and_passing_ones_bring_it_back(
 }
 
 #[tokio::test]
+async fn a_server_that_cannot_be_reached_is_logged_with_its_address_and_the_reason() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    scene.upstream.stop().await;
+    let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+    assert_eq!(answer.status, 500);
+    let line = scene.gateways[0].logged(1).await.remove(0);
+    let cause = line["cause"].as_str().unwrap();
+    let reason = "upstream: no connection: Connection refused";
+    assert!(cause.starts_with(reason), "{cause}");
+    let address = scene.upstream.address().to_string();
+    assert!(cause.contains(&address), "{cause}");
+}
+
+#[tokio::test]
 async fn a_server_that_fails_requests_is_left_out_and_brought_back_by_a_served_one() {
     let mut scene = three("ejection: { failures: 2, pause: 500ms, pause_max: 500ms }")
         .start()
@@ -229,6 +244,12 @@ async fn a_server_that_fails_requests_is_left_out_and_brought_back_by_a_served_o
     }
     let ejected = "touchline_upstream_ejections_total{upstream=\"prediction-data\"}";
     assert!(metric(&scene, ejected).await >= 1);
+    eventually("the reason is logged", async || {
+        let output = scene.gateways[0].output();
+        let ejection = output.lines().find(|line| line.contains("requests fail"))?;
+        ejection.contains("upstream: answered 503").then_some(())
+    })
+    .await;
     let status = "touchline_upstream_retries_total{reason=\"status\",upstream=\"prediction-data\"}";
     assert!(metric(&scene, status).await >= 2);
     scene.upstream.always(Behaviour::Echo);

@@ -16,6 +16,8 @@ mod shared;
 use idle::Idle;
 use shared::SharedConnections;
 
+use crate::proxy::failure::{Failure, ServerFault};
+
 pub use shared::StreamPlace;
 
 /// Connections to the servers of all upstreams, whatever the configuration: they are distinguished by the settings that they were made with.
@@ -68,7 +70,7 @@ impl Connections {
     ///
     /// # Errors
     /// If none can be made within the attempt's timeout.
-    pub async fn take(&self, attempt: &PlannedAttempt) -> pingora::Result<(TakenConnection, bool)> {
+    pub async fn take(&self, attempt: &PlannedAttempt) -> Result<(TakenConnection, bool), Failure> {
         let PlannedAttempt {
             peer,
             connect_timeout,
@@ -81,7 +83,11 @@ impl Connections {
         }
         // Seldom needed, and larger than all the rest of a request.
         let made = Box::pin(within(*connect_timeout, self.make(peer, settings)));
-        Ok((made.await?, false))
+        let unreached = |error: Box<Error>| {
+            let cause = format!("no connection: {}", reason(&error));
+            Failure::server(ServerFault::Unreached, cause)
+        };
+        Ok((made.await.map_err(unreached)?, false))
     }
 
     /// Keeps a connection for a further exchange, `until` it is too old: nothing is under way on it.
@@ -130,6 +136,18 @@ impl Connections {
     }
 }
 
+/// The innermost cause of an error, whose own text repeats itself at each level.
+fn reason(error: &Error) -> String {
+    let root = error.root_cause();
+    match root.downcast_ref::<Error>() {
+        Some(own) => match &own.context {
+            Some(context) => context.to_string(),
+            None => own.etype.as_str().to_owned(),
+        },
+        None => root.to_string(),
+    }
+}
+
 /// What is made in time. By tokio's timers: those of pingora have a thread that wakes a hundred times a second from their first use on.
 async fn within<T>(
     timeout: Duration,
@@ -137,7 +155,7 @@ async fn within<T>(
 ) -> pingora::Result<T> {
     let made = tokio::time::timeout(timeout, making).await;
     made.unwrap_or_else(|_| {
-        let context = format!("no connection within {timeout:?}");
+        let context = format!("not within timeouts.connect ({timeout:?})");
         Error::e_explain(ErrorType::ConnectTimedout, context)
     })
 }

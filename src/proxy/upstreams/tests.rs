@@ -70,6 +70,11 @@ fn requests_under_way_are_counted_until_they_end() {
     assert_eq!(third.server.address, address);
 }
 
+/// A failure of a server.
+fn late() -> Failure {
+    Failure::over_time()
+}
+
 #[test]
 fn a_failing_server_is_left_out_and_the_last_one_is_asked_all_the_same() {
     let metrics = Metrics::new().unwrap();
@@ -80,12 +85,12 @@ fn a_failing_server_is_left_out_and_the_last_one_is_asked_all_the_same() {
         panic!("{places:?}")
     };
     for _ in 0..2 {
-        upstream.note_failed(&one.server, &metrics);
+        upstream.note_failed(&one.server, &late(), &metrics);
     }
     assert!(!one.server.is_up());
     assert_eq!(asked(&upstream, 3), [2, 2, 2]);
     for _ in 0..2 {
-        upstream.note_failed(&other.server, &metrics);
+        upstream.note_failed(&other.server, &late(), &metrics);
     }
     let mut last = asked(&upstream, 4);
     last.sort_unstable();
@@ -102,7 +107,7 @@ fn a_long_answer_from_before_an_ejection_does_not_delay_the_trial_after_it() {
     let upstream = Upstream::new(&configured(&servers), None);
     let long = upstream.assign(7, &[], &[]).unwrap();
     let server = long.server.clone();
-    upstream.note_failed(&server, &metrics);
+    upstream.note_failed(&server, &late(), &metrics);
     let paused = Instant::now() + Duration::from_millis(100);
     assert!(server.is_usable(paused));
     let trial = Assignment::to(&server);
@@ -125,7 +130,7 @@ fn a_configuration_inherits_what_is_known_of_its_servers() {
     };
     let before = Upstream::new(&configured(&text("")), None);
     let under_way = before.assign(7, &[], &[]).unwrap();
-    before.note_failed(&before.places()[1].server, &metrics);
+    before.note_failed(&before.places()[1].server, &late(), &metrics);
     let after = Upstream::new(&configured(&text(", 127.0.0.1:3")), Some(&before));
     let places = after.places();
     assert_eq!(places[0].server.in_flight(), 1);
