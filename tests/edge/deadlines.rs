@@ -402,19 +402,26 @@ async fn a_client_that_goes_on_behind_a_goaway_gets_no_further_stream_after_a_wh
 
 #[tokio::test]
 async fn a_client_that_does_not_read_its_answer_loses_the_connection() {
-    let scene = hasty("response_write: 1s, response_rate: 64KiB").await;
-    let key = scene.issue("starter").await;
-    let large = "x".repeat(LARGE_BODY_BYTES);
-    scene
-        .upstream
-        .always(Behaviour::Answer(Script::json(200, &large)));
-    let mut socket = connect(&scene).await;
-    socket.write_all(get(&key).as_bytes()).await.unwrap();
-    eventually("the gateway gives up", async || {
-        (limit_hits(&scene, "response_rate").await >= 1.0).then_some(())
-    })
-    .await;
-    scene.expect_used(&key, 1).await;
+    for limits in [
+        "response_write: 1s, response_rate: 64KiB",
+        // Less than a second, and less than a byte of the rate in it.
+        "response_write: 100ms",
+        "response_write: 100ms, response_rate: 1B",
+    ] {
+        let scene = hasty(limits).await;
+        let key = scene.issue("starter").await;
+        let large = "x".repeat(LARGE_BODY_BYTES);
+        scene
+            .upstream
+            .always(Behaviour::Answer(Script::json(200, &large)));
+        let mut socket = connect(&scene).await;
+        socket.write_all(get(&key).as_bytes()).await.unwrap();
+        eventually(&format!("the gateway gives up with {limits}"), async || {
+            (limit_hits(&scene, "response_rate").await >= 1.0).then_some(())
+        })
+        .await;
+        scene.expect_used(&key, 1).await;
+    }
 }
 
 #[tokio::test]

@@ -40,6 +40,14 @@ pub struct ClientWire {
     requests_max: u64,
 }
 
+/// The bytes that a client of this rate, in bytes a second, reads in `interval`; at least one, also in a part of a second.
+fn bytes_at(rate: u64, interval: Duration) -> u64 {
+    let bytes = u128::from(rate) * interval.as_millis();
+    u64::try_from(bytes.div_ceil(1_000))
+        .unwrap_or(u64::MAX)
+        .max(1)
+}
+
 impl ClientWire {
     pub(super) fn new(
         connection: Arc<Connection>,
@@ -48,7 +56,7 @@ impl ClientWire {
         limit_hits: LimitHits,
     ) -> ClientWire {
         let patience = limits.response_write;
-        let bytes_min = limits.response_rate.saturating_mul(patience.as_secs());
+        let bytes_min = bytes_at(limits.response_rate, patience);
         ClientWire {
             connection,
             transport,
@@ -178,6 +186,25 @@ impl Drop for ClientWire {
         let _ = self.writes.poll_flush(&mut self.transport, &mut context);
         if self.connection.is_broken_off() {
             self.transport.break_off();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_counts_in_parts_of_a_second_too() {
+        for (rate, millis, expected) in [
+            (1_024, 30_000, 30_720),
+            (1_024, 1_999, 2_047),
+            (1_024, 100, 103),
+            (1, 100, 1),
+            (1 << 20, 3_600_000, 3_774_873_600),
+        ] {
+            let interval = Duration::from_millis(millis);
+            assert_eq!(bytes_at(rate, interval), expected, "{rate} {millis}");
         }
     }
 }
