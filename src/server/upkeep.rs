@@ -54,11 +54,12 @@ pub struct Upkeep {
     shown: HashSet<ShownSeries>,
 }
 
-/// A repeated task.
+/// A repeated task with its settings. With other settings it is another one, which does not wait for the pause of the former.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Chore {
-    Check(Arc<str>, SocketAddr),
-    Resolve(Arc<str>, String),
+    Check(Arc<str>, SocketAddr, HealthCheck),
+    /// The pause is that of a name which has resolved.
+    Resolve(Arc<str>, String, Duration),
 }
 
 /// The labels of a server's series.
@@ -122,10 +123,10 @@ impl Upkeep {
         }
         self.due.retain(|chore, _| chores.contains_key(chore));
         for (chore, (upstream, again)) in chores {
-            // A server is checked at once. A name was resolved, or failed to be, when the configuration was read.
+            // A server is checked at once, also in a new way. A name was resolved, or failed to be, when the configuration was read.
             let first = match &chore {
                 Chore::Check(..) => now,
-                Chore::Resolve(_, name) if is_unresolved(&upstream, name) => now,
+                Chore::Resolve(_, name, _) if is_unresolved(&upstream, name) => now,
                 Chore::Resolve(..) => now + again,
             };
             let due = self.due.entry(chore.clone()).or_insert(Some(first));
@@ -140,7 +141,7 @@ impl Upkeep {
     async fn begin(&mut self, chore: Chore, upstream: Arc<Upstream>) {
         let gate = self.gate.clone();
         match &chore {
-            Chore::Check(_, address) => {
+            Chore::Check(_, address, _) => {
                 let Some(connector) = self.connector().await else {
                     return;
                 };
@@ -150,7 +151,7 @@ impl Upkeep {
                     chore
                 });
             }
-            Chore::Resolve(_, name) => {
+            Chore::Resolve(_, name, _) => {
                 let name = name.clone();
                 self.doing.spawn(async move {
                     let found = tokio::net::lookup_host(&name);
@@ -236,15 +237,17 @@ fn chores_of(upstream: &Arc<Upstream>) -> Vec<(Chore, Duration)> {
     let mut chores = Vec::new();
     if let Some(health) = &upstream.config.health {
         for place in upstream.places().iter() {
-            let chore = Chore::Check(upstream.name.clone(), place.server.address);
+            let (name, address) = (upstream.name.clone(), place.server.address);
+            let chore = Chore::Check(name, address, health.clone());
             chores.push((chore, health.interval));
         }
     }
     for name in upstream.names() {
-        let chore = Chore::Resolve(upstream.name.clone(), name.to_owned());
+        let resolve = upstream.config.resolve;
+        let chore = Chore::Resolve(upstream.name.clone(), name.to_owned(), resolve);
         let pause = match is_unresolved(upstream, name) {
-            true => UNRESOLVED_PAUSE.min(upstream.config.resolve),
-            false => upstream.config.resolve,
+            true => UNRESOLVED_PAUSE.min(resolve),
+            false => resolve,
         };
         chores.push((chore, pause));
     }

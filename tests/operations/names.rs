@@ -161,6 +161,41 @@ async fn requests_follow_a_name_to_its_new_address_and_none_fails() {
 }
 
 #[tokio::test]
+async fn a_shorter_interval_of_resolving_does_not_wait_for_the_former_one() {
+    let resolver = Resolver::new();
+    let before = RecordingUpstream::start().await;
+    let port = before.address().port();
+    let after = RecordingUpstream::start_at(([127, 0, 0, 2], port).into()).await;
+    resolver.state_text(Some(before.address()));
+    let mut scene = Scene::builder(resolver.program())
+        .spec(move |spec| {
+            spec.upstream_name = Some(format!("{NAME}:{port}"));
+            spec.upstream_extra = "resolve: 1h".into();
+        })
+        .start()
+        .await;
+    let key = scene.issue("enterprise").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    scene.spec.upstream_extra = "resolve: 1s".into();
+    scene.gateways[0].configure(&scene.spec);
+    let applied = "touchline_config_reloads_total{outcome=\"applied\"}";
+    eventually("the file is applied", async || {
+        (scene.metric(applied).await >= 1.0).then_some(())
+    })
+    .await;
+    // The reload itself has resolved the name.
+    resolver.state_text(Some(after.address()));
+    eventually("the new address is asked", async || {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        (after.count() > 0).then_some(())
+    })
+    .await;
+    scene.more_upstreams.extend([before, after]);
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
 async fn a_name_is_served_by_its_addresses_and_resolved_while_requests_go_on() {
     let mut scene = Scene::builder(TOUCHLINE)
         .store(Store::Embedded)

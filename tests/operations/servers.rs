@@ -228,6 +228,39 @@ async fn a_server_that_cannot_be_reached_is_logged_with_its_address_and_the_reas
 }
 
 #[tokio::test]
+async fn a_changed_health_check_does_not_wait_for_the_former_interval() {
+    let hourly = "health: { path: /healthz, interval: 1h, timeout: 30s, unhealthy_after: 1, healthy_after: 1 }";
+    let mut scene = three(hourly).start().await;
+    let passed = "touchline_upstream_checks_total{outcome=\"passed\",upstream=\"prediction-data\"}";
+    eventually("each server is checked once", async || {
+        (metric(&scene, passed).await >= 3).then_some(())
+    })
+    .await;
+    scene.more_upstreams[0].stop().await;
+    scene.spec.upstream_extra = hourly.replace("1h", "100ms");
+    scene.gateways[0].configure(&scene.spec);
+    eventually("it is out", async || {
+        (is_up(&scene, &scene.more_upstreams[0]).await == Some(false)).then_some(())
+    })
+    .await;
+    // With the long interval again it is checked once more, and then for the next change.
+    scene.spec.upstream_extra = hourly.into();
+    scene.gateways[0].configure(&scene.spec);
+    let applied = "touchline_config_reloads_total{outcome=\"applied\"}";
+    eventually("the long interval applies", async || {
+        (metric(&scene, applied).await >= 2).then_some(())
+    })
+    .await;
+    scene.more_upstreams[0].restart().await;
+    scene.spec.upstream_extra = hourly.replace("timeout: 30s", "timeout: 20s");
+    scene.gateways[0].configure(&scene.spec);
+    eventually("it is back", async || {
+        (is_up(&scene, &scene.more_upstreams[0]).await == Some(true)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_server_that_fails_requests_is_left_out_and_brought_back_by_a_served_one() {
     let mut scene = three("ejection: { failures: 2, pause: 500ms, pause_max: 500ms }")
         .start()

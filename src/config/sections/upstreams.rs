@@ -88,7 +88,7 @@ rows! {
     }
 
     /// Health checks of the servers.
-    #[derive(Debug, Clone, PartialEq, Eq)]
+    #[derive(Debug, Clone, PartialEq, Eq, Hash)]
     pub struct HealthCheck {
         /// The path requested with GET; any 2xx passes.
         path: String = needed("write path: /healthz", text(path));
