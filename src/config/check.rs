@@ -214,21 +214,21 @@ impl<'a> Check<'a> {
     /// Notes a problem of the value at `at`.
     pub(super) fn wrong(&mut self, at: &Path, message: impl AsRef<str>, hint: impl AsRef<str>) {
         let value = self.outline.value(at);
-        let problem = value.problem(at, message.as_ref(), Some(hint.as_ref()));
+        let problem = value.problem(at, message.as_ref(), hint.as_ref());
         self.problems.push(problem);
     }
 
     /// Notes a warning about the value at `at`.
     pub(super) fn warn(&mut self, at: &Path, message: impl AsRef<str>, hint: impl AsRef<str>) {
         let value = self.outline.value(at);
-        let warning = value.problem(at, message.as_ref(), Some(hint.as_ref()));
+        let warning = value.problem(at, message.as_ref(), hint.as_ref());
         self.warnings.push(warning);
     }
 
     /// Notes a problem of the key at `at`.
     pub(super) fn wrong_key(&mut self, at: &Path, message: impl AsRef<str>, hint: impl AsRef<str>) {
         let key = self.outline.key(at);
-        let problem = key.problem(at, message.as_ref(), Some(hint.as_ref()));
+        let problem = key.problem(at, message.as_ref(), hint.as_ref());
         self.problems.push(problem);
     }
 

@@ -12,10 +12,12 @@ use super::problem::Problem;
 
 /// The deepest value of a valid file is at 5; the rest lets wrong files get precise messages.
 const DEPTH_MAX: usize = 10;
+const DEPTH_HINT: &str = "compare the indentation and brackets with the shipped gateway.yaml";
 /// The longest key. Longer keys would only enlarge paths, and with them this index.
 const KEY_CHARS_MAX: usize = 128;
 /// The limit on values: room for some 10,000 endpoints, far above any real file.
 const VALUES_MAX: usize = 100_000;
+const VALUES_HINT: &str = "write 100000 values at most";
 
 /// A YAML path, such as `endpoints[2].tiers[0]`; the empty path is the whole file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -70,16 +72,16 @@ impl Position {
 
     /// A problem of the whole file.
     pub(super) fn of_file(self, message: &str, hint: &str) -> Problem {
-        self.problem(&Path::default(), message, Some(hint))
+        self.problem(&Path::default(), message, hint)
     }
 
-    pub(super) fn problem(self, path: &Path, message: &str, hint: Option<&str>) -> Problem {
+    pub(super) fn problem(self, path: &Path, message: &str, hint: &str) -> Problem {
         Problem {
             line: self.line,
             column: self.column,
             path: path.0.clone(),
             message: message.to_owned(),
-            hint: hint.map(str::to_owned),
+            hint: hint.to_owned(),
         }
     }
 }
@@ -240,7 +242,7 @@ impl Builder {
             return Err(position.problem(
                 &self.next_path(),
                 "tags (`!name`) are not supported",
-                Some("remove the tag, or put the text in quotes"),
+                "remove the tag, or put the text in quotes",
             ));
         }
         match event {
@@ -258,7 +260,7 @@ impl Builder {
                 return Err(position.problem(
                     &self.next_path(),
                     "aliases (`*name`, `<<`) are not supported",
-                    Some("write out the value"),
+                    "write out the value",
                 ));
             }
             Event::Scalar(text, style, _, _) => {
@@ -269,7 +271,7 @@ impl Builder {
                         self.problems.push(position.problem(
                             &path,
                             "the number is too large",
-                            None,
+                            "write a smaller one, or put a text of digits in quotes",
                         ));
                     }
                 }
@@ -309,11 +311,11 @@ impl Builder {
             return Err(position.problem(
                 &path,
                 "a key must be a text",
-                Some("a list or mapping cannot be a key"),
+                "a list or mapping cannot be a key",
             ));
         }
         if self.open.len() >= DEPTH_MAX {
-            return Err(position.problem(&path, "values are nested too deeply", None));
+            return Err(position.problem(&path, "values are nested too deeply", DEPTH_HINT));
         }
         self.take_value(None, position)
     }
@@ -332,7 +334,7 @@ impl Builder {
             return Err(position.problem(
                 path,
                 "a key is too long",
-                Some("keys have at most 128 characters"),
+                "keys have at most 128 characters",
             ));
         }
         let key = path.key(text);
@@ -341,7 +343,7 @@ impl Builder {
             self.problems.push(position.problem(
                 &key,
                 &message,
-                Some("remove one of them; the rest of the file is checked then"),
+                "remove one of them; the rest of the file is checked then",
             ));
         } else {
             seen.insert(text.to_owned(), position);
@@ -356,7 +358,7 @@ impl Builder {
         let path = self.next_path();
         self.values += 1;
         if self.values > VALUES_MAX {
-            return Err(start.problem(&path, "the file has too many values", None));
+            return Err(start.problem(&path, "the file has too many values", VALUES_HINT));
         }
         match self.open.last_mut() {
             None => {}
@@ -415,6 +417,7 @@ mod tests {
             ("a: 1\nb: 2\na: 3\n", at(3, 1)),
             ("? [a]\n: 1\n", at(1, 3)),
             ("a: [[[[[[[[[[[1]]]]]]]]]]]\n", at(1, 13)),
+            ("a: 99999999999999999999999\n", at(1, 4)),
             ("a: 1\n\tb: 2\n", at(2, 1)),
             ("a: [1\n", at(2, 1)),
         ] {
@@ -424,6 +427,7 @@ mod tests {
                 .map(|problem| at(problem.line, problem.column))
                 .collect();
             assert_eq!(found, [expected], "{text:?}: {problems:?}");
+            assert!(!problems[0].hint.is_empty(), "{text:?}");
         }
     }
 
@@ -431,7 +435,7 @@ mod tests {
     fn every_duplicate_key_is_reported() {
         let problems = Outline::of("a: 1\na: 2\nb: {c: 1, c: 2}\na: 3\n").unwrap_err();
         let hint = "remove one of them; the rest of the file is checked then";
-        let hints = problems.iter().map(|problem| problem.hint.as_deref());
-        assert_eq!(hints.collect::<Vec<_>>(), [Some(hint); 3]);
+        let hints = problems.iter().map(|problem| problem.hint.as_str());
+        assert_eq!(hints.collect::<Vec<_>>(), [hint; 3]);
     }
 }

@@ -19,7 +19,7 @@ pub struct Problem {
     /// The mistake.
     pub message: String,
     /// How to correct it.
-    pub hint: Option<String>,
+    pub hint: String,
 }
 
 /// A wrong value: the mistake and how to correct it.
@@ -123,11 +123,7 @@ impl fmt::Display for Problem {
         if !self.path.is_empty() {
             write!(f, "{}: ", self.path)?;
         }
-        f.write_str(&self.message)?;
-        match &self.hint {
-            Some(hint) => write!(f, " (hint: {hint})"),
-            None => Ok(()),
-        }
+        write!(f, "{} (hint: {})", self.message, self.hint)
     }
 }
 

@@ -69,7 +69,7 @@ pub(super) fn listen(inside: &str) -> Result<Listen, String> {
         Err(errors) => {
             let reported = errors.problems.iter().map(|problem| {
                 let (line, column) = (problem.line, problem.column);
-                let hint = problem.hint.as_deref().unwrap_or_default();
+                let hint = problem.hint.as_str();
                 format!(
                     "{line}:{column} {}: {} ({hint})",
                     problem.path, problem.message

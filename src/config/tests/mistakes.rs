@@ -662,7 +662,7 @@ fn a_syntax_error_has_a_hint_that_fits_its_line() {
         ),
     ] {
         let problems = parse(text).unwrap_err().problems;
-        let hint = problems[0].hint.as_deref().unwrap_or_default();
+        let hint = problems[0].hint.as_str();
         assert!(hint.starts_with(expected), "{text}: {problems:?}");
     }
 }
