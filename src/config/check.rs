@@ -12,8 +12,8 @@ use sha2::{Digest, Sha256};
 
 use super::outline::{Outline, Path};
 use super::outside::{Purpose, Surroundings, expand, has_variable, read_secret, unreadable};
-use super::problem::Problem;
 pub(super) use super::problem::Wrong;
+use super::problem::{Problem, brief};
 use super::scalar::Scalar;
 use crate::policy::address;
 use crate::policy::secret::Secret;
@@ -232,10 +232,15 @@ impl<'a> Check<'a> {
         self.problems.push(problem);
     }
 
-    /// The value, or `None` with its problem noted; the problem does not show the value.
+    /// The value, or `None` with its problem noted; the problem shows only the name of a file, as noted.
     pub(super) fn accept<T>(&mut self, at: &Path, value: Result<T, Wrong>) -> Option<T> {
         value
-            .map_err(|wrong| self.wrong(at, wrong.message(None), wrong.hint))
+            .map_err(|wrong| {
+                let reading = self.readings.get(at.as_str());
+                let name = reading.filter(|_| wrong.is_of_file());
+                let message = wrong.message(name.map(|reading| reading.shown.as_str()));
+                self.wrong(at, message, wrong.hint);
+            })
             .ok()
     }
 
@@ -288,7 +293,11 @@ impl<'a> Check<'a> {
             Some(written) => written.to_owned(),
             None => value.show(),
         };
-        let made = make(value).map_err(|error| wrong(error, &effect))?;
+        // Of a file, the name as written is enough, and the value of a variable in it may be a secret that is no name.
+        let made = make(value).map_err(|error| match error.is_of_file() {
+            true => (error.message(Some(&shown)), error.hint),
+            false => wrong(error, &effect),
+        })?;
         Ok((made, shown, effect))
     }
 
@@ -309,7 +318,7 @@ impl<'a> Check<'a> {
                     Some(_) if T::NUMBER => "write it without the leading zero",
                     Some(_) | None => T::HINT,
                 };
-                (format!("{:?}", without_password(text)), hint)
+                (format!("{:?}", brief(text)), hint)
             }
             Value::Number(number) if T::NUMBER => return Ok(number.to_string()),
             Value::Bool(value) if T::BOOLEAN => return Ok(value.to_string()),
@@ -361,7 +370,7 @@ impl<'a> Check<'a> {
     pub(super) fn secret_file(&mut self, at: &Path, written: &Value) -> Option<Secret> {
         let secret = self.file(at, written, |file| {
             let secret = read_secret(file.as_ref()).map(Secret::hide);
-            secret.map_err(|error| unreadable(file.as_ref(), &error))
+            secret.map_err(|error| unreadable(&error))
         })?;
         // Moving the same secret to another file changes nothing.
         self.found(at, secret.reveal().to_owned());

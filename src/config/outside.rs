@@ -132,7 +132,7 @@ pub(super) fn readable(name: &str) -> Result<PathBuf, Wrong> {
     let file = PathBuf::from(name);
     match open_regular(&file) {
         Ok(_) => Ok(file),
-        Err(error) => Err(unreadable(&file, &error)),
+        Err(error) => Err(unreadable(&error)),
     }
 }
 
@@ -171,12 +171,13 @@ pub(super) fn place_of(file: &Path, purpose: Purpose) -> PathBuf {
     found.or_else(in_directory).unwrap_or(plain)
 }
 
-pub(super) fn unreadable(file: &Path, error: &io::Error) -> Wrong {
+/// That the file which a value names cannot be read.
+pub(super) fn unreadable(error: &io::Error) -> Wrong {
     let hint = match error.kind() {
         io::ErrorKind::InvalidInput => "name a regular file, which can be read again",
         _ => "create the file, or make it readable for the gateway's user",
     };
-    Wrong::new(format!("cannot read {}: {error}", file.display()), hint)
+    Wrong::of_file("cannot read ", error.to_string(), hint)
 }
 
 /// The contents of a file without the newlines at the end.

@@ -37,6 +37,27 @@ enum MessageStart {
     Quoted,
     /// The value in its normal form.
     Shown,
+    /// These words and the name of a file.
+    File(&'static str),
+}
+
+/// The most characters of a value in a message.
+const SHOWN_CHARS_MAX: usize = 100;
+/// The beginning of a key or certificate in PEM format.
+const PEM: &str = "-----BEGIN";
+
+/// A value as a message shows it: without a password, and only the beginning of a long one, of several lines and of a key in PEM
+/// format, which may be in the place of its file's name.
+pub(super) fn brief(value: &str) -> String {
+    let open = without_password(value);
+    let line = open.split(char::is_control).next().unwrap_or_default();
+    let end = line.find(PEM).map_or(line.len(), |start| start + PEM.len());
+    let shown = line.get(..end).unwrap_or_default();
+    let shown: String = shown.chars().take(SHOWN_CHARS_MAX).collect();
+    match shown.len() < open.len() {
+        true => format!("{shown}…"),
+        false => shown,
+    }
 }
 
 impl Wrong {
@@ -58,6 +79,24 @@ impl Wrong {
         }
     }
 
+    /// A mistake of the file that the value names: `words`, its name, and the mistake.
+    pub(super) fn of_file(
+        words: &'static str,
+        mistake: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Wrong {
+        Wrong {
+            about: MessageStart::File(words),
+            message: mistake.into(),
+            hint: hint.into(),
+        }
+    }
+
+    /// Whether it is a mistake of a file.
+    pub(super) fn is_of_file(&self) -> bool {
+        matches!(self.about, MessageStart::File(_))
+    }
+
     /// The value is outside its bounds.
     pub(super) fn outside<T: Scalar + PartialOrd>(value: &T, bounds: &RangeInclusive<T>) -> Wrong {
         let too_small = value < bounds.start();
@@ -74,7 +113,11 @@ impl Wrong {
         match (&self.about, value) {
             (MessageStart::Sentence, _) => self.message.clone(),
             (MessageStart::Quoted, Some(value)) => {
-                format!("{:?} {}", without_password(value), self.message)
+                format!("{:?} {}", brief(value), self.message)
+            }
+            (MessageStart::File(words), value) => {
+                let name = value.map_or("the file".to_owned(), brief);
+                format!("{words}{name}: {}", self.message)
             }
             (MessageStart::Shown, Some(value)) => format!("{value} {}", self.message),
             // The value of a variable or a file may be a secret.

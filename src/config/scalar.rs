@@ -263,7 +263,8 @@ impl Scalar for PathBuf {
     const PATTERN: &'static str = ".";
 
     fn parse(text: &str) -> Option<PathBuf> {
-        let fits = !text.is_empty() && !text.contains('\0');
+        // A text of several lines is rather the contents of a file than its name.
+        let fits = !text.is_empty() && !text.contains(char::is_control);
         fits.then(|| PathBuf::from(text))
     }
 

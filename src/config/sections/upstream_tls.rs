@@ -87,7 +87,7 @@ fn server_name(text: &str) -> Result<String, Wrong> {
 
 pub(super) fn certificates(file: &str) -> Result<(PathBuf, Chain), Wrong> {
     let hint = "name a PEM file with one certificate or more";
-    let wrong = |reason| Wrong::new(format!("{file}: {reason}"), hint);
+    let wrong = |reason| Wrong::of_file("", reason, hint);
     let path = readable(file)?;
     let chain = certificates_in(&path).map_err(wrong)?;
     for certificate in &chain {
@@ -142,7 +142,7 @@ pub(super) fn private_key(file: &str) -> Result<(PathBuf, PrivateKeyDer<'static>
     let path = readable(file)?;
     match private_key_in(&path) {
         Ok(key) => Ok((path, key)),
-        Err(reason) => Err(Wrong::new(format!("{file}: {reason}"), hint)),
+        Err(reason) => Err(Wrong::of_file("", reason, hint)),
     }
 }
 

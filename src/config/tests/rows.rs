@@ -427,12 +427,54 @@ fn what_a_variable_holds_is_in_no_problem() {
             "limits: {exempt_addresses: ['${SECRET}']}",
             "limits.exempt_addresses[0]: the value is not a network",
         ),
+        (
+            "listen: {http: {}, admin: {token_file: '${SECRET}'}}",
+            "listen.admin.token_file: cannot read ${SECRET}: No such file or directory (os error 2)",
+        ),
+        (
+            "listen: {https: {certificate: '${SECRET}', private_key: Cargo.toml}}",
+            "listen.https.certificate: cannot read ${SECRET}: No such file or directory (os error 2)",
+        ),
+        (
+            "store: {redis: {url: 'rediss://x', tls: {ca_file: '${SECRET}'}}}",
+            "store.redis.tls.ca_file: cannot read ${SECRET}: No such file or directory (os error 2)",
+        ),
     ] {
         let problems = problems_of(with(more), 3);
         assert!(
             problems.len() == 1 && problems[0].ends_with(output),
             "{problems:?}"
         );
+    }
+}
+
+#[test]
+fn a_key_in_the_place_of_its_file_is_in_no_problem() {
+    let lines = "|\n  -----BEGIN PRIVATE KEY-----\n  hunter2\n  -----END PRIVATE KEY-----\n";
+    let one_line = "'-----BEGIN PRIVATE KEY-----hunter2-----END PRIVATE KEY-----'";
+    let long = format!("'{}hunter2'", "A".repeat(200));
+    for (written, name) in [(lines, ""), (one_line, "-----BEGIN…"), (&*long, "A…")] {
+        for path in [
+            "listen.https.private_key",
+            "listen.https.certificate",
+            "listen.admin.token_file",
+            "store.redis.tls.private_key",
+        ] {
+            let (sections, key) = path.rsplit_once('.').unwrap();
+            let mut more = String::new();
+            for (depth, section) in sections.split('.').enumerate() {
+                more.push_str(&format!("{}{section}:\n", " ".repeat(depth)));
+            }
+            let indent = "\n".to_owned() + &" ".repeat(4);
+            more.push_str(&format!("   {key}: {}\n", written.replace('\n', &indent)));
+            let problems = with(&more).unwrap_err().to_string();
+            assert!(!problems.contains(SECRET), "{problems}");
+            let problem = problems.lines().find(|line| line.contains(path));
+            assert!(
+                problem.is_some_and(|line| line.contains(name)),
+                "{problems}"
+            );
+        }
     }
 }
 
