@@ -36,12 +36,25 @@ pub(super) struct Form {
     pub(super) default: Option<Json>,
     /// The least and the most.
     pub(super) bounds: Option<(String, String)>,
+    /// Which lists are permitted.
+    pub(super) items: Items,
     /// Whether a value is required.
     pub(super) is_required: bool,
     /// Whether a change of the value, or of any beneath it, needs a restart.
     pub(super) needs_restart: bool,
     /// Whether it is a secret, which is never shown.
     pub(super) is_secret: bool,
+}
+
+/// Which lists are permitted, besides the kind of their items.
+#[derive(Default)]
+pub(super) struct Items {
+    /// The least number of items.
+    pub(super) least: usize,
+    /// The most items.
+    pub(super) most: Option<usize>,
+    /// Whether no item may be there twice.
+    pub(super) are_distinct: bool,
 }
 
 /// The kind of the value.
@@ -172,7 +185,8 @@ impl<T: 'static> Kind<T> {
 
     /// Requires at least one item of a list, if the list is written.
     pub(super) fn not_empty(self, message: &'static str, hint: &'static str) -> Kind<T> {
-        self.around(move |read, check, at, written| {
+        let kind = self.formed(|form| form.items.least = 1);
+        kind.around(move |read, check, at, written| {
             if let Some(Value::Sequence(items)) = &written
                 && items.is_empty()
             {
@@ -190,6 +204,7 @@ impl Form {
             values: String::new(),
             default: None,
             bounds: None,
+            items: Items::default(),
             is_required: false,
             needs_restart: false,
             is_secret: false,
@@ -309,7 +324,8 @@ impl<T: 'static> Kind<Vec<T>> {
     }
 
     pub(super) fn at_most(self, most: usize) -> Kind<Vec<T>> {
-        self.around(move |read, check, at, written| {
+        let kind = self.formed(move |form| form.items.most = Some(most));
+        kind.around(move |read, check, at, written| {
             if let Some(Value::Sequence(items)) = &written
                 && items.len() > most
             {
@@ -408,7 +424,11 @@ pub(super) fn placed_texts<T: PartialEq + 'static>(
         }
         values
     };
-    let form = || Form::of(What::List(Box::new(leaf::<Text>().form())));
+    let form = || {
+        let mut form = Form::of(What::List(Box::new(leaf::<Text>().form())));
+        form.items.are_distinct = true;
+        form
+    };
     Kind::new(read, form)
 }
 

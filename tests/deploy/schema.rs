@@ -169,6 +169,22 @@ fn mistakes_that_the_gateway_refuses_are_underlined_at_their_places() {
             "/endpoints/5",
         ),
         ("timezone: UTC", "timezone: 5", "/quota/timezone"),
+        (
+            "servers: [127.0.0.1:9000]",
+            "servers: []",
+            "/upstreams/prediction-data/servers",
+        ),
+        ("methods: [GET]", "methods: []", "/endpoints/0/methods"),
+        (
+            "tiers: [starter, pro, enterprise]",
+            "tiers: [starter, pro, pro]",
+            "/endpoints/0/tiers",
+        ),
+        (
+            "shares: [80%, 95%, 100%]",
+            "shares: [80%, 80%]",
+            "/events/shares",
+        ),
     ] {
         assert!(text.contains(old), "{old}");
         let wrong = text.replacen(old, new, 1);
