@@ -33,6 +33,14 @@ pub struct Ejection {
     pub pause_max: Duration,
 }
 
+impl Ejection {
+    /// The pause after this number of ejections without a served request between them.
+    fn pause_after(&self, ejections: u32) -> Duration {
+        let doubled = 2_u32.saturating_pow(ejections);
+        self.pause.saturating_mul(doubled).min(self.pause_max)
+    }
+}
+
 words! {
     /// The result of a check.
     pub enum HealthCheckResult {
@@ -154,6 +162,19 @@ impl ServerHealth {
         self.contrary = 0;
     }
 
+    /// Notes that other settings apply from `now` on: an ejection lasts no longer than one of them would, and ends if they have none.
+    pub fn reconfigured(&mut self, ejection: Ejection, now: Instant) {
+        if ejection.failures.is_none() {
+            self.served();
+        } else if let Some(until) = &mut self.ejected_until {
+            let latest = now + ejection.pause_after(self.ejections.saturating_sub(1));
+            if latest < *until {
+                *until = latest;
+                self.trials = 0;
+            }
+        }
+    }
+
     /// Notes a request that was answered.
     pub fn served(&mut self) -> Option<HealthChange> {
         self.failures = 0;
@@ -175,11 +196,7 @@ impl ServerHealth {
         if !again && self.failures < needed.get() {
             return None;
         }
-        let doubled = 2_u32.saturating_pow(self.ejections);
-        let pause = ejection
-            .pause
-            .saturating_mul(doubled)
-            .min(ejection.pause_max);
+        let pause = ejection.pause_after(self.ejections);
         self.ejections = self.ejections.saturating_add(1);
         self.failures = 0;
         self.trials = 0;
@@ -273,6 +290,32 @@ mod tests {
         assert!(!health.is_usable(now + SECOND), "the present trial");
         health.ended(trial);
         assert!(health.is_usable(now + SECOND));
+    }
+
+    #[test]
+    fn an_ejection_lasts_no_longer_than_changed_settings_permit() {
+        let now = Instant::now();
+        let mut health = ServerHealth::default();
+        let hours = Ejection {
+            pause: 3600 * SECOND,
+            pause_max: 7200 * SECOND,
+            ..ejection(1)
+        };
+        health.failed(hours, now);
+        let trial = health.assigned().unwrap();
+        health.reconfigured(ejection(1), now + SECOND);
+        assert!(!health.is_usable(now + SECOND));
+        assert!(health.is_usable(now + 2 * SECOND));
+        health.ended(trial);
+        health.reconfigured(hours, now + SECOND);
+        assert!(
+            health.is_usable(now + 2 * SECOND),
+            "a longer pause is for the next one"
+        );
+        health.failed(hours, now + 2 * SECOND);
+        assert!(!health.is_usable(now + 7201 * SECOND));
+        health.reconfigured(ejection(0), now + 2 * SECOND);
+        assert!(health.is_unblemished());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //!
 //! Invariant: a server's requests in flight are counted from the assignment until it is dropped, however they end.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,8 +77,11 @@ impl Upstream {
             addresses.map(|address| place(before, server, address))
         });
         let places: Vec<WeightedServer> = places.collect();
-        if config.health.is_none() {
-            places.iter().for_each(|place| place.server.unchecked());
+        for WeightedServer { server, .. } in &places {
+            server.reconfigured(config.ejection);
+            if config.health.is_none() {
+                server.unchecked();
+            }
         }
         Upstream {
             name: name.clone(),
@@ -178,21 +182,26 @@ impl Upstream {
         }
     }
 
-    /// Notes a check of a server.
-    pub fn note_checked(&self, server: &Server, checked: HealthCheckResult, metrics: &Metrics) {
+    /// Notes a check of a server, and why it failed.
+    pub fn note_checked(&self, server: &Server, checked: Result<(), String>, metrics: &Metrics) {
         let Some(health) = &self.config.health else {
             return;
         };
+        let result = match checked {
+            Ok(()) => HealthCheckResult::Passed,
+            Err(_) => HealthCheckResult::Failed,
+        };
         let checks = &metrics.upstream_checks;
         checks
-            .with_label_values(&[&*self.name, checked.as_str()])
+            .with_label_values(&[&*self.name, result.as_str()])
             .inc();
-        if let Some(change) = server.checked(checked, health.thresholds()) {
-            self.log(server, change, None);
+        if let Some(change) = server.checked(result, health.thresholds()) {
+            let why = checked.as_ref().err();
+            self.log(server, change, why.map(|why| why as &dyn fmt::Display));
         }
     }
 
-    fn log(&self, server: &Server, change: HealthChange, why: Option<&Failure>) {
+    fn log(&self, server: &Server, change: HealthChange, why: Option<&dyn fmt::Display>) {
         let (upstream, server) = (&*self.name, server.label());
         let message = match change {
             HealthChange::Unhealthy => "health checks fail: the server gets no requests",
@@ -200,11 +209,11 @@ impl Upstream {
             HealthChange::Ejected(_) => "requests fail: the server gets no more for a while",
             HealthChange::Returned => "a request was served: the server gets requests again",
         };
+        let why = why.map(tracing::field::display);
         match change {
-            HealthChange::Unhealthy => tracing::warn!(upstream, server, "{message}"),
+            HealthChange::Unhealthy => tracing::warn!(upstream, server, why, "{message}"),
             HealthChange::Ejected(pause) => {
                 let seconds = pause.as_secs_f64();
-                let why = why.map(tracing::field::display);
                 tracing::warn!(upstream, server, seconds, why, "{message}");
             }
             HealthChange::Healthy | HealthChange::Returned => {

@@ -22,6 +22,7 @@ use crate::config::HealthCheck;
 use crate::policy::address;
 use crate::policy::server_health::HealthCheckResult;
 use crate::proxy::Gate;
+use crate::proxy::relay::connections::reason;
 use crate::proxy::upstreams::{Server, Upstream};
 use crate::telemetry::metrics::Metrics;
 
@@ -267,13 +268,13 @@ async fn check(gate: &Gate, connector: &Connector, upstream: &Upstream, address:
     };
     let asked = ask(connector, upstream, server, health);
     let checked = match tokio::time::timeout(health.timeout, asked).await {
-        Ok(Ok(())) => HealthCheckResult::Passed,
-        Ok(Err(error)) => {
-            tracing::debug!(upstream = &*upstream.name, server = server.label(), %error, "a health check failed");
-            HealthCheckResult::Failed
-        }
-        Err(_) => HealthCheckResult::Failed,
+        Ok(asked) => asked.map_err(|error| reason(&error)),
+        Err(_) => Err(format!("no answer within {:?}", health.timeout)),
     };
+    if let Err(why) = &checked {
+        let (upstream, server) = (&*upstream.name, server.label());
+        tracing::debug!(upstream, server, why, "a health check failed");
+    }
     upstream.note_checked(server, checked, &gate.metrics);
 }
 

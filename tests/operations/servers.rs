@@ -243,6 +243,14 @@ async fn a_changed_health_check_does_not_wait_for_the_former_interval() {
         (is_up(&scene, &scene.more_upstreams[0]).await == Some(false)).then_some(())
     })
     .await;
+    eventually("the reason is logged", async || {
+        let output = scene.gateways[0].output();
+        let failing = output
+            .lines()
+            .find(|line| line.contains("health checks fail"))?;
+        failing.contains("Connection refused").then_some(())
+    })
+    .await;
     // With the long interval again it is checked once more, and then for the next change.
     scene.spec.upstream_extra = hourly.into();
     scene.gateways[0].configure(&scene.spec);
@@ -292,6 +300,40 @@ async fn a_server_that_fails_requests_is_left_out_and_brought_back_by_a_served_o
     })
     .await;
     scene.assert_ledgers_agree_with(&retries()).await;
+}
+
+#[tokio::test]
+async fn a_changed_ejection_applies_to_a_server_that_is_out() {
+    let hour = "ejection: { failures: 1, pause: 1h, pause_max: 1h }";
+    let mut scene = three(hour).daily("starter", 1_000_000).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    for (number, changed) in [
+        (1, hour.replace("1h", "100ms")),
+        (2, hour.replace(": 1,", ": 0,")),
+    ] {
+        scene.upstream.always(Behaviour::Status(503));
+        eventually("it is out", async || {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+            (is_up(&scene, &scene.upstream).await == Some(false)).then_some(())
+        })
+        .await;
+        scene.upstream.always(Behaviour::Echo);
+        scene.spec.upstream_extra = changed;
+        scene.gateways[0].configure(&scene.spec);
+        eventually("it is back", async || {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+            (is_up(&scene, &scene.upstream).await == Some(true)).then_some(())
+        })
+        .await;
+        scene.spec.upstream_extra = hour.into();
+        scene.gateways[0].configure(&scene.spec);
+        let applied = "touchline_config_reloads_total{outcome=\"applied\"}";
+        eventually("the long pause applies", async || {
+            (metric(&scene, applied).await >= 2 * number).then_some(())
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

@@ -136,8 +136,8 @@ impl Connections {
     }
 }
 
-/// The innermost cause of an error, whose own text repeats itself at each level.
-fn reason(error: &Error) -> String {
+/// The innermost cause of an error of pingora, whose own text has those of all levels.
+pub fn reason(error: &Error) -> String {
     let root = error.root_cause();
     match root.downcast_ref::<Error>() {
         Some(own) => match &own.context {

@@ -149,6 +149,14 @@ impl Server {
         self.judge(|health| health.checked(checked, thresholds))
     }
 
+    /// Applies the settings of another configuration.
+    pub(super) fn reconfigured(&self, ejection: Ejection) {
+        self.judge(|health| {
+            health.reconfigured(ejection, Instant::now());
+            None
+        });
+    }
+
     pub(super) fn unchecked(&self) {
         self.judge(|health| {
             health.unchecked();

@@ -145,11 +145,7 @@ fn a_configuration_without_checks_forgets_what_they_found() {
     let metrics = Metrics::new().unwrap();
     let checked = "{servers: [127.0.0.1:1, 127.0.0.1:2], health: {path: /h, unhealthy_after: 1}}";
     let before = Upstream::new(&configured(checked), None);
-    before.note_checked(
-        &before.places()[0].server,
-        HealthCheckResult::Failed,
-        &metrics,
-    );
+    before.note_checked(&before.places()[0].server, Err("late".into()), &metrics);
     assert_eq!(asked(&before, 2), [2, 2]);
     let unchecked = configured("{servers: [127.0.0.1:1, 127.0.0.1:2]}");
     let after = Upstream::new(&unchecked, Some(&before));
