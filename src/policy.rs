@@ -44,6 +44,7 @@
 //! | [`retirement`] | how clients are informed of an endpoint's retirement |
 //! | [`maintenance`] | the answer of an endpoint under maintenance |
 //! | [`rejection`] | every error answer of the gateway |
+//! | [`failure_log`] | when a failure that lasts is logged |
 //! | [`limit_hit`] | the limits whose hits are counted |
 //! | [`request_id`] | which request ids of clients are kept |
 //! | [`trace_context`] | which trace a request belongs to, and whether it is recorded |
@@ -63,6 +64,7 @@ pub mod compression;
 pub mod endpoint;
 pub mod enforcement;
 pub mod explanation;
+pub mod failure_log;
 pub mod forwarded;
 pub mod header_pattern;
 pub mod http1;

@@ -15,6 +15,7 @@ use touchline::policy::key_record::KeyRecord;
 use touchline::store::embedded::{Durability, EmbeddedStore, Settings, open};
 use touchline::store::{Decision, Keeping, KeyEntry, NodeName, Role, Store, StoreError};
 
+use crate::log_lines::log_lines;
 use crate::suite::{
     Fixture, PATIENCE, ZONE, charge, charge_for, day_around_now, eventually, exhausted, granted,
     issue, ledger, new_record, today,
@@ -444,6 +445,40 @@ async fn a_group_that_cannot_be_written_charges_nothing_and_keeps_its_refunds() 
         (totals.requests, totals.charged, totals.refunded),
         (1, 4, 4)
     );
+}
+
+/// From now on neither a group nor a heartbeat can be written, as on a full disk.
+fn fill_disk(fixture: &EmbeddedFixture) -> Connection {
+    let other = Connection::open(fixture.path()).unwrap();
+    for table in ["appended", "gateways"] {
+        let rule = format!(
+            "CREATE TRIGGER full_{table} BEFORE INSERT ON {table} BEGIN SELECT RAISE(ABORT, 'full'); END"
+        );
+        other.execute_batch(&rule).unwrap();
+    }
+    other
+}
+
+#[tokio::test]
+async fn a_full_disk_is_logged_once_and_so_is_its_end() {
+    let log = log_lines();
+    let fixture = EmbeddedFixture::new();
+    let store = fixture.gateway("a").await;
+    let path = fixture.path().display().to_string();
+    let (key, day) = (issue(&store).await, today());
+    let other = fill_disk(&fixture);
+    for _ in 0..20 {
+        store.charge(charge(&key, day, 10, 1)).await.unwrap_err();
+    }
+    for table in ["appended", "gateways"] {
+        let allow = format!("DROP TRIGGER full_{table}");
+        other.execute_batch(&allow).unwrap();
+    }
+    granted(store.charge(charge(&key, day, 10, 1)).await);
+    assert!(store.health().up, "{:?}", store.health());
+    assert_eq!(log.with(&["the database cannot be written", &path]), 1);
+    assert_eq!(log.with(&["the database is written again", &path]), 1);
+    assert_eq!(log.with(&["ERROR", &path]), 1);
 }
 
 #[tokio::test]

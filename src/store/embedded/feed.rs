@@ -19,6 +19,7 @@ use super::closing;
 use super::retention::drop_old;
 use super::schema::failure;
 use super::writer::Desk;
+use crate::policy::failure_log::FailureLog;
 use crate::store::clock_watch::LOOK_EVERY;
 use crate::store::current::Current;
 use crate::store::held_file::{Trouble, beside};
@@ -216,20 +217,11 @@ fn send_heartbeat(
     let sent = under_way.clone();
     let job = move |connection: &Connection| {
         if !stop.is_signalled() && writer.file_trouble().is_none() {
-            if let Some(now) = writer.clock_watch.settled_at()
-                && let Err(error) = drop_old(connection, writer.keeping, now)
-            {
-                tracing::warn!(%error, "old days of the ledger could not be dropped");
-            }
-            let now = writer.clock.now();
-            let turn = writer.closing.lock().turn(connection, writer.keeping, now);
-            if let Err(error) = turn {
-                tracing::warn!(%error, "a day of the ledger could not be closed; trying again");
+            // Where nothing can be written, each turn would only log once more that it failed.
+            if writer.failed.load().is_none() {
+                keep_days(connection, &writer);
             }
             let written = write_heartbeat(connection, &name, applied);
-            if let Err(error) = &written {
-                tracing::warn!(%error, "the heartbeat could not be written");
-            }
             let failed = written.err().map(|error| failure(&writer.path, &error));
             writer.note_outcome(failed);
         }
@@ -237,6 +229,20 @@ fn send_heartbeat(
     };
     if desk.inbox.put_job(Box::new(job)).is_err() {
         under_way.store(false, Ordering::Release);
+    }
+}
+
+/// Drops a few rows that were kept long enough, and digests a few of a day that is to be closed.
+fn keep_days(connection: &Connection, desk: &Desk) {
+    if let Some(now) = desk.clock_watch.settled_at()
+        && let Err(error) = drop_old(connection, desk.keeping, now)
+    {
+        tracing::warn!(%error, "old days of the ledger could not be dropped");
+    }
+    let now = desk.clock.now();
+    let turn = desk.closing.lock().turn(connection, desk.keeping, now);
+    if let Err(error) = turn {
+        tracing::warn!(%error, "a day of the ledger could not be closed; trying again");
     }
 }
 
@@ -300,17 +306,27 @@ pub(super) fn checkpoint_regularly(
     interval: Duration,
     stop: &Stop,
 ) {
+    let mut log = FailureLog::default();
     while !stop.sleep(interval) {
         // A checkpoint would write pages into a file that was truncated, which would look whole again.
         let trouble = look_at_file(connection, desk);
         if trouble.is_some_and(|trouble| trouble.is_damage) {
             continue;
         }
-        if desk.dirty.swap(false, Ordering::AcqRel)
-            && let Err(error) = checkpoint(connection)
-        {
-            desk.dirty.store(true, Ordering::Release);
-            tracing::warn!(%error, "the database could not be forced to disk");
+        if !desk.dirty.swap(false, Ordering::AcqRel) {
+            continue;
+        }
+        match checkpoint(connection) {
+            Ok(()) if log.succeeded() => {
+                tracing::info!(path = %desk.path.display(), "the database is forced to disk again");
+            }
+            Ok(()) => {}
+            Err(error) => {
+                desk.dirty.store(true, Ordering::Release);
+                if log.failed(Instant::now()) {
+                    tracing::warn!(%error, "the database could not be forced to disk; trying again");
+                }
+            }
         }
     }
 }

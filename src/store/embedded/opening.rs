@@ -124,6 +124,7 @@ fn open_blocking(
             file,
             file_logged: Mutex::new(None),
             failed: ArcSwapOption::empty(),
+            failure_log: Mutex::default(),
             dirty: AtomicBool::new(true),
         }),
         durability,

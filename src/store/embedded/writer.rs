@@ -22,6 +22,7 @@ use super::keys::Follower;
 use super::learnt::Learnt;
 use super::schema::failure;
 use crate::clock::Clock;
+use crate::policy::failure_log::FailureLog;
 use crate::store::clock_watch::ClockWatch;
 use crate::store::held_file::{HeldFile, Trouble};
 use crate::store::{Keeping, StoreError};
@@ -56,6 +57,8 @@ pub(super) struct Desk {
     pub(super) file_logged: Mutex<Option<Arc<Trouble>>>,
     /// Why the last transaction was not committed, if it was not.
     pub(super) failed: ArcSwapOption<StoreError>,
+    /// What the log has of that.
+    pub(super) failure_log: Mutex<FailureLog>,
     /// Whether anything was committed since the last time that the log was forced to disk.
     pub(super) dirty: AtomicBool,
 }
@@ -66,11 +69,22 @@ impl Desk {
         self.file.as_ref()?.trouble()
     }
 
-    /// Records whether a transaction was committed.
+    /// Records whether a transaction was committed, and logs when that changes.
     pub(super) fn note_outcome(&self, failed: Option<StoreError>) {
-        if failed.is_some() || self.failed.load().is_some() {
-            self.failed.store(failed.map(Arc::new));
+        if failed.is_none() && self.failed.load().is_none() {
+            return;
         }
+        let mut log = self.failure_log.lock();
+        match &failed {
+            Some(error) if log.failed(Instant::now()) => tracing::error!(
+                %error, "the database cannot be written: no request is charged or served until it can"
+            ),
+            None if log.succeeded() => {
+                tracing::info!(path = %self.path.display(), "the database is written again");
+            }
+            Some(_) | None => {}
+        }
+        self.failed.store(failed.map(Arc::new));
     }
 
     /// Fails if the file cannot be used.
@@ -93,7 +107,8 @@ struct Closing<'d>(&'d Desk);
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
         let ended = "the store was closed, or its writer failed: see the log";
-        self.0.note_outcome(Some(StoreError::Failed(ended.into())));
+        let ended = StoreError::Failed(ended.into());
+        self.0.failed.store(Some(Arc::new(ended)));
         self.0.inbox.close();
         // Dropping the batch ends the wait of every caller.
         while self.0.inbox.take(usize::MAX, None).is_some() {}
@@ -116,7 +131,6 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
                     desk.dirty.store(true, Ordering::Release);
                 }
                 Err(error) => {
-                    tracing::error!(%error, "a group of charges was not written");
                     desk.note_outcome(Some(error));
                     std::thread::sleep(PAUSE_AFTER_FAILURE);
                 }
