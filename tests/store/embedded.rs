@@ -482,6 +482,21 @@ async fn a_full_disk_is_logged_once_and_so_is_its_end() {
 }
 
 #[tokio::test]
+async fn refunds_that_a_full_disk_keeps_from_the_database_to_the_end_are_logged() {
+    let log = log_lines();
+    let fixture = EmbeddedFixture::new();
+    let store = fixture.gateway("a").await;
+    let (key, day) = (issue(&store).await, today());
+    let (_, receipt) = granted(store.charge(charge(&key, day, 10, 7)).await);
+    let _full = fill_disk(&fixture);
+    store.give_back(receipt);
+    store.close(Duration::from_millis(300)).await;
+    let path = fixture.path().display().to_string();
+    let line = ["their units stay charged", "refunds=1 units=7", &path];
+    assert_eq!(log.with(&line), 1);
+}
+
+#[tokio::test]
 async fn a_closed_store_turns_charges_away_at_once() {
     let fixture = EmbeddedFixture::new();
     let store = fixture.gateway("a").await;

@@ -305,7 +305,16 @@ impl Store for EmbeddedStore {
         // The channel has no messages: it closes when the writer has ended.
         let left = tokio::time::timeout(deadline, writing.changed()).await;
         if left.is_err() {
-            tracing::warn!("the store was still writing at the deadline of its close");
+            let (refunds, units) = self.desk.inbox.pending_refunds();
+            match refunds {
+                0 => tracing::warn!("the store was still writing at the deadline of its close"),
+                _ => tracing::error!(
+                    path = %self.desk.path.display(),
+                    refunds,
+                    units,
+                    "the store was closed before these refunds could be written: their units stay charged"
+                ),
+            }
         }
     }
 

@@ -158,6 +158,14 @@ impl Inbox {
         }
     }
 
+    /// The number of refunds that wait, and their units.
+    pub(super) fn pending_refunds(&self) -> (usize, u64) {
+        let contents = self.contents.lock();
+        let refunds = &contents.taken.refunds;
+        let units = refunds.iter().map(|refund| u64::from(refund.receipt.units));
+        (refunds.len(), units.sum())
+    }
+
     /// Counts a refused request.
     pub(super) fn put_refusal(
         &self,
