@@ -14,10 +14,12 @@ use jiff::Timestamp;
 use prometheus::IntCounter;
 
 use self::file::NamedFile;
+use self::reported::Reported;
 use super::line_queue::{LineQueue, unbuffered};
 
 mod file;
 mod line;
+mod reported;
 
 /// A thread's own buffer for a line, which is then put into the queue as a whole.
 const LINE_BYTES: usize = 1_024;
@@ -105,12 +107,15 @@ impl Sink {
         destination: &Destination,
         dropped_lines: IntCounter,
     ) -> std::io::Result<Option<Sink>> {
-        let sink: Box<dyn Write + Send> = match destination {
-            Destination::Stdout => Box::new(unbuffered(std::io::stdout())?),
-            Destination::Stderr => Box::new(unbuffered(std::io::stderr())?),
-            Destination::File(path) => Box::new(NamedFile::open(path)?),
+        let (sink, name): (Box<dyn Write + Send>, String) = match destination {
+            Destination::Stdout => (Box::new(unbuffered(std::io::stdout())?), "stdout".into()),
+            Destination::Stderr => (Box::new(unbuffered(std::io::stderr())?), "stderr".into()),
+            Destination::File(path) => {
+                (Box::new(NamedFile::open(path)?), path.display().to_string())
+            }
             Destination::Off => return Ok(None),
         };
+        let sink = Box::new(Reported::new(sink, name));
         LineQueue::new("access-log", sink, GATHER, dropped_lines).map(|queue| Some(Sink(queue)))
     }
 }
