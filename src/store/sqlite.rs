@@ -80,7 +80,7 @@ pub fn open(
     connection.busy_timeout(lock_wait_max)?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     if is_new(&connection)? {
-        connection.pragma_update(None, "journal_mode", "WAL")?;
+        use_write_ahead_log(&connection)?;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         // Another process may have created them meanwhile.
         if is_new(&transaction)? {
@@ -88,8 +88,26 @@ pub fn open(
             format.write(&transaction)?;
         }
         transaction.commit()?;
+    } else if SqliteFormat::of(&connection)? == format {
+        // Its log may have been impossible when the file was created. A file of another program stays unchanged.
+        use_write_ahead_log(&connection)?;
     }
     Ok(connection)
+}
+
+/// Switches to the write-ahead log, unless the file has one.
+///
+/// # Errors
+/// Also if SQLite reports another mode instead of an error, as on a full disk.
+pub fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<()> {
+    let mode: String = value(connection, "PRAGMA journal_mode = WAL", [])?;
+    if mode == "wal" {
+        return Ok(());
+    }
+    Err(rusqlite::Error::SqliteFailure(
+        rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR),
+        Some("no write-ahead log could be created beside it".into()),
+    ))
 }
 
 /// The error for a file that the system does not create, rename or remove.

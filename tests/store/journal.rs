@@ -11,7 +11,7 @@ use rusqlite::Connection;
 use touchline::clock::Clock;
 use touchline::policy::calendar::{Calendar, Day};
 use touchline::store::redis::{OutageSettings, RedisSettings, RedisStore, Servers, open};
-use touchline::store::{KeyEntry, NodeName, Role, Store};
+use touchline::store::{KeyEntry, NodeName, Role, Store, WithoutStore};
 
 use crate::redis_server::RedisServer;
 use crate::suite::{ZONE, charge, charge_for, eventually, granted, issue};
@@ -170,4 +170,27 @@ async fn what_could_be_inherited_by_halves_only_is_inherited_whole_by_the_next()
         })
         .await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_journal_that_was_created_without_its_log_gets_one_when_it_is_opened() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, this_day());
+    let store = gateway(&server, directory.path(), OFTEN).await;
+    store.close(Duration::from_secs(5)).await;
+    drop(store);
+    // As SQLite leaves a file if the disk is full for a moment while the file is switched to the log.
+    eventually("the journal is closed", async || {
+        let mode = "PRAGMA journal_mode = DELETE";
+        let mode = journal(directory.path()).query_row(mode, [], |row| row.get::<_, String>(0));
+        (mode.ok()? == "delete").then_some(())
+    })
+    .await;
+    let store = gateway(&server, directory.path(), OFTEN).await;
+    granted(store.charge(charge(&key, day, LIMIT, 4)).await);
+    eventually("the journal has the units", async || {
+        (written(directory.path()) == (4, 4)).then_some(())
+    })
+    .await;
+    assert_eq!(store.health().without_store, WithoutStore::Serves);
 }

@@ -153,7 +153,7 @@ fn set_up(path: &Path, durability: Durability) -> rusqlite::Result<Connection> {
     connection.busy_handler(Some(wait_for_lock()))?;
     // Without effect on a file that already has pages.
     connection.execute_batch(&format!("PRAGMA page_size = {PAGE_BYTES}"))?;
-    use_write_ahead_log(&connection)?;
+    switch_to_log(&connection)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS_KEPT);
     let synchronous = match durability {
         Durability::Commit => "FULL",
@@ -174,15 +174,12 @@ pub(super) fn enlarge_cache(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 /// Switching to the log is the one step for which SQLite does not call the busy handler, so it is retried here.
-fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<()> {
+fn switch_to_log(connection: &Connection) -> rusqlite::Result<()> {
     let mut wait = wait_for_lock();
     let mut tried = 0;
     loop {
-        let switched = connection.query_row("PRAGMA journal_mode = WAL", [], |row| {
-            row.get::<_, String>(0)
-        });
-        match switched {
-            Ok(_) => return Ok(()),
+        match sqlite::use_write_ahead_log(connection) {
+            Ok(()) => return Ok(()),
             Err(error) if is_contention(&error) && wait(tried) => tried += 1,
             Err(error) => return Err(error),
         }
