@@ -33,8 +33,41 @@ pub fn raise(connections: usize) {
     }
 }
 
+/// The most clients at once for whom there are open files, whatever `limits.connections` permits: idle clients must not take those of
+/// the store, the connections to upstreams and Redis, health checks and the admin listener.
+pub fn clients_max() -> usize {
+    let open_files = getrlimit(Resource::Nofile).current;
+    open_files.map_or(usize::MAX, |open_files| {
+        usize::try_from(without_others(open_files)).unwrap_or(usize::MAX)
+    })
+}
+
+/// The open files that clients may take. A limit that is too small even for the others is halved.
+fn without_others(open_files: u64) -> u64 {
+    open_files - OTHERS.min(open_files / 2)
+}
+
 /// The number of open files that `connections` clients and their requests need.
 fn wanted(connections: usize) -> u64 {
     let connections = u64::try_from(connections).unwrap_or(u64::MAX);
     connections.saturating_mul(2).saturating_add(OTHERS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_leave_open_files_to_the_others() {
+        for (open_files, clients) in [
+            (65_536, 65_280),
+            (513, 257),
+            (512, 256),
+            (511, 256),
+            (2, 1),
+            (0, 0),
+        ] {
+            assert_eq!(without_others(open_files), clients, "of {open_files}");
+        }
+    }
 }

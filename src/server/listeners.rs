@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 
 use super::accept::{Behind, Door};
 use super::admin_limit::LimitedAdmin;
+use super::descriptors;
 use super::error::{ListenError, ServeError};
 use super::handover::{Handed, Label};
 use super::tls::Acceptor;
@@ -196,7 +197,8 @@ impl Ready {
             admin: JoinSet::new(),
             admin_stop,
         };
-        let limiter = ConnectionLimiter::new(self.gate.metrics.connections.clone());
+        let connections = self.gate.metrics.connections.clone();
+        let limiter = ConnectionLimiter::new(descriptors::clients_max(), connections);
         for (listener, behind) in self.clients {
             let door = Arc::new(Door {
                 behind,

@@ -3,9 +3,10 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use harness::Scene;
+use harness::{Protocol, Scene, eventually};
+use tokio::net::TcpStream;
 
-use super::TOUCHLINE;
+use super::{MARKETS, TOUCHLINE};
 
 /// A program that runs the gateway after these commands.
 fn after(directory: &tempfile::TempDir, commands: &str) -> PathBuf {
@@ -46,4 +47,47 @@ async fn the_soft_limit_of_open_files_is_raised_and_a_hard_one_that_is_too_small
     assert_eq!(open_files(&mut scene).0, "2000");
     let message = scene.gateways[0].output();
     assert!(!message.contains(TOLD), "{message}");
+}
+
+#[tokio::test]
+async fn idle_clients_leave_open_files_to_requests_and_to_the_admin_listener() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut scene = Scene::builder(after(&directory, "ulimit -n 128"))
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    // More than there are files; those beyond the limit are closed at once.
+    let mut idle = Vec::new();
+    for _ in 0..200 {
+        idle.push(TcpStream::connect(scene.gateways[0].http).await.unwrap());
+    }
+    let limit = "touchline_limit_hits_total{limit=\"connections\"}";
+    eventually("the connections beyond the limit are counted", async || {
+        let (status, metrics) = scene.admin(0, "/metrics").await;
+        assert_eq!(status, 200, "{metrics}");
+        let counted = metrics.lines().find_map(|line| line.strip_prefix(limit));
+        let counted: f64 = counted?.trim().parse().ok()?;
+        (counted >= 100.0).then_some(())
+    })
+    .await;
+    let answer = client.get(&key, MARKETS).await;
+    assert_eq!(answer.status, 200, "the client's connection was kept");
+    assert_eq!(scene.admin(0, "/readyz").await.0, 200);
+    drop(idle);
+    eventually("further clients are served", async || {
+        let answer = TcpStream::connect(scene.gateways[0].http).await.ok()?;
+        (!is_closed(&answer).await).then_some(())
+    })
+    .await;
+    scene.assert_ledgers_agree().await;
+}
+
+/// Whether the gateway has closed a connection.
+async fn is_closed(connection: &TcpStream) -> bool {
+    let pause = std::time::Duration::from_millis(200);
+    tokio::time::timeout(pause, connection.readable())
+        .await
+        .is_ok()
 }

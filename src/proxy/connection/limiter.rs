@@ -16,6 +16,8 @@ use crate::policy::limit_hit::LimitHit;
 #[derive(Debug)]
 pub struct ConnectionLimiter {
     counts: Mutex<ConnectionCounts>,
+    /// The most connections, whatever the configuration permits.
+    most: usize,
     gauge: IntGauge,
 }
 
@@ -34,10 +36,11 @@ pub struct ConnectionSlot {
 }
 
 impl ConnectionLimiter {
-    /// No connections yet; `gauge` shows the count.
-    pub fn new(gauge: IntGauge) -> Arc<ConnectionLimiter> {
+    /// No connections yet, and never more than `most`, whatever the configuration permits; `gauge` shows the count.
+    pub fn new(most: usize, gauge: IntGauge) -> Arc<ConnectionLimiter> {
         Arc::new(ConnectionLimiter {
             counts: Mutex::default(),
+            most,
             gauge,
         })
     }
@@ -52,7 +55,7 @@ impl ConnectionLimiter {
         limits: &Limits,
     ) -> Result<ConnectionSlot, LimitHit> {
         let mut counts = self.counts.lock();
-        if counts.all >= limits.connections {
+        if counts.all >= limits.connections.min(self.most) {
             return Err(LimitHit::Connections);
         }
         if let Some(address) = address {
@@ -133,7 +136,7 @@ mod tests {
     #[test]
     fn no_more_are_counted_than_there_are_places_and_those_that_leave_make_room() {
         let gauge = IntGauge::new("g", "g").unwrap();
-        let limiter = ConnectionLimiter::new(gauge.clone());
+        let limiter = ConnectionLimiter::new(usize::MAX, gauge.clone());
         let mut slots = vec![
             limiter.slot(ip("192.0.2.1"), &LIMITS).unwrap(),
             limiter.slot(ip("192.0.2.1"), &LIMITS).unwrap(),
@@ -162,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_client_without_an_address_is_counted_in_all_only() {
-        let limiter = ConnectionLimiter::new(IntGauge::new("g", "g").unwrap());
+        let limiter = ConnectionLimiter::new(usize::MAX, IntGauge::new("g", "g").unwrap());
         let _slots: Vec<ConnectionSlot> = (0..4)
             .map(|_| limiter.slot(None, &LIMITS).unwrap())
             .collect();
@@ -174,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_client_that_is_known_later_is_counted_then() {
-        let limiter = ConnectionLimiter::new(IntGauge::new("g", "g").unwrap());
+        let limiter = ConnectionLimiter::new(usize::MAX, IntGauge::new("g", "g").unwrap());
         let mut slots: Vec<ConnectionSlot> = (0..3)
             .map(|_| limiter.slot(None, &LIMITS).unwrap())
             .collect();
