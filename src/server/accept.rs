@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use super::proxied;
 use super::tls::Acceptor;
 use crate::config::{Limits, Listen, ProxyProtocol};
+use crate::policy::failure_log::FailureLog;
 use crate::policy::limit_hit::LimitHit;
 use crate::policy::redirect::Rule;
 use crate::policy::{address, forwarded};
@@ -82,6 +83,7 @@ impl Door {
     /// Accepts connections until the gateway stops; then each open connection ends after its requests in flight.
     pub async fn serve(self: Arc<Door>, listener: TcpListener) {
         let mut shutdown = self.shutdown.clone();
+        let mut log = FailureLog::default();
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -89,10 +91,15 @@ impl Door {
             };
             match accepted {
                 Ok((socket, peer)) => {
+                    if log.succeeded() {
+                        tracing::info!("connections are accepted again");
+                    }
                     tokio::spawn(self.clone().receive(socket, peer));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
+                    if log.failed(Instant::now()) {
+                        tracing::warn!(%error, "cannot accept a connection");
+                    }
                     self.note_limit(LimitHit::Accept);
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
