@@ -1,13 +1,9 @@
 //! Results as tables for people, and as JSON and CSV for programs. Characters that a terminal would act on are escaped.
 
-use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::sync::OnceLock;
 
-use anyhow::anyhow;
 use clap::ValueEnum;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use jiff::Timestamp;
@@ -19,6 +15,7 @@ use terminal_size::{Width, terminal_size_of};
 use crate::policy::json::is_unshowable;
 
 pub(super) mod long_table;
+pub(super) mod new_file;
 
 /// Spaces between two columns of a table.
 const PADDING: u16 = 2;
@@ -61,22 +58,6 @@ pub(super) enum RowsFormat {
     Json,
     /// For spreadsheets (RFC 4180).
     Csv,
-}
-
-/// Creates a file that only its owner may read. An existing file is not overwritten.
-pub(super) fn private_file(path: &Path) -> anyhow::Result<File> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => anyhow!(
-                "{} already exists: remove it, or name another file",
-                path.display()
-            ),
-            _ => anyhow::Error::new(error).context(format!("cannot create {}", path.display())),
-        })
 }
 
 /// Makes tables fit into the terminal, if standard output is one.

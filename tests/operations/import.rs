@@ -244,6 +244,42 @@ async fn an_export_without_digests_shows_nothing_of_secrets_and_cannot_be_import
     }
 }
 
+/// Exports to a file, from a shell in which `limit` was set.
+fn export_after(scene: &Scene, limit: &str, path: &Path) -> std::process::Output {
+    let script = format!("{limit}; exec {TOUCHLINE} keys export \"$0\" --config \"$1\"");
+    Command::new("sh")
+        .args(["-c", &script])
+        .args([path, &scene.gateways[0].config])
+        .output()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn an_export_that_fails_or_is_killed_leaves_no_file_that_looks_whole() {
+    let scene = scene(Store::Embedded).await;
+    let keys = file(&scene, "keys.csv", &many(2_000));
+    imported(&scene, &keys).await;
+    let (path, part) = (
+        scene.outside().join("out.csv"),
+        scene.outside().join("out.csv.part"),
+    );
+    // Files of 32 KiB: less than the export, as on a disk that becomes full.
+    let failed = export_after(&scene, "trap '' XFSZ; ulimit -f 64", &path);
+    let message = Ran::from(failed).failed(1);
+    assert!(message.contains("out.csv cannot be written"), "{message}");
+    assert!(!path.exists() && !part.exists());
+    let killed = export_after(&scene, "ulimit -f 64", &path);
+    assert_eq!(killed.status.code(), None, "{killed:?}");
+    assert!(!path.exists() && part.exists());
+    let again = export_after(&scene, ":", &path);
+    let message = Ran::from(again).failed(1);
+    assert!(message.contains("out.csv.part already exists"), "{message}");
+    std::fs::remove_file(part).unwrap();
+    Ran::from(export_after(&scene, ":", &path)).done();
+    let rows = std::fs::read_to_string(&path).unwrap().lines().count();
+    assert_eq!(rows, 1 + 2_000);
+}
+
 #[tokio::test]
 async fn a_table_is_moved_from_one_store_to_the_other_and_back() {
     let (from, to) = (scene(Store::Redis).await, scene(Store::Embedded).await);

@@ -15,7 +15,8 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::place;
-use crate::cli::output::{RecordFormat, private_file, to_the_second, write_record};
+use crate::cli::output::new_file::NewFile;
+use crate::cli::output::{RecordFormat, to_the_second, write_record};
 use crate::cli::session::{
     CLOSE_DEADLINE, Expected, Session, missing_file, note, on_runtime, piped,
 };
@@ -116,22 +117,18 @@ pub(super) fn backup(
         return Ok(());
     }
     let shown = order.file.display();
-    let file = private_file(&order.file)?;
-    let written = write_backup(from, &header, BufWriter::new(&file))
-        .and_then(|contents| Ok(file.sync_all().map(|()| contents)?));
+    let file = NewFile::create(&order.file)?;
+    let written = write_backup(from, &header, BufWriter::new(file.file()))
+        .and_then(|contents| Ok(file.finish().map(|()| contents)?));
     match written {
         Ok(contents) => {
             note(&format!("{} backed up to {shown}", summary(&contents)));
             Ok(())
         }
-        Err(error) => {
-            // A partial backup is useless, and would block the next attempt.
-            let _ = std::fs::remove_file(&order.file);
-            Err(match error.is::<std::io::Error>() {
-                true => error.context(format!("{shown} cannot be written")),
-                false => error,
-            })
-        }
+        Err(error) => Err(match error.is::<std::io::Error>() {
+            true => error.context(format!("{shown} cannot be written")),
+            false => error,
+        }),
     }
 }
 

@@ -3,11 +3,12 @@
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Args;
 
 use super::file::{FileFormat, is_standard};
 use super::rows::{self, COLUMNS, DIGEST_COLUMNS, Digests, ExportedGrants, ExportedRow};
-use crate::cli::output::private_file;
+use crate::cli::output::new_file::NewFile;
 use crate::cli::session::{Session, note};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::words::counted;
@@ -51,9 +52,10 @@ pub(in crate::cli::keys) async fn export(
         return rows::write(format, rows, &columns, BufWriter::new(out));
     }
     let shown = order.file.display();
-    let file = private_file(&order.file)?;
-    rows::write(format, rows, &columns, BufWriter::new(&file))?;
-    file.sync_all()?;
+    let file = NewFile::create(&order.file)?;
+    rows::write(format, rows, &columns, BufWriter::new(file.file()))
+        .and_then(|()| Ok(file.finish()?))
+        .with_context(|| format!("{shown} cannot be written"))?;
     let keys = counted(records.len(), "key", "keys");
     note(&format!("{keys} exported to {shown}"));
     Ok(())
