@@ -524,8 +524,11 @@ fn write_group(
 
 fn send_replies(group: Vec<Job>, written: &Result<(), StoreError>) {
     for job in group {
-        let written = written.as_ref().copied();
-        let written = written.map_err(|error| StoreError::Failed(error.to_string()));
+        let written = match written {
+            Ok(()) => Ok(()),
+            Err(StoreError::Failed(reason)) => Err(StoreError::Failed(reason.clone())),
+            Err(error) => Err(StoreError::Failed(error.to_string())),
+        };
         match job {
             Job::Serve { reply, outcome, .. } => {
                 let _ = reply.send(written.and_then(|()| outcome.ok_or_else(no_outcome)));
