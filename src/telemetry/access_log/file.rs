@@ -45,6 +45,11 @@ impl NamedFile {
         Ok(written)
     }
 
+    /// Whether the open file has no name any more.
+    fn is_removed(&self) -> bool {
+        self.file.metadata().is_ok_and(|own| own.nlink() == 0)
+    }
+
     fn is_there(&self) -> io::Result<bool> {
         let own = self.file.metadata()?;
         match std::fs::metadata(&self.path) {
@@ -57,11 +62,14 @@ impl NamedFile {
 
 impl Write for NamedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // If no new file can be opened, lines are still written to the old one.
-        if let Ok(false) = self.is_there()
-            && let Ok((file, is_torn)) = appended(&self.path)
-        {
-            (self.file, self.is_torn) = (file, is_torn);
+        if let Ok(false) = self.is_there() {
+            match appended(&self.path) {
+                Ok((file, is_torn)) => (self.file, self.is_torn) = (file, is_torn),
+                // Lines in a file without a name would be lost without being counted.
+                Err(error) if self.is_removed() => return Err(error),
+                // Lines are still written to the moved file.
+                Err(_) => {}
+            }
         }
         let written = self.append(bytes);
         // The rest of the bytes does not follow.
@@ -116,6 +124,21 @@ mod tests {
         std::fs::rename(&own, &moved).unwrap();
         file.write_all(b"one\n").unwrap();
         assert_eq!(std::fs::read(moved.join("log")).unwrap(), b"one\n");
+    }
+
+    #[test]
+    fn lines_that_no_reader_could_find_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let own = directory.path().join("own");
+        std::fs::create_dir(&own).unwrap();
+        let mut file = NamedFile::open(&own.join("log")).unwrap();
+        file.write_all(b"one\n").unwrap();
+        std::fs::remove_dir_all(&own).unwrap();
+        let error = file.write_all(b"two\n").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        std::fs::create_dir(&own).unwrap();
+        file.write_all(b"three\n").unwrap();
+        assert_eq!(std::fs::read(own.join("log")).unwrap(), b"three\n");
     }
 
     #[test]
