@@ -272,7 +272,10 @@ pub(super) fn failure(path: &Path, error: &rusqlite::Error) -> StoreError {
     }
     let hint = match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase) => "it is not an SQLite database; check store.embedded.path",
-        Some(ErrorCode::DatabaseCorrupt) => "the file is damaged; restore it from a backup",
+        // SQLite also reports this if a read fails with EIO.
+        Some(ErrorCode::DatabaseCorrupt) => {
+            "the file or its disk is damaged: check the disk, and restore the file from a backup if this recurs"
+        }
         Some(ErrorCode::DiskFull) => "make room on the disk",
         Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => {
             "check store.embedded.path, and that this user may write the file and its directory"
@@ -281,4 +284,18 @@ pub(super) fn failure(path: &Path, error: &rusqlite::Error) -> StoreError {
         _ => "check the file with the sqlite3 shell",
     };
     StoreError::Failed(format!("{path}: {error}; {hint}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_condemned_at_once() {
+        let corrupt = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
+        let error = rusqlite::Error::SqliteFailure(corrupt, None);
+        let text = failure(Path::new("/none/touchline.db"), &error).to_string();
+        assert!(text.contains("check the disk"), "{text}");
+        assert!(text.contains("if this recurs"), "{text}");
+    }
 }
