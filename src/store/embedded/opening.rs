@@ -104,7 +104,10 @@ fn open_blocking(
     load(&writing, &keys, gateway.as_ref()).map_err(|error| schema::failure(&path, &error))?;
     if is_new {
         // Of a gateway: commands write no log.
-        tracing::info!(path = %path.display(), "created the database: it has no keys");
+        tracing::warn!(
+            path = %path.display(),
+            "created the database: it has no keys; if there were some, check store.embedded.path and that its disk is mounted"
+        );
     }
 
     let connections = [writing, following, syncing];
