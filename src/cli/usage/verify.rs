@@ -16,6 +16,7 @@ use crate::cli::output::long_table::write_table;
 use crate::cli::output::{RecordFormat, cells, write_record};
 use crate::cli::session::{Session, judged};
 use crate::policy::api_key::KeyId;
+use crate::policy::words::counted;
 use crate::store::chain::CheckedChain;
 use crate::store::{Proof, Totals, keys_at_once};
 
@@ -176,7 +177,10 @@ fn table(out: &mut dyn Write, verdict: &Verification) -> anyhow::Result<()> {
             "the chain of closed days lacks the digest".to_owned()
         }
         0 => "reconciles".to_owned(),
-        faults => format!("does not reconcile in {faults} places"),
+        faults => {
+            let places = counted(faults as u64, "place", "places");
+            format!("does not reconcile in {places}")
+        }
     };
     let (closed, digest) = match &verdict.chain {
         None => ("this store has no chain of them".to_owned(), "-".to_owned()),
@@ -184,17 +188,24 @@ fn table(out: &mut dyn Write, verdict: &Verification) -> anyhow::Result<()> {
             let through = chain.closed_through;
             let through = through.map_or_else(String::new, |date| format!(" through {date}"));
             let counts = format!(
-                "{}{through}, {} compared, reopened {} times",
-                chain.closed_days, chain.compared_days, chain.reopenings
+                "{}{through}, {} compared, reopened {}",
+                chain.closed_days,
+                chain.compared_days,
+                counted(chain.reopenings, "time", "times")
             );
-            (counts, chain.digest.clone())
+            // The digest of no day is all zeros.
+            let digest = chain.closed_through.map_or("-", |_| &*chain.digest);
+            (counts, digest.to_owned())
         }
     };
     write_record(
         out,
         &[
             ("days", format!("{} to {}", verdict.from, verdict.to)),
-            ("checked", format!("{} days of keys", verdict.key_days)),
+            (
+                "checked",
+                counted(verdict.key_days, "day of a key", "days of keys"),
+            ),
             ("used", verdict.used.to_string()),
             ("attributed", verdict.attributed.to_string()),
             ("unattributed", verdict.unattributed.to_string()),
