@@ -3,6 +3,7 @@
 //! A connection of HTTP/1 belongs to one exchange and is kept for the next one only in a proven state, which the exchange states. One of
 //! HTTP/2 is shared: each exchange has a stream of it.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use pingora::connectors::TransportConnector;
@@ -136,15 +137,25 @@ impl Connections {
     }
 }
 
-/// The innermost cause of an error of pingora, whose own text has those of all levels.
+/// Why an error of pingora happened: its innermost level, since its own text has those of all levels.
 pub fn reason(error: &Error) -> String {
-    let root = error.root_cause();
-    match root.downcast_ref::<Error>() {
-        Some(own) => match &own.context {
-            Some(context) => context.to_string(),
-            None => own.etype.as_str().to_owned(),
-        },
-        None => root.to_string(),
+    let mut level = error;
+    while let Some(inner) = level
+        .cause
+        .as_ref()
+        .and_then(|cause| cause.downcast_ref::<Box<Error>>())
+    {
+        level = inner;
+    }
+    let context = level
+        .context
+        .as_ref()
+        .map_or(level.etype.as_str(), |context| context.as_str());
+    match &level.cause {
+        None => context.to_owned(),
+        // Errors of the system are complete.
+        Some(cause) if cause.is::<io::Error>() || cause.source().is_some() => cause.to_string(),
+        Some(cause) => format!("{context}: {cause}"),
     }
 }
 
