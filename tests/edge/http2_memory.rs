@@ -103,8 +103,9 @@ async fn costs_little(protocol: &'static str) {
             "{cost} bytes for four connections"
         );
     }
-    // The rest of them waits for its turn.
-    assert!(scene.upstream.count() < 220, "{}", scene.upstream.count());
+    // The rest of them waits for its turn: 47 of a connection are served at most.
+    let forwarded = scene.upstream.count();
+    assert!(forwarded <= 4 * 47 + 51, "{forwarded}");
 }
 
 #[tokio::test]
