@@ -149,7 +149,7 @@ impl<'c> Http1Side<'c> {
         }
     }
 
-    /// Waits until the client has closed its side. Bytes received meanwhile belong to the next request.
+    /// Waits until the client has closed its side. Bytes received meanwhile are of the rest of the body, or of the next request.
     pub(super) async fn gone(&mut self) -> Failure {
         loop {
             if self.wire.unread.len() >= AHEAD_BYTES_MAX {

@@ -40,7 +40,7 @@ pub struct ClientWire {
     requests_max: u64,
 }
 
-/// The bytes that a client of this rate, in bytes a second, reads in `interval`; at least one, also in a part of a second.
+/// The bytes that a client reads in `interval` at this rate, in bytes a second; at least one.
 fn bytes_at(rate: u64, interval: Duration) -> u64 {
     let bytes = u128::from(rate) * interval.as_millis();
     u64::try_from(bytes.div_ceil(1_000))
