@@ -318,7 +318,7 @@ async fn a_failing_upstream_gives_the_place_back() {
     for (what, behaviour, status) in [
         ("reset", Behaviour::ResetBeforeHeader, 500),
         ("answers 503", Behaviour::Status(503), 500),
-        ("says nothing", Behaviour::Raw(Vec::new()), 500),
+        ("sends nothing", Behaviour::Raw(Vec::new()), 500),
         ("is no HTTP", Behaviour::Raw(b"what?\r\n\r\n".to_vec()), 500),
     ] {
         scene.upstream.always(behaviour);

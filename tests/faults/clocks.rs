@@ -74,7 +74,7 @@ async fn readiness(scene: &Scene) -> (u16, Value) {
 }
 
 async fn leapt(scene: &Scene, by: &str) {
-    let reported = eventually("the leap is told", async || {
+    let reported = eventually("the leap is reported", async || {
         let (status, body) = readiness(scene).await;
         let begins = format!("the clock leapt by {by}");
         let mut reasons = body["reasons"].as_array().unwrap().iter();

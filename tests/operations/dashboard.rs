@@ -189,7 +189,7 @@ async fn an_unusable_key_is_not_reported_as_near_its_limit() {
         .cli(&["keys", "set-expiry", &keys[1].id, "2020-01-31", "--yes"])
         .await;
     scene.revoke(&keys[2]).await;
-    eventually("the one key that is left is told alone", async || {
+    eventually("the one key that is left is shown alone", async || {
         let today = figures(&scene, 0).await["today"].clone();
         let nearest = today["nearest"].as_array()?;
         (today["used"] == 4 && nearest.len() == 1 && nearest[0]["key_id"] == keys[3].id.as_str())
@@ -321,7 +321,7 @@ async fn without_redis_the_dashboard_reports_it_and_keeps_what_it_knew() {
     })
     .await;
     scene.redis.as_mut().unwrap().kill9();
-    eventually("the store is told as away", async || {
+    eventually("the store is shown as away", async || {
         let reported = figures(&scene, 0).await;
         let away = reported["readiness"]["status"] == "degraded"
             && reported["readiness"]["store_up"] == false;
@@ -370,7 +370,7 @@ async fn before_the_keys_are_loaded_the_dashboard_reports_no_day_rather_than_a_p
         assert_eq!(reported["today"], Value::Null, "{reported}");
     }
     scene.redis.as_mut().unwrap().restart().await;
-    eventually("the day is told", async || {
+    eventually("the day is shown", async || {
         (figures(&scene, 0).await["today"]["used"] == 1).then_some(())
     })
     .await;
@@ -478,13 +478,13 @@ async fn a_day_that_is_over_is_never_reported_as_today() {
         .set_before_midnight(Duration::from_secs(1_800));
     let client = scene.client(Protocol::Http1);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
-    let before = eventually("the day is told", async || {
+    let before = eventually("the day is shown", async || {
         let today = figures(&scene, 0).await["today"].clone();
         (today["used"] == 1).then_some(today)
     })
     .await;
     scene.clock().set_before_midnight(Duration::ZERO);
-    let after = eventually("the next day is told", async || {
+    let after = eventually("the next day is shown", async || {
         let reported = figures(&scene, 0).await;
         let today = reported["today"].clone();
         assert!(
@@ -510,7 +510,7 @@ async fn reloads_are_reported_with_outcome_and_reason() {
     let text = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
     scene.gateways[0].put_file(&text.replace("daily: 1000", "daily: </script>"));
     let reloads = async |count: usize| {
-        eventually("the reload is told", async || {
+        eventually("the reload is shown", async || {
             let reported = figures(&scene, 0).await;
             let reloads = reported["reloads"].as_array().unwrap();
             (reloads.len() == count).then(|| reloads.clone())
@@ -609,7 +609,7 @@ async fn the_page_is_the_same_whatever_the_names_and_the_figures_have_them_as_th
         scene.cli(&["keys", "set-customer", &key.id, name]).await;
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
     }
-    eventually("the names are told", async || {
+    eventually("the names are shown", async || {
         let reported = figures(&scene, 0).await;
         let nearest = reported["today"]["nearest"].as_array()?.clone();
         let has = |name: &&str| {

@@ -30,14 +30,14 @@ fn open_files(scene: &mut Scene) -> (String, String) {
 
 #[tokio::test]
 async fn the_soft_limit_of_open_files_is_raised_and_a_hard_one_that_is_too_small_is_reported() {
-    const TOLD: &str = "limits.connections exceeds the open files of the process";
+    const WARNING: &str = "limits.connections exceeds the open files of the process";
     let directory = tempfile::tempdir().unwrap();
     let small = after(&directory, "ulimit -S -n 256; ulimit -H -n 2000");
     let mut scene = Scene::builder(small).start().await;
     assert_eq!(open_files(&mut scene), ("2000".into(), "2000".into()));
     let message = scene.gateways[0].output();
     assert!(
-        message.contains(TOLD) && message.contains("\"wanted\":40256"),
+        message.contains(WARNING) && message.contains("\"wanted\":40256"),
         "{message}"
     );
     let mut scene = Scene::builder(after(&directory, "ulimit -S -n 256; ulimit -H -n 2000"))
@@ -46,7 +46,7 @@ async fn the_soft_limit_of_open_files_is_raised_and_a_hard_one_that_is_too_small
         .await;
     assert_eq!(open_files(&mut scene).0, "2000");
     let message = scene.gateways[0].output();
-    assert!(!message.contains(TOLD), "{message}");
+    assert!(!message.contains(WARNING), "{message}");
 }
 
 #[tokio::test]

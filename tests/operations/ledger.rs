@@ -408,7 +408,7 @@ async fn verify_holds_after_every_gateway_was_killed_and_redis_emptied() {
         }
         // Nothing is charged any more: the journals are all that is known.
         reported = journaled(&scene);
-        eventually("the counts are told again", async || {
+        eventually("the counts are sent again", async || {
             let ran = run_beside(&scene.gateways[0], &["usage", "--output", "json"]).await;
             let report: Value = serde_json::from_str(&ran.stdout).ok()?;
             (report["total"]["used"].as_i64()? == reported).then_some(())

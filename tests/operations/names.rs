@@ -145,7 +145,7 @@ async fn requests_follow_a_name_to_its_new_address_and_none_fails() {
         // A name that leads nowhere changes nothing.
         resolver.state_text(None);
         let failures = "touchline_upstream_resolve_failures_total{upstream=\"prediction-data\"}";
-        eventually("the failure is told", async || {
+        eventually("the failure is reported", async || {
             (scene.metric(failures).await > 0.0).then_some(())
         })
         .await;

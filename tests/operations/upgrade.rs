@@ -50,7 +50,7 @@ async fn a_successor_that_does_not_come_up_leaves_the_gateway_as_it_was() {
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
         assert_eq!(scene.gateways[0].process().ended(), None);
     }
-    eventually("the gateway says so", async || {
+    eventually("the gateway reports it", async || {
         scene.gateways[0]
             .output()
             .contains("continuing to serve")
@@ -145,7 +145,7 @@ async fn a_successor_that_knows_no_key_leaves_the_gateway_that_does_as_it_was() 
     assert!(message.contains("touchline store status"), "{message}");
     assert_eq!(scene.gateways[0].process().ended(), None);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
-    eventually("the gateway says so", async || {
+    eventually("the gateway reports it", async || {
         let output = scene.gateways[0].output();
         let parts = ["has not loaded the key table", "continuing to serve"];
         parts.iter().all(|part| output.contains(part)).then_some(())

@@ -278,8 +278,8 @@ async fn a_gateway_that_is_asked_to_end_lets_another_deliver_at_once() {
         })
         .await;
         let node = format!("\"node\":\"{name}\"");
-        let says_so = |gateway: &usize| scene.gateways[*gateway].output().contains(&node);
-        let couriers: Vec<usize> = (0..2).filter(says_so).collect();
+        let is_courier = |gateway: &usize| scene.gateways[*gateway].output().contains(&node);
+        let couriers: Vec<usize> = (0..2).filter(is_courier).collect();
         assert_eq!(couriers.len(), 1, "{name}");
         let other = 1 - couriers[0];
         assert_eq!(scene.gateways[couriers[0]].terminate().code(), Some(0));
@@ -374,7 +374,7 @@ async fn an_emptied_redis_receives_the_claims_again_without_a_second_line() {
     for delivery in receiver.recorded() {
         assert!(
             events.contains(&verified(&delivery).0),
-            "told again by the same id"
+            "delivered again by the same id"
         );
     }
     let allowed = Allowances {
@@ -450,7 +450,7 @@ async fn what_a_gateway_had_claimed_that_is_gone_with_the_data_of_redis_is_repor
     redis.command(&["FLUSHALL"]).await.unwrap();
     let first = logged(&scene);
     assert_eq!(first.len(), 1, "{first:?}");
-    eventually("it is told again, by the same id", async || {
+    eventually("it is delivered again, by the same id", async || {
         other.get(&key, MARKETS).await;
         let again = logged(&scene)
             .iter()

@@ -43,7 +43,7 @@ async fn redis_killed_under_load_goes_unnoticed_within_the_share_and_is_settled_
         assert_eq!(answer.status, 200, "{answer:?}");
         assert!(answer.number("x-ratelimit-remaining").is_some());
     }
-    eventually("the gateway says so", async || {
+    eventually("the gateway reports it", async || {
         (readiness(&scene, 0).await == (200, "degraded".into())).then_some(())
     })
     .await;

@@ -16,7 +16,7 @@ async fn readiness(scene: &Scene) -> (u16, serde_json::Value) {
 }
 
 async fn becomes(scene: &Scene, status: &str) {
-    eventually(&format!("it says {status}"), async || {
+    eventually(&format!("it reports {status}"), async || {
         (readiness(scene).await.1["status"] == status).then_some(())
     })
     .await;

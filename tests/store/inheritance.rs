@@ -70,7 +70,7 @@ async fn count_25(store: &RedisStore, key: &Arc<KeyEntry>) {
 
 /// Waits until the store reports all of what [`count_25`] did.
 async fn ledger_agrees(store: &RedisStore, key: &KeyEntry) {
-    eventually("count and ledger are told", async || {
+    eventually("count and ledger are sent", async || {
         let (date, id) = (this_day().date, key.record.id);
         let rows = store.usage(date, date, Some(id)).await.ok()?;
         let day = rows.first()?;

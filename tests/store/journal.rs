@@ -164,7 +164,7 @@ async fn what_could_be_inherited_by_halves_only_is_inherited_whole_by_the_next()
         let next = gateway(&server, directory.path(), NEVER).await;
         assert_eq!(written(directory.path()), (25, 25), "{table} refused");
         flush(&server).await;
-        eventually("all of it is told again", async || {
+        eventually("all of it is sent again", async || {
             let output = proof(&next, &key, day).await?;
             (output == (25, 0, Vec::new())).then_some(())
         })

@@ -176,7 +176,7 @@ async fn a_dead_master_of_a_cluster_leaves_its_keys_their_share_and_the_others_t
 
     set.nodes[2].restart().await;
     eventually(
-        "it is told what was served, and what it had lost",
+        "it receives what was served, and what it had lost",
         async || (counted(&set.nodes[2], &there).await == Some(LIMIT)).then_some(()),
     )
     .await;

@@ -406,7 +406,7 @@ async fn a_store_of_another_zone_stays_unused_when_it_can_be_reached_later() {
         .unwrap();
     proxy.pass_replies();
     let key = KeyEntry::new(new_record("pro"));
-    eventually("the reason is told", async || {
+    eventually("the reason is reported", async || {
         assert!(!store.health().up);
         match store.charge(charge(&key, today(), 10, 1)).await {
             Err(StoreError::Unavailable(why)) => why.contains("Europe/London").then_some(()),

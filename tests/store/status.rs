@@ -256,7 +256,7 @@ async fn the_status_reports_each_gateways_breaker_journal_and_clock() {
     }
     std::fs::create_dir(&journal).unwrap();
     scene.gateways[1].restart().await;
-    let reported = eventually("both gateways tell", async || {
+    let reported = eventually("both gateways report", async || {
         let reported = status(&scene).await;
         let gateways = reported["gateways"].as_array()?;
         let failed = gateways

@@ -511,7 +511,7 @@ impl Ledgers {
         let units = self.units(entry, allowed);
         if !units.holds(line.net_units()) {
             found.push(format!(
-                "access log: {what} says {} units, refunded {}; expected {units}",
+                "access log: {what} has {} units, refunded {}; expected {units}",
                 line.units, line.refunded
             ));
         }
@@ -582,7 +582,7 @@ impl Ledgers {
         let used: u64 = rows().map(|row| row.used).sum();
         if !total.holds(used) {
             found.push(format!(
-                "store: {} used {used}, but its calls say {total}",
+                "store: {} used {used}, but its calls amount to {total}",
                 key.id
             ));
         }
@@ -600,7 +600,7 @@ impl Ledgers {
                 expected.most += undated.most;
                 if !expected.holds(used) {
                     found.push(format!(
-                        "store: {} used {used} on {date}, but its calls say {expected}",
+                        "store: {} used {used} on {date}, but its calls amount to {expected}",
                         key.id
                     ));
                 }
@@ -621,7 +621,7 @@ impl Ledgers {
             let refunded = sum(&|totals| totals.refunded, Some(pattern));
             if !expected.holds(charged.saturating_sub(refunded)) {
                 found.push(format!(
-                    "store: {} used {charged} - {refunded} of {pattern}, but its calls say {expected}",
+                    "store: {} used {charged} - {refunded} of {pattern}, but its calls amount to {expected}",
                     key.id
                 ));
             }
@@ -660,7 +660,7 @@ impl Ledgers {
         ] {
             if !seen.contains(&counted) {
                 found.push(format!(
-                    "store: {} was refused {counted} times because of its {what}, but its calls say {} to {}",
+                    "store: {} was refused {counted} times because of its {what}, but its calls amount to {} to {}",
                     key.id,
                     seen.start(),
                     seen.end()

@@ -171,7 +171,7 @@ async fn a_clock_that_leapt_drops_nothing_until_it_has_agreed_for_an_hour() {
     let dates = async || -> Vec<Date> { ledger(&store).await.iter().map(|row| row.date).collect() };
     let file = Connection::open(fixture.path()).unwrap();
     hands.wall.set("2028-01-01T00:00:00Z");
-    eventually("the leap is told", async || {
+    eventually("the leap is reported", async || {
         let leap = store.health().clock_leap?.to_string();
         leap.ends_with("for an hour").then_some(())
     })

@@ -12,7 +12,7 @@ use super::{Fixture, issue, new_record, today};
 fn author(who: &str) -> Author {
     Author {
         who: who.into(),
-        reason: Some(format!("{who} said so")),
+        reason: Some(format!("{who} asked for it")),
     }
 }
 
@@ -68,9 +68,9 @@ pub async fn every_change_has_its_entry_in_the_order_of_the_changes(fixture: &dy
     assert_eq!(
         output,
         [
-            ("ann", Action::Suspend, Some("ann said so")),
-            ("bob", Action::Grant, Some("bob said so")),
-            ("bob", Action::Resume, Some("bob said so")),
+            ("ann", Action::Suspend, Some("ann asked for it")),
+            ("bob", Action::Grant, Some("bob asked for it")),
+            ("bob", Action::Resume, Some("bob asked for it")),
         ]
     );
     assert_eq!(expected[3].granted(), Some((today().date, 500)));

@@ -172,7 +172,7 @@ struct World {
 }
 
 /// What was decided in a group.
-type Told = Vec<Option<u64>>;
+type Decided = Vec<Option<u64>>;
 
 impl World {
     fn used(&self, key: usize, day: usize) -> u64 {
@@ -186,7 +186,7 @@ impl World {
     }
 
     /// What the group's items are for the store, and what the model makes of them if they are committed.
-    fn plan(&self, items: &[Item]) -> (Vec<Job>, Told, World) {
+    fn plan(&self, items: &[Item]) -> (Vec<Job>, Decided, World) {
         let mut after = World {
             days: self.days,
             keys: self.keys.clone(),
@@ -353,7 +353,7 @@ enum Job {
 }
 
 /// One group; returns the results of its charges. The middle of a day that is charged decides what time it is.
-fn run_group(inside: &mut Inside<'_>, jobs: Vec<Job>, end: End) -> Told {
+fn run_group(inside: &mut Inside<'_>, jobs: Vec<Job>, end: End) -> Decided {
     let Inside {
         statements,
         folder,

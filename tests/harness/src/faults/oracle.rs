@@ -17,7 +17,7 @@ use crate::ledger::date_of;
 
 mod facts;
 
-pub use facts::{Cost, Effect, Facts, Figures, KeyFacts, Kill, Logged, Seen, Told};
+pub use facts::{Cost, Effect, Facts, Figures, KeyFacts, Kill, Logged, Seen, SeenAnswer};
 
 /// The most differences that are reported; more only hide the first.
 const VIOLATIONS_MAX: usize = 25;

@@ -250,7 +250,7 @@ impl Stage {
         }
         match (status, pending) {
             (Some(true), Some("0")) => Ok(()),
-            (_, pending) => Err(format!("{ready}, units to tell: {pending:?}")),
+            (_, pending) => Err(format!("{ready}, units to send: {pending:?}")),
         }
     }
 
@@ -267,7 +267,7 @@ impl Stage {
 
     /// The counts of the store, by key id and date.
     pub async fn counts(&self) -> BTreeMap<(String, String), u64> {
-        let rows: Vec<UsageRow> = eventually("the usage is told", async || {
+        let rows: Vec<UsageRow> = eventually("the usage is shown", async || {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
             let (from, to) = (
                 date_of(now - USAGE_DAYS * 86_400),

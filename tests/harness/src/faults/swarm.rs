@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use super::oracle::{Seen, Told};
+use super::oracle::{Seen, SeenAnswer};
 
 /// The longest a call may take; beyond, its connection counts as broken.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
@@ -170,7 +170,7 @@ impl OneClient {
 }
 
 /// Sends a request and reads the answer to its end; returns whether the connection continues, or `None` if it broke.
-async fn exchange(socket: &mut TcpStream, request: &[u8]) -> Option<(Told, bool)> {
+async fn exchange(socket: &mut TcpStream, request: &[u8]) -> Option<(SeenAnswer, bool)> {
     socket.write_all(request).await.ok()?;
     let mut bytes = Vec::with_capacity(2_048);
     loop {
@@ -185,13 +185,13 @@ async fn exchange(socket: &mut TcpStream, request: &[u8]) -> Option<(Told, bool)
 }
 
 /// The answer in these bytes, once they are all there. Its body has a length, as all that the swarm asks for.
-fn read_answer(bytes: &[u8]) -> Option<(Told, bool)> {
+fn read_answer(bytes: &[u8]) -> Option<(SeenAnswer, bool)> {
     let head_end = bytes.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let head = std::str::from_utf8(bytes.get(..head_end)?).ok()?;
     let mut lines = head.split("\r\n");
     let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
     let (mut output, mut length, mut kept) = (
-        Told {
+        SeenAnswer {
             status,
             remaining: None,
             reset: None,
@@ -230,7 +230,7 @@ mod tests {
     fn an_answer_is_read_once_its_whole_body_is_there() {
         let text = b"HTTP/1.1 429 Too Many\r\nContent-Length: 2\r\nX-RateLimit-Remaining: 0\r\nX-RateLimit-Reset: 7\r\n\r\n{}";
         assert_eq!(read_answer(&text[..text.len() - 1]), None);
-        let output = Told {
+        let output = SeenAnswer {
             status: 429,
             remaining: Some(0),
             reset: Some(7),

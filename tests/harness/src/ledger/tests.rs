@@ -297,7 +297,7 @@ fn a_line_in_the_access_log_that_differs_is_found() {
         |ledgers| ledgers.access[2].outcome = "served".into(),
         "has outcome served",
     );
-    fails(|ledgers| ledgers.access[0].units = 0, "says 0 units");
+    fails(|ledgers| ledgers.access[0].units = 0, "has 0 units");
     fails(
         |ledgers| ledgers.access[1].refunded = false,
         "refunded false",
@@ -348,15 +348,15 @@ fn a_day_is_reported_in_zones_before_and_behind_utc() {
 fn a_lost_and_an_invented_unit_in_the_store_are_found() {
     fails(
         |ledgers| ledgers.usage[0].used = 0,
-        "used 0, but its calls say 1",
+        "used 0, but its calls amount to 1",
     );
     fails(
         |ledgers| ledgers.usage[0].used = 2,
-        "used 2, but its calls say 1",
+        "used 2, but its calls amount to 1",
     );
     fails(
         |ledgers| ledgers.usage.clear(),
-        "used 0, but its calls say 1",
+        "used 0, but its calls amount to 1",
     );
     fails(
         |ledgers| ledgers.usage[0].key = "other".into(),
@@ -380,18 +380,18 @@ fn endpoints_that_do_not_sum_to_what_was_used_are_found() {
     );
     fails(
         |ledgers| totals(ledgers, |one| one.refused_quota = 0),
-        "refused 0 times because of its quota, but its calls say 1",
+        "refused 0 times because of its quota, but its calls amount to 1",
     );
     fails(
         |ledgers| totals(ledgers, |one| one.refused_tier = 1),
-        "refused 1 times because of its tier, but its calls say 0",
+        "refused 1 times because of its tier, but its calls amount to 0",
     );
     fails(
         |ledgers| {
             let all = ledgers.usage[0].endpoints.remove(PATH).unwrap();
             ledgers.usage[0].endpoints.insert("/other".into(), all);
         },
-        "used 0 - 0 of /api/v1/data/markets, but its calls say 1",
+        "used 0 - 0 of /api/v1/data/markets, but its calls amount to 1",
     );
 }
 
@@ -405,7 +405,7 @@ fn a_unit_on_the_wrong_day_is_found() {
             ledgers.usage[0].endpoints.clear();
             ledgers.usage.push(other);
         },
-        "used 0 on 2026-11-21, but its calls say 1",
+        "used 0 on 2026-11-21, but its calls amount to 1",
     );
 }
 
@@ -416,7 +416,7 @@ fn a_cut_answer_that_stayed_charged_is_found() {
         ledgers.upstream[0].outcome = Outcome::Cut;
         ledgers.access[0].outcome = "cut".into();
     };
-    fails(cut, "used 1, but its calls say 0");
+    fails(cut, "used 1, but its calls amount to 0");
     let mut ledgers = agreeing();
     cut(&mut ledgers);
     let charged = Allowances {
@@ -438,7 +438,7 @@ fn a_client_that_hung_up_is_charged_unless_the_upstream_was_slow() {
         refunded_hang_ups: BTreeSet::from(["a".into()]),
         ..Allowances::default()
     };
-    assert_found(&ledgers, &slow, "used 1, but its calls say 0");
+    assert_found(&ledgers, &slow, "used 1, but its calls amount to 0");
 }
 
 #[test]
@@ -458,7 +458,7 @@ fn a_killed_gateway_may_leave_calls_in_flight_charged_but_loses_none_that_was_an
     ledgers.usage[0].used = 3;
     passes(&ledgers, &killed);
     ledgers.usage[0].used = 0;
-    assert_found(&ledgers, &killed, "used 0, but its calls say 1 to 3");
+    assert_found(&ledgers, &killed, "used 0, but its calls amount to 1 to 3");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// An answer as a client saw it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Told {
+pub struct SeenAnswer {
     /// The status.
     pub status: u16,
     /// `X-RateLimit-Remaining`.
@@ -28,7 +28,7 @@ pub struct Seen {
     /// When its answer was complete, or the connection ended.
     pub ended: Instant,
     /// The answer, or `None` if the connection broke.
-    pub output: Option<Told>,
+    pub output: Option<SeenAnswer>,
 }
 
 /// A key of the schedule.

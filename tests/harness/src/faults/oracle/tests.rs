@@ -49,7 +49,7 @@ impl Cooked {
             gateway,
             began,
             ended: began + 5 * MS,
-            output: Some(Told {
+            output: Some(SeenAnswer {
                 status,
                 remaining,
                 reset: Some(RESET),
@@ -252,7 +252,7 @@ fn what_a_failover_lost_is_excused_where_its_gateway_was_killed_before_it_could_
         !lost(61, 70, 60).is_settled(),
         "its successor had read them"
     );
-    assert!(!lost(0, 50, 3_051).is_settled(), "it had told them again");
+    assert!(!lost(0, 50, 3_051).is_settled(), "it had sent them again");
     let mut facts = lost(0, 50, 60);
     facts.effects[0].keys = Some(BTreeSet::from([1]));
     assert!(!facts.is_settled(), "another key's");
@@ -264,7 +264,7 @@ fn a_gateway_that_was_away_may_have_served_its_share_of_what_it_last_reported_an
     cooked.facts.keys[0].limit = 12;
     cooked.facts.seen.truncate(3);
     for (seen, remaining) in cooked.facts.seen.iter_mut().zip([11, 10, 9]) {
-        seen.output = seen.output.map(|output| Told {
+        seen.output = seen.output.map(|output| SeenAnswer {
             remaining: Some(remaining),
             ..output
         });
