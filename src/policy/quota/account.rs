@@ -160,6 +160,8 @@ pub struct Account<W, C> {
     calls: u64,
     /// Set when the store may have something unknown to the account, or may have lost something.
     unsettled: bool,
+    /// Set when the known count is to be read again.
+    stale: bool,
     known: Option<StoredCount>,
     denial: Option<Box<Denial>>,
     /// Units served without the store that no reply has confirmed.
@@ -177,6 +179,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             busy: None,
             calls: 0,
             unsettled: false,
+            stale: false,
             known: None,
             denial: None,
             offline: 0,
@@ -298,6 +301,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.ack = self.ack.max(granted);
         self.stored = (granted, awaited.rack);
         self.unsettled = false;
+        self.stale = false;
         let mut counted = reply.used.saturating_sub(credit);
         let mut fits = |cost: u64| {
             let takes = cost <= credit;
@@ -430,6 +434,12 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.unsettled |= self.calls > 0 || self.ack > 0 || self.rack > 0;
     }
 
+    /// Makes a call due if the count was received before `since`. The store is still known to have everything. Returns whether it is due.
+    pub fn read_again(&mut self, since: Instant) -> bool {
+        self.stale = self.known.is_some_and(|known| known.at < since);
+        self.stale
+    }
+
     /// Makes a settling call due, every [`LATE_CALL_LOOK`], while an abandoned call may still run. Returns whether this must be
     /// called again.
     pub fn look_for_late_calls(&mut self, now: Instant) -> bool {
@@ -463,9 +473,9 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         busy.is_some_and(|busy| !busy.waiting.is_empty())
     }
 
-    /// Whether the store must be updated although there is no waiter.
+    /// Whether the store must be called although there is no waiter.
     pub fn is_due(&self) -> bool {
-        self.unsettled || self.rack > self.stored.1 || self.ack > self.stored.0
+        self.unsettled || self.stale || self.rack > self.stored.1 || self.ack > self.stored.0
     }
 
     /// Whether there is no waiter, nothing is due and no late call can run: such an account may be dropped, if a later one for

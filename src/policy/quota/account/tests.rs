@@ -218,6 +218,24 @@ fn what_was_served_without_the_store_is_settled_by_a_call_that_includes_it() {
 }
 
 #[test]
+fn a_count_is_read_again_by_a_call_although_the_store_has_everything() {
+    let (mut account, then) = (Plain::new(terms(10)), Instant::now());
+    let now = then + Duration::from_secs(1);
+    assert!(!account.read_again(now), "it has no count");
+    account.ask("a", 1, terms(10), then);
+    let call = begin(&mut account).unwrap();
+    account.settle(call.number, &reply(Code::Granted, 1, 1), then);
+    assert!(!account.read_again(then), "it is not that old");
+    assert!(account.read_again(now));
+    assert!(account.is_stored() && account.is_due());
+    let call = begin(&mut account).unwrap();
+    assert_eq!((call.ack, call.rack, call.want), (1, 0, 0));
+    account.settle(call.number, &reply(Code::Granted, 0, 7), now);
+    assert_eq!(account.used_since(now), Some(7));
+    assert!(account.is_idle());
+}
+
+#[test]
 fn units_served_and_refunded_during_a_call_change_nothing_of_its_count() {
     let (mut account, now) = (Plain::new(terms(50)), Instant::now());
     account.ask("a", 1, terms(50), now);

@@ -258,6 +258,10 @@ impl Accounts {
 
     fn list(&self, slot: &Arc<AccountSlot>) {
         self.list_to_note(slot);
+        self.list_to_settle(slot);
+    }
+
+    fn list_to_settle(&self, slot: &Arc<AccountSlot>) {
         let fresh = !std::mem::replace(&mut slot.state.lock().listed, true);
         if fresh {
             self.to_settle.lock().push_back(slot.clone());

@@ -330,10 +330,11 @@ impl Batcher {
     fn answer_waiters(&mut self, mut replies: Vec<Reply>) {
         let now = std::time::Instant::now();
         while let (Some((slot, call)), Some(reply)) = (self.calls.last(), replies.pop()) {
-            let verdicts = {
+            let (verdicts, is_changed) = {
                 let mut state = slot.state.lock();
                 state.shunned = false;
                 state.account.leave_out(is_waiting);
+                let before = state.journaled();
                 let verdicts = state.account.settle(call.number, &reply, now);
                 state.offline.away_since = None;
                 // The store has lost its record: the next call, made at once, restores it.
@@ -342,10 +343,12 @@ impl Batcher {
                     state.account.repeat();
                 }
                 self.accounts.recount(&mut state);
-                verdicts
+                (verdicts, state.journaled() != before)
             };
             // Before the units can be attributed to an endpoint: the journal must have the counts first.
-            self.accounts.list_to_note(slot);
+            if is_changed {
+                self.accounts.list_to_note(slot);
+            }
             // A waiter that is gone drops the units, which takes the account's lock: it must be free here.
             for (waiter, cost, verdict) in verdicts {
                 let _ = waiter.send(self.accounts.answer(slot, cost, verdict));
@@ -390,12 +393,12 @@ impl Accounts {
             waiters
         };
         fail(waiters, error);
+        self.list_to_note(slot);
         self.go_on(slot, CallEnd::Failure);
     }
 
     /// Queues the account if a call is due; after a failed call, only if a request waits.
     fn go_on(&self, slot: &Arc<AccountSlot>, after: CallEnd) {
-        self.list_to_note(slot);
         let mut state = slot.state.lock();
         let due = match after {
             CallEnd::Reply => state.account.has_waiters() || state.account.is_due(),

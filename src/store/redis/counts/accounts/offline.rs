@@ -213,8 +213,8 @@ impl Accounts {
         !self.to_read.lock().is_empty()
     }
 
-    /// Lists up to `most` accounts of current days, whose counts were learnt before `since`, to be settled and hence read
-    /// again. Within `turns` calls all accounts are looked at, if few of them are that old.
+    /// Lists up to `most` accounts of current days, whose counts were received before `since`, to be settled and hence read
+    /// again, which changes nothing that the journal has. Within `turns` calls all accounts are looked at, if few of them are that old.
     pub fn list_to_read(&self, since: Instant, most: usize, turns: usize) {
         let now = self.clock.now();
         let mut listed = 0;
@@ -227,17 +227,10 @@ impl Accounts {
             if slot.day.end <= now.as_second() || Arc::strong_count(&slot) == 1 {
                 continue;
             }
-            let old = {
-                let mut state = slot.state.lock();
-                let old = state.account.known().is_some_and(|known| known.at < since);
-                if old {
-                    state.account.repeat();
-                }
-                old
-            };
+            let old = slot.state.lock().account.read_again(since);
             if old {
                 listed += 1;
-                self.list(&slot);
+                self.list_to_settle(&slot);
             }
             self.to_read.lock().push_back(slot);
             if listed >= most {
@@ -274,17 +267,44 @@ impl Accounts {
 /// An account that changed since it was last written to the journal.
 pub struct Changed(Arc<AccountSlot>);
 
+/// What the journal has of an account: [`CountRow`] has the meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Journaled {
+    ack: u64,
+    rack: u64,
+    unsettled_units: u64,
+    settled: bool,
+}
+
+impl SlotState {
+    /// What the journal has of it, once it is written.
+    pub(super) fn journaled(&self) -> Journaled {
+        let (ack, rack) = self.account.marks();
+        Journaled {
+            ack,
+            rack,
+            unsettled_units: self.account.offline(),
+            settled: self.account.is_stored(),
+        }
+    }
+}
+
 impl AccountSlot {
     fn row(&self, producer: &Producer, state: &SlotState) -> CountRow {
-        let (ack, rack) = state.account.marks();
+        let Journaled {
+            ack,
+            rack,
+            unsettled_units,
+            settled,
+        } = state.journaled();
         CountRow {
             key: self.key,
             day: *self.day,
             producer: producer.name(self.producer),
             ack,
             rack,
-            unsettled_units: state.account.offline(),
-            settled: state.account.is_stored(),
+            unsettled_units,
+            settled,
         }
     }
 }
