@@ -149,12 +149,13 @@ async fn deny_answers_500_and_is_not_ready_while_redis_is_unavailable() {
     })
     .await;
     // The log has the words of the configuration and of `/readyz`.
-    let output = scene.gateways[0].output();
-    let line = output
-        .lines()
-        .find(|line| line.contains(r#""Redis is unavailable""#))
-        .unwrap();
-    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    let line = eventually("it is logged", async || {
+        let output = scene.gateways[0].output();
+        let mut lines = output.lines();
+        let line = lines.find(|line| line.contains(r#""Redis is unavailable""#))?;
+        Some(serde_json::from_str::<serde_json::Value>(line).unwrap())
+    })
+    .await;
     assert_eq!(
         (&line["policy"], &line["service"]),
         (&"deny".into(), &"denies".into())
