@@ -45,12 +45,15 @@ use restoration::Restoration;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The longest that a request waits for the disk.
 const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
-/// How often old counts are re-read, and the most at a time: 1,000 a second.
-const READ_EVERY: Duration = Duration::from_millis(200);
-const READ_MAX: usize = 200;
+/// How often old counts are re-read, unless `count_staleness` is short, and the most at a time.
+const READ_EVERY: Duration = Duration::from_secs(1);
+const READ_MAX: usize = 1_000;
+const READS_PER_STALENESS: u32 = 16;
 /// All known counts are looked at this often in `count_staleness`, and re-read once half of it has passed, so that a count is read again
 /// well before it counts as unknown.
 const ROUNDS_PER_STALENESS: u32 = 4;
+/// How often journaled counts are sent while some must be.
+const RESTORE_EVERY: Duration = Duration::from_millis(200);
 /// How often the journal is searched for rows that are no longer needed, which reads all of them.
 const DROP_EVERY: Duration = Duration::from_secs(10);
 /// Days of keys sent to the journal before their replies are awaited, outside of requests: about one transaction.
@@ -341,16 +344,14 @@ impl OutageService {
     async fn keep_current(&self) {
         let mut note = Periodic::new(self.settings.journal_interval);
         let mut look = Periodic::new(LOOK_EVERY);
-        let mut read = Periodic::new(READ_EVERY);
         let staleness = self.settings.count_staleness;
-        let turns = (staleness / ROUNDS_PER_STALENESS).as_millis() / READ_EVERY.as_millis();
-        let turns = usize::try_from(turns).unwrap_or(usize::MAX).max(1);
+        let read_every = READ_EVERY.min(staleness / READS_PER_STALENESS);
+        let mut read = Periodic::new(read_every);
+        let turns = (staleness / ROUNDS_PER_STALENESS).as_millis() / read_every.as_millis();
+        let turns = usize::try_from(turns).unwrap_or(usize::MAX);
+        let tick = read_every.min(self.settings.journal_interval);
         loop {
-            let longest = match self.accounts.has_counts_to_read() {
-                true => READ_EVERY,
-                false => LOOK_EVERY,
-            };
-            next_tick(longest.min(self.settings.journal_interval)).await;
+            next_tick(tick).await;
             let look_is_due = look.is_due();
             if note.is_due() {
                 self.note_changes().await;
@@ -373,7 +374,7 @@ impl OutageService {
         let mut answering = None::<Instant>;
         loop {
             let period = match self.restore_due.load(Ordering::Acquire) {
-                true => READ_EVERY,
+                true => RESTORE_EVERY,
                 false => LOOK_EVERY,
             };
             tokio::select! {

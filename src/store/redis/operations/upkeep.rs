@@ -115,7 +115,8 @@ impl Parts {
                     outage.repeat_all();
                 }
             }
-            if !self.is_written() {
+            // Not the accounts: those whose counts are read again are always some, if there are many.
+            if !self.ledger.is_written() {
                 unwritten_at = Instant::now();
             }
             self.flush().await;

@@ -208,11 +208,6 @@ impl Accounts {
         self.list_to_note(&changed.0);
     }
 
-    /// Whether there are accounts for [`Accounts::list_to_read`].
-    pub fn has_counts_to_read(&self) -> bool {
-        !self.to_read.lock().is_empty()
-    }
-
     /// Lists up to `most` accounts of current days, whose counts were received before `since`, to be settled and hence read
     /// again, which changes nothing that the journal has. Within `turns` calls all accounts are looked at, if few of them are that old.
     pub fn list_to_read(&self, since: Instant, most: usize, turns: usize) {
