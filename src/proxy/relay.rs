@@ -43,7 +43,7 @@ mod http2;
 mod link;
 mod upload;
 
-use connections::{PlannedAttempt, TakenConnection};
+use connections::{Obtained, TakenConnection};
 use event::LinkEvent;
 use link::Link;
 use upload::Upload;
@@ -181,23 +181,23 @@ impl Relay<'_, '_> {
             recording.attempt(self.forwarding.server());
         }
         let taken = self.gate.connections.take(&attempt).await;
-        let (taken, reused) = taken.map_err(|failure| FailedAttempt {
+        let taken = taken.map_err(|failure| FailedAttempt {
             failure: failure.with(format_args!("server: {}", attempt.peer)),
             reached: None,
         })?;
-        let PlannedAttempt { peer, now, .. } = attempt;
+        let peer = attempt.peer;
+        let Obtained {
+            connection,
+            is_reused: reused,
+            at,
+        } = taken;
         let series = self.forwarding.upstream.series(&self.gate.metrics);
         match reused {
             true => series.reused.inc(),
             false => series.new.inc(),
         }
-        let started = match reused {
-            true => now,
-            false => std::time::Instant::now(),
-        };
-        let done = self.exchange_with(taken, &peer, upload, started.into());
-        let done = done.await;
-        done.map_err(|failure| FailedAttempt {
+        let done = self.exchange_with(connection, &peer, upload, at.into());
+        done.await.map_err(|failure| FailedAttempt {
             failure,
             reached: Some((peer, reused)),
         })
