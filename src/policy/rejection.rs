@@ -41,6 +41,8 @@ pub enum Malformed {
     Target(TargetError),
     /// HTTP/1.1 without exactly one valid `Host`.
     Host,
+    /// Sent without TLS to a port for HTTPS.
+    ClearText,
     /// A host to which no request is redirected.
     OtherHost,
     /// A body with a method that accepts none.
@@ -58,6 +60,9 @@ impl Malformed {
             Malformed::Late => "The request did not arrive in time.",
             Malformed::Target(error) => error.as_str(),
             Malformed::Host => "The request needs exactly one valid Host header.",
+            Malformed::ClearText => {
+                "The request was sent without TLS to a port that accepts HTTPS only: use an https URL."
+            }
             Malformed::OtherHost => "The host of the request is not a host of this API.",
             Malformed::UnexpectedBody => "A request with this method must not have a body.",
             Malformed::Connection => "The Connection header names a header that it must not.",

@@ -3,6 +3,7 @@
 //! Each connection is one task, which ends with it. Connection limits are checked before the TLS handshake, which is the most
 //! expensive part of a flood of connections.
 
+use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -155,7 +156,12 @@ impl Door {
         let Some(transport) = self.shake_hands(socket, tls, limits).await else {
             return;
         };
-        let connection = Connection::new(client, tls.is_some());
+        let is_encrypted = matches!(transport, Transport::Tls(_));
+        let connection = Connection::new(client, is_encrypted);
+        if tls.is_some() && !is_encrypted {
+            let refused = opening::refuse_clear_text(&self.gate, connection, transport, limits);
+            return Box::pin(refused).await;
+        }
         let opened =
             opening::open(&self.gate, connection.clone(), transport, limits, redirect).await;
         let opened = match opened {
@@ -172,7 +178,7 @@ impl Door {
         limits: &Limits,
     ) -> Option<Option<SocketAddr>> {
         let header = async {
-            let _arrival = opening::arrival_on(socket, &self.gate).await?;
+            let (_arrival, _) = opening::arrival_on(socket, &self.gate).await?;
             proxied::client_of(socket).await
         };
         let client = tokio::time::timeout(limits.request_head, header);
@@ -180,6 +186,7 @@ impl Door {
         Some(client.map(|client| SocketAddr::new(client.ip().to_canonical(), client.port())))
     }
 
+    /// The transport of a connection; one in clear text in spite of `tls` if the client sends something else than TLS.
     async fn shake_hands(
         &self,
         socket: TcpStream,
@@ -190,16 +197,20 @@ impl Door {
             return Some(Transport::Clear(socket));
         };
         let handshake = async {
-            let _arrival = opening::arrival_on(&socket, &self.gate).await?;
-            tls.acceptor().accept(socket).await
+            let (_arrival, first) = opening::arrival_on(&socket, &self.gate).await?;
+            // No record of TLS begins with a letter, and requests of HTTP do.
+            if first.is_ascii_alphabetic() {
+                self.note_failed_handshake(HandshakeFailure::NotTls);
+                return Ok(Transport::Clear(socket));
+            }
+            let stream = tls.acceptor().accept(socket).await?;
+            io::Result::Ok(Transport::Tls(Box::new(stream)))
         };
         match tokio::time::timeout(limits.tls_handshake, handshake).await {
-            Ok(Ok(stream)) => Some(Transport::Tls(Box::new(stream))),
+            Ok(Ok(transport)) => Some(transport),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "a TLS handshake failed");
-                let failed = &self.gate.metrics.handshakes_failed;
-                let reason = HandshakeFailure::of(&error);
-                failed.with_label_values(&[reason.as_str()]).inc();
+                self.note_failed_handshake(HandshakeFailure::of(&error));
                 None
             }
             Err(_) => {
@@ -255,6 +266,11 @@ impl Door {
             _ = tokio::time::timeout(patience, serving) => {}
             () = self.gate.until_cut_off() => {}
         }
+    }
+
+    fn note_failed_handshake(&self, reason: HandshakeFailure) {
+        let failed = &self.gate.metrics.handshakes_failed;
+        failed.with_label_values(&[reason.as_str()]).inc();
     }
 
     fn note_limit(&self, limit: LimitHit) {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use harness::client::HOST;
-use harness::{IssuedKey, Protocol, Scene, eventually};
+use harness::{IssuedKey, PATIENCE, Protocol, Scene, eventually};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, HandshakeKind, RootCertStore, SupportedProtocolVersion};
@@ -491,4 +491,52 @@ async fn handshakes_that_come_to_nothing_are_counted_by_reason() {
     for reason in ["not_tls", "closed", "alert"] {
         expect_failed(&scene, reason, 1.0).await;
     }
+}
+
+#[tokio::test]
+async fn a_request_without_tls_to_the_https_port_is_refused_in_clear_text() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    // The last client sends one byte and waits.
+    for request in [
+        "GET /a?b HTTP/1.1\r\nHost: a\r\nX-Request-Id: mine\r\n\r\n",
+        "GET /a HTTP/1.1\r\nHost: a\r\nX-Request-Id: mine\r\nX-Long: ",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "G",
+    ] {
+        let mut socket = TcpStream::connect(scene.gateways[0].https).await.unwrap();
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let read = socket.read_to_string(&mut answer);
+        tokio::time::timeout(PATIENCE, read).await.unwrap().unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{head}");
+        for field in [
+            "content-type: application/problem+json",
+            "connection: close",
+        ] {
+            assert!(head.contains(field), "{head}");
+        }
+        assert!(!head.contains("strict-transport-security"), "{head}");
+        let body: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(body["code"], "BAD_REQUEST");
+        assert!(body["detail"].as_str().unwrap().contains("https URL"));
+        assert_eq!(body["request_id"] == "mine", request.contains("mine"));
+    }
+    let line = scene.gateways[0].logged_where(|line| line["path"] == "/a");
+    let line = line.await;
+    assert_eq!(
+        (&line["status"], &line["outcome"]),
+        (&400.into(), &"BAD_REQUEST".into())
+    );
+    expect_failed(&scene, "not_tls", 4.0).await;
+    // What begins no request gets no answer of HTTP.
+    let mut socket = TcpStream::connect(scene.gateways[0].https).await.unwrap();
+    socket.write_all(&[0x80, 0x2e, 1, 3, 1]).await.unwrap();
+    socket.shutdown().await.unwrap();
+    let mut answer = Vec::new();
+    let _ = socket.read_to_end(&mut answer).await;
+    assert!(!answer.starts_with(b"HTTP"));
+    let key = scene.issue("starter").await;
+    let answer = scene.client(Protocol::Http1Tls).get(&key, MARKETS).await;
+    assert_eq!(answer.status, 200);
 }

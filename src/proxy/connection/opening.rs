@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -12,11 +13,13 @@ use super::guard::Guard;
 use super::http1::Http1Connection;
 use super::streams::{self, StreamTerms};
 use super::transport::{Agreed, Transport};
+use super::unserved::Unserved;
 use super::wire::ClientWire;
 use crate::config::Limits;
 use crate::policy::http2::PREFACE;
 use crate::policy::limit_hit::LimitHit;
 use crate::policy::redirect::Rule;
+use crate::policy::rejection::{Malformed, Rejection};
 use crate::proxy::gate::{Arrival, Gate};
 
 /// A connection whose protocol is known.
@@ -72,13 +75,32 @@ pub async fn open(
     })
 }
 
-/// Waits until the first byte has arrived, which stays unread, and counts what it begins.
+/// Waits until the first byte has arrived, which stays unread, and counts what it begins. Returns the byte too, which is 0 if the client
+/// has ended the connection.
 ///
 /// # Errors
 /// If the connection has failed.
-pub async fn arrival_on<'g>(socket: &TcpStream, gate: &'g Gate) -> io::Result<Arrival<'g>> {
-    socket.peek(&mut [0]).await?;
-    Ok(gate.arrival())
+pub async fn arrival_on<'g>(socket: &TcpStream, gate: &'g Gate) -> io::Result<(Arrival<'g>, u8)> {
+    let mut first = [0];
+    socket.peek(&mut first).await?;
+    Ok((gate.arrival(), u8::from_be_bytes(first)))
+}
+
+/// Refuses a connection in clear text to a listener for TLS: reads what has arrived, writes one answer, and closes it.
+pub async fn refuse_clear_text(
+    gate: &Gate,
+    connection: Arc<Connection>,
+    transport: Transport,
+    limits: &Limits,
+) {
+    let limit_hits = gate.metrics.limit_hits.clone();
+    let mut wire = ClientWire::new(connection.clone(), transport, limits, limit_hits);
+    // Does not wait: the first byte has arrived.
+    let _ = wire.read_more(Instant::now() + limits.request_head).await;
+    let unserved = Unserved::unread(gate, &connection, &wire.unread, Duration::ZERO);
+    let answer = unserved.refuse(&Rejection::BadRequest(Malformed::ClearText));
+    wire.writes.gathered().extend_from_slice(&answer);
+    wire.close().await;
 }
 
 impl Opened {
