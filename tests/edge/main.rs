@@ -22,6 +22,7 @@ mod recorded;
 mod redirect;
 mod siege;
 mod smuggling;
+mod unread_answers;
 mod upstream_connections;
 
 use harness::problem::assert_problem;
