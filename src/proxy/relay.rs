@@ -3,7 +3,7 @@
 //! | Room | Job |
 //! |---|---|
 //! | [`connections`] | connections to servers, new and kept ones |
-//! | `link` | one exchange with a server, over HTTP/1 or HTTP/2 (`http1`, `http2`), whose events are of `event` |
+//! | `link` | one exchange with a server, over HTTP/1 or HTTP/2 (`http1`, `http2`) |
 //! | `answer` | the upstream's answer as the client receives it; `compressing` |
 //! | `upload` | the request's body, and the part kept for another attempt |
 //!
@@ -37,14 +37,12 @@ use crate::policy::http1::framing::Framing;
 mod answer;
 mod compressing;
 pub mod connections;
-mod event;
 mod http1;
 mod http2;
 mod link;
 mod upload;
 
 use connections::{Obtained, TakenConnection};
-use event::LinkEvent;
 use link::Link;
 use upload::Upload;
 
@@ -77,7 +75,7 @@ struct FailedAttempt {
 
 /// The next event of an exchange.
 enum NextEvent {
-    Server(Result<LinkEvent, Failure>),
+    Server(Result<Option<Piece>, Failure>),
     Client(Result<Option<Bytes>, Failure>),
     Late,
 }
@@ -425,7 +423,7 @@ impl Relay<'_, '_> {
     async fn pass(
         &mut self,
         link: &mut Link,
-        event: LinkEvent,
+        event: Option<Piece>,
         upload: &mut Upload,
         now: Instant,
     ) -> Result<bool, Failure> {
@@ -442,9 +440,9 @@ impl Relay<'_, '_> {
                 answer::pass(gate, client, exchange, forwarding, event, now.into_std())
             });
             match made {
-                Ok(Some((piece, ends))) => {
+                Ok(Some(piece)) => {
+                    ended = piece.ends();
                     pieces.push(piece);
-                    ended = ends;
                 }
                 Ok(None) => {}
                 Err(error) => {

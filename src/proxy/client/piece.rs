@@ -18,6 +18,13 @@ pub enum Piece {
 }
 
 impl Piece {
+    /// Whether the answer ends with it.
+    pub fn ends(&self) -> bool {
+        match self {
+            Piece::Head(_, ends) | Piece::Part(_, ends) => *ends,
+        }
+    }
+
     /// The bytes of the body in it.
     pub(super) fn body_bytes(&self) -> usize {
         match self {

@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use std::time::{Duration, Instant};
 
 use super::compressing;
-use super::event::LinkEvent;
 use crate::proxy::client::{Client, Head, Piece};
 use crate::proxy::exchange::{Exchange, Forwarding};
 use crate::proxy::failure::{Failure, ServerFault};
@@ -14,10 +13,7 @@ use crate::proxy::forward;
 use crate::proxy::gate::Gate;
 use crate::proxy::respond::{self, announce, insert_quota_status};
 
-/// The piece to write to the client, and whether the answer ends with it.
-pub(super) type Made = (Piece, bool);
-
-/// Turns an event of the server, which arrived at `now`, into a piece for the client; `None` if it is not for the client.
+/// Turns a piece of the server's answer, which arrived at `now`, into the client's; `None`, if the server has only read so far, stays.
 ///
 /// # Errors
 /// If the answer must not be forwarded, or not any further.
@@ -26,31 +22,30 @@ pub(super) fn pass(
     client: &mut Client<'_>,
     exchange: &Exchange,
     forwarding: &mut Forwarding,
-    event: LinkEvent,
+    piece: Option<Piece>,
     now: Instant,
-) -> Result<Option<Made>, Failure> {
-    match event {
-        LinkEvent::Written => {
+) -> Result<Option<Piece>, Failure> {
+    Ok(Some(match piece {
+        None => {
             check_time(client, forwarding, now)?;
-            Ok(None)
+            return Ok(None);
         }
-        LinkEvent::Interim(mut head) => {
+        Some(Piece::Head(mut head, false)) if head.status.is_informational() => {
             check_time(client, forwarding, now)?;
             let denied = &exchange.snapshot.answer_denied;
             forward::clean_answer(head.status, &mut head.fields, denied);
-            Ok(Some((Piece::Head(head, false), false)))
+            Piece::Head(head, false)
         }
-        LinkEvent::Head(head, ends) => {
+        Some(Piece::Head(head, ends)) => {
             check(client, forwarding, head.status, now)?;
             let now = exchange.time_at(now);
             let head = begin(gate, client, exchange, forwarding, (head, ends), now);
-            Ok(Some((Piece::Head(head, ends), ends)))
+            Piece::Head(head, ends)
         }
-        LinkEvent::Part(part, ends) => {
-            let part = pass_part(client, forwarding, part, ends, now)?;
-            Ok(Some((Piece::Part(part, ends), ends)))
+        Some(Piece::Part(part, ends)) => {
+            Piece::Part(pass_part(client, forwarding, part, ends, now)?, ends)
         }
-    }
+    }))
 }
 
 /// Whether the answer arrived in time, not counting delays of the client.

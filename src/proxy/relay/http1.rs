@@ -13,7 +13,6 @@ use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 use super::connections::OwnConnection;
-use super::event::LinkEvent;
 use crate::policy::http1::answer::{
     ANSWER_HEAD_BYTES_MAX, AnswerBounds, AnswerHead, AnswerReader, is_between_requests,
 };
@@ -21,7 +20,7 @@ use crate::policy::http1::body::{BodyReader, ChunkLimits};
 use crate::policy::http1::fields::FieldBounds;
 use crate::policy::http1::framing::AnswerFraming;
 use crate::policy::http1::writer::{BodyWriter, ConnectionFate, HeadWriter, WrongLength};
-use crate::proxy::client::Head;
+use crate::proxy::client::{Head, Piece};
 use crate::proxy::failure::{Failure, ServerFault};
 use crate::proxy::forward::Outgoing;
 
@@ -109,11 +108,11 @@ impl Http1 {
         Ok(())
     }
 
-    pub(super) async fn next(&mut self) -> Result<LinkEvent, Failure> {
+    pub(super) async fn next(&mut self) -> Result<Option<Piece>, Failure> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<LinkEvent, Failure>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Piece>, Failure>> {
         match self.poll_write(context) {
             Poll::Ready(Err(error)) => {
                 // The server may have answered before it disconnected.
@@ -122,12 +121,15 @@ impl Http1 {
             }
             Poll::Ready(Ok(())) if !self.is_reported => {
                 self.is_reported = true;
-                return Poll::Ready(Ok(LinkEvent::Written));
+                return Poll::Ready(Ok(None));
             }
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
         let read = ready!(self.poll_read(context));
-        Poll::Ready(read.map_err(|error| self.write_error.take().unwrap_or(error)))
+        Poll::Ready(
+            read.map(Some)
+                .map_err(|error| self.write_error.take().unwrap_or(error)),
+        )
     }
 
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -150,10 +152,10 @@ impl Http1 {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<LinkEvent, Failure>> {
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Piece, Failure>> {
         loop {
-            if let Some(event) = self.read()? {
-                return Poll::Ready(Ok(event));
+            if let Some(piece) = self.read()? {
+                return Poll::Ready(Ok(piece));
             }
             if self.is_read() {
                 return Poll::Pending;
@@ -183,8 +185,8 @@ impl Http1 {
         Poll::Ready(Ok(space.filled().len()))
     }
 
-    /// The next event in the bytes received so far, if complete.
-    fn read(&mut self) -> Result<Option<LinkEvent>, Failure> {
+    /// The next piece in the bytes received so far, if complete.
+    fn read(&mut self) -> Result<Option<Piece>, Failure> {
         match &mut self.reading {
             Http1Reading::Head(reader) => {
                 let read = reader.take(&mut self.incoming, &BOUNDS);
@@ -192,12 +194,12 @@ impl Http1 {
                     return Ok(None);
                 };
                 if head.is_interim() {
-                    return Ok(Some(LinkEvent::Interim(Box::new(passed_on(head)))));
+                    return Ok(Some(Piece::Head(Box::new(passed_on(head)), false)));
                 }
                 let body = head.body(&ChunkLimits::STANDARD);
                 let ends = body.is_done();
                 self.reading = Http1Reading::Body(head.keeps_open, body);
-                Ok(Some(LinkEvent::Head(Box::new(passed_on(head)), ends)))
+                Ok(Some(Piece::Head(Box::new(passed_on(head)), ends)))
             }
             Http1Reading::Body(_, body) => {
                 if body.is_done() || self.incoming.is_empty() {
@@ -211,17 +213,17 @@ impl Http1 {
                     read.truncate(taken.data.end);
                     part = read.freeze().slice(taken.data.start..);
                 }
-                Ok((ends || !part.is_empty()).then_some(LinkEvent::Part(part, ends)))
+                Ok((ends || !part.is_empty()).then_some(Piece::Part(part, ends)))
             }
         }
     }
 
-    /// The event or failure when the server has closed the connection.
-    fn closed(&mut self) -> Result<LinkEvent, Failure> {
+    /// The piece or failure when the server has closed the connection.
+    fn closed(&mut self) -> Result<Piece, Failure> {
         if let Http1Reading::Body(_, body) = &mut self.reading
             && body.close().is_ok()
         {
-            return Ok(LinkEvent::Part(Bytes::new(), true));
+            return Ok(Piece::Part(Bytes::new(), true));
         }
         let cause = "closed the connection before the end of its answer";
         Err(Failure::broken(!self.has_answered, cause))

@@ -14,10 +14,9 @@ use http::uri::{Scheme, Uri};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Version};
 
 use super::connections::StreamPlace;
-use super::event::LinkEvent;
 use crate::policy::http1;
 use crate::policy::http1::framing::Framing;
-use crate::proxy::client::Head;
+use crate::proxy::client::{Head, Piece};
 use crate::proxy::failure::{Failure, Fault, ServerFault, look_at};
 use crate::proxy::forward::Outgoing;
 
@@ -99,7 +98,7 @@ impl Http2 {
         self.ends = ends;
     }
 
-    pub(super) async fn next(&mut self) -> Result<LinkEvent, Failure> {
+    pub(super) async fn next(&mut self) -> Result<Option<Piece>, Failure> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
@@ -142,7 +141,7 @@ impl Http2 {
         matches!(self.reading, Http2Reading::Over)
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<LinkEvent, Failure>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Piece>, Failure>> {
         if let Poll::Ready(Err(error)) = self.poll_write(context) {
             // The server may have answered before it disconnected.
             self.outgoing.clear();
@@ -151,10 +150,10 @@ impl Http2 {
         }
         if self.outgoing.is_empty() && !self.is_reported {
             self.is_reported = true;
-            return Poll::Ready(Ok(LinkEvent::Written));
+            return Poll::Ready(Ok(None));
         }
         let read = ready!(self.poll_read(context));
-        Poll::Ready(read.map_err(|failure| match failure.fault {
+        Poll::Ready(read.map(Some).map_err(|failure| match failure.fault {
             Fault::Server(ServerFault::Unprocessed) => failure,
             _ => self.write_error.take().unwrap_or(failure),
         }))
@@ -192,8 +191,8 @@ impl Http2 {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<LinkEvent, Failure>> {
-        let (event, reading) = match &mut self.reading {
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Piece, Failure>> {
+        let (piece, reading) = match &mut self.reading {
             Http2Reading::Head(response) => {
                 while let Some(interim) = ready!(response.poll_informational(context)) {
                     let interim = interim.map_err(|error| ended(true, &error))?;
@@ -215,7 +214,7 @@ impl Http2 {
                         length: None,
                         fields: parts.headers.into(),
                     };
-                    return Poll::Ready(Ok(LinkEvent::Interim(Box::new(head))));
+                    return Poll::Ready(Ok(Piece::Head(Box::new(head), false)));
                 }
                 let answer = ready!(Pin::new(response).poll(context));
                 let (parts, mut body) = answer.map_err(|error| ended(true, &error))?.into_parts();
@@ -233,7 +232,7 @@ impl Http2 {
                     true => Http2Reading::Over,
                     false => Http2Reading::Body(body),
                 };
-                (LinkEvent::Head(Box::new(head), ends), reading)
+                (Piece::Head(Box::new(head), ends), reading)
             }
             Http2Reading::Body(body) => match ready!(body.poll_data(context)) {
                 Some(part) => {
@@ -243,9 +242,9 @@ impl Http2 {
                     if !has_ended(body)? {
                         // The end of the stream may arrive after that of the body.
                         self.left = self.left.map(|left| left.saturating_sub(part.len() as u64));
-                        return Poll::Ready(Ok(LinkEvent::Part(part, self.left == Some(0))));
+                        return Poll::Ready(Ok(Piece::Part(part, self.left == Some(0))));
                     }
-                    (LinkEvent::Part(part, true), Http2Reading::Over)
+                    (Piece::Part(part, true), Http2Reading::Over)
                 }
                 None => {
                     if !body.is_end_stream() {
@@ -253,13 +252,13 @@ impl Http2 {
                         let trailers = ready!(body.poll_trailers(context));
                         trailers.map_err(|error| ended(false, &error))?;
                     }
-                    (LinkEvent::Part(Bytes::new(), true), Http2Reading::Over)
+                    (Piece::Part(Bytes::new(), true), Http2Reading::Over)
                 }
             },
             Http2Reading::Over => return Poll::Pending,
         };
         self.reading = reading;
-        Poll::Ready(Ok(event))
+        Poll::Ready(Ok(piece))
     }
 }
 

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use pingora::upstreams::peer::HttpPeer;
 
 use super::connections::{Connections, TakenConnection};
-use super::event::LinkEvent;
 use super::http1::Http1;
 use super::http2::Http2;
+use crate::proxy::client::Piece;
 use crate::proxy::failure::Failure;
 use crate::proxy::forward::Outgoing;
 
@@ -43,11 +43,11 @@ impl Link {
         matches!(self, Link::Http2(_))
     }
 
-    /// Waits for the next event, while pushed bytes are written. Cancel-safe.
+    /// Waits for the next piece of the answer, while pushed bytes are written; `None` once they are, if more are expected. Cancel-safe.
     ///
     /// # Errors
     /// If the exchange cannot continue.
-    pub async fn next(&mut self) -> Result<LinkEvent, Failure> {
+    pub async fn next(&mut self) -> Result<Option<Piece>, Failure> {
         match self {
             Link::Http1(http1) => http1.next().await,
             Link::Http2(http2) => http2.next().await,
