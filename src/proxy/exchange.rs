@@ -8,13 +8,16 @@ use jiff::Timestamp;
 use prometheus::IntGauge;
 
 use super::admission::{AdmissionTrace, Grant, Permit, Refusal};
+use super::client::Client;
 use super::connection::allowance::Held;
 use super::encoder::Encoder;
 use super::failure::Failure;
+use super::forward::{TRACEPARENT, X_REQUEST_ID};
 use super::gate::{Gate, Snapshot};
 use super::origin::Origin;
 use super::rates::Slot;
 use super::relay::connections::PlannedAttempt;
+use super::trace::Recording;
 use super::upstreams::{Assignment, Server, Upstream};
 use crate::policy::choice::identity;
 use crate::policy::endpoint::Endpoint;
@@ -22,6 +25,7 @@ use crate::policy::enforcement::ShadowViolation;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::Rejection;
+use crate::policy::request_id;
 use crate::store::KeyEntry;
 
 mod charged;
@@ -42,12 +46,12 @@ pub struct Exchange {
     pub started: Instant,
     /// The same on the wall clock.
     pub time: Timestamp,
-    /// Its id; empty until its head is examined.
+    /// Its id.
     pub request_id: HeaderValue,
     /// The `Strict-Transport-Security` of its answer, if any.
     pub hsts: Option<HeaderValue>,
-    /// The origin of the request, once its header is examined.
-    pub origin: Option<Origin>,
+    /// Its origin.
+    pub origin: Origin,
     /// The trace of its admission.
     pub admission_trace: AdmissionTrace,
     /// Why it was not forwarded completely, although it was answered.
@@ -183,15 +187,24 @@ pub enum Ending {
 
 impl Exchange {
     /// A request whose header has just been read.
-    pub fn begin(gate: &Gate) -> Exchange {
+    pub fn begin(gate: &Gate, client: &Client<'_>) -> Exchange {
+        let snapshot = gate.snapshot();
+        let (started, time) = (Instant::now(), gate.store.now());
+        let (config, sent) = (&snapshot.config, &client.head.fields);
+        let sent_id = sent.first(&X_REQUEST_ID);
+        let hsts = snapshot.hsts.as_ref();
+        let recording = Recording::begin(sent.first(&TRACEPARENT), &config.tracing);
         Exchange {
-            snapshot: gate.snapshot(),
-            started: Instant::now(),
-            time: gate.store.now(),
-            request_id: HeaderValue::from_static(""),
-            hsts: None,
-            origin: None,
-            admission_trace: AdmissionTrace::default(),
+            started,
+            time,
+            request_id: request_id::of(sent_id, &config.keys.prefix, || fastrand::u128(..)),
+            hsts: hsts.filter(|_| client.connection.is_encrypted).cloned(),
+            origin: Origin::of(client, &config.listen.trusted_proxies),
+            admission_trace: AdmissionTrace {
+                recording,
+                ..AdmissionTrace::default()
+            },
+            snapshot,
             cause: None,
             _in_flight: InFlight::enter(&gate.metrics.in_flight),
         }

@@ -41,7 +41,7 @@ pub struct ForwardedIdentity<'a> {
     /// The request id.
     pub request_id: &'a HeaderValue,
     /// The client's address.
-    pub client: Option<&'a HeaderValue>,
+    pub client: &'a HeaderValue,
     /// `https` or `http`.
     pub scheme: &'static str,
     /// The requested host.
@@ -104,7 +104,7 @@ impl Outgoing<'_> {
             (&X_CONSUMER_ID, Some(identity.key_id)),
             (&X_CONSUMER_TIER, Some(identity.tier.as_bytes())),
             (&X_FORWARDED_PROTO, Some(identity.scheme.as_bytes())),
-            (&X_FORWARDED_FOR, identity.client.map(HeaderValue::as_bytes)),
+            (&X_FORWARDED_FOR, Some(identity.client.as_bytes())),
             (&X_FORWARDED_HOST, identity.host),
         ];
         let secret = self
@@ -255,7 +255,7 @@ mod tests {
             framing: Framing::Empty,
             identity: ForwardedIdentity {
                 request_id: &HeaderValue::from_static("r-1"),
-                client: Some(&HeaderValue::from_static("192.0.2.1")),
+                client: &HeaderValue::from_static("192.0.2.1"),
                 scheme: "https",
                 host: head.host(),
                 key_id: b"abcdefghijkl",

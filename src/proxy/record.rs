@@ -44,14 +44,14 @@ pub fn record(
         return;
     }
     let cause = cause(failure, exchange, stage);
-    let sender = exchange.origin.as_ref().map(|origin| match origin.client {
+    let sender = match exchange.origin.client {
         RequestSender::Connected(_) => Cow::Borrowed(&*client.connection.client_text),
         RequestSender::Forwarded(client) => Cow::Owned(client.to_string()),
-    });
+    };
     let line = Line {
         time: exchange.time.checked_sub(waited).unwrap_or(exchange.time),
         request_id: exchange.request_id_str(),
-        client: sender.as_deref(),
+        client: Some(&sender),
         protocol: match head.version {
             Version::Http2 => "HTTP/2",
             Version::Http11 => "HTTP/1.1",

@@ -123,8 +123,8 @@ impl Relay<'_, '_> {
         let blamed = fate == Fate::Unknown && is_servers_fault(&failure, self.client);
         let passed_on = self.client.header_passed();
         let forwarding = &mut *self.forwarding;
-        if let (Fault::Server(ServerFault::WantsHttp1 | ServerFault::InvalidHttp2), Some(server)) =
-            (failure.fault, forwarding.server())
+        if failure.is_about_version()
+            && let Some(server) = forwarding.server()
         {
             forwarding.upstream.note_wants_http1(server);
         }
@@ -183,7 +183,6 @@ impl Relay<'_, '_> {
             failure: failure.with(format_args!("server: {}", attempt.peer)),
             reached: None,
         })?;
-        let peer = attempt.peer;
         let Obtained {
             connection,
             is_reused: reused,
@@ -194,10 +193,10 @@ impl Relay<'_, '_> {
             true => series.reused.inc(),
             false => series.new.inc(),
         }
-        let done = self.exchange_with(connection, &peer, upload, at.into());
+        let done = self.exchange_with(connection, &attempt.peer, upload, at.into());
         done.await.map_err(|failure| FailedAttempt {
             failure,
-            reached: Some((peer, reused)),
+            reached: Some((attempt.peer, reused)),
         })
     }
 
@@ -266,14 +265,13 @@ impl Relay<'_, '_> {
             forwarding,
             ..
         } = self;
-        let server = forwarding.server();
         let recorded = exchange
             .admission_trace
             .recording
             .as_ref()
             .map(|recording| (recording.context, recording.attempt_id()));
-        let origin = exchange.origin.as_ref();
-        let forwarded_host = origin.and_then(|origin| origin.host.as_ref());
+        let (server, origin) = (forwarding.server(), &exchange.origin);
+        let forwarded_host = origin.host.as_ref();
         let record = &forwarding.key.record;
         let outgoing = Outgoing {
             head: &client.head,
@@ -281,8 +279,8 @@ impl Relay<'_, '_> {
             framing: framing(client),
             identity: ForwardedIdentity {
                 request_id: &exchange.request_id,
-                client: origin.map(|origin| &origin.address),
-                scheme: origin.map_or("http", |origin| origin.scheme),
+                client: &origin.address,
+                scheme: origin.scheme,
                 host: forwarded_host
                     .map(HeaderValue::as_bytes)
                     .or(client.head.host()),

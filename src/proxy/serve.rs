@@ -7,27 +7,23 @@ use super::admission::{self, Admitted, Permit, Refusal};
 use super::client::Client;
 use super::exchange::{Ending, Exchange, Forwarding, Served, Stage};
 use super::failure::{ClientFault, Failure, Fault};
-use super::forward::{TRACEPARENT, X_REQUEST_ID};
 use super::gate::Gate;
-use super::origin::Origin;
 use super::record;
 use super::relay::Relay;
 use super::respond::Answer;
 use super::settlement;
-use super::trace::Recording;
 use super::well_formed;
 use crate::config::Limits;
-use crate::policy::forwarded;
+use crate::policy::forwarded::RequestSender;
 use crate::policy::limit_hit::LimitHit;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::{Malformed, Rejection};
-use crate::policy::request_id;
 use crate::policy::token_bucket::Empty;
 use crate::store::KeyEntry;
 
 /// Serves a request: admits it, and answers or forwards it; then records its outcome.
 pub async fn serve(gate: &Arc<Gate>, client: &mut Client<'_>) {
-    let exchange = Exchange::begin(gate);
+    let exchange = Exchange::begin(gate, client);
     let mut recorded = Recorded {
         gate,
         client,
@@ -98,18 +94,6 @@ async fn answer(
     let limits = &snapshot.config.limits;
     if gate.is_draining() || client.connection.is_retired() {
         client.close_after();
-    }
-    let sent = &client.head.fields;
-    exchange.request_id = request_id::of(
-        sent.first(&X_REQUEST_ID),
-        &snapshot.config.keys.prefix,
-        || fastrand::u128(..),
-    );
-    exchange.admission_trace.recording =
-        Recording::begin(sent.first(&TRACEPARENT), &snapshot.config.tracing);
-    exchange.origin = Some(Origin::of(client, &snapshot.config.listen.trusted_proxies));
-    if client.connection.is_encrypted {
-        exchange.hsts = snapshot.hsts.clone();
     }
     let (mut arrived, mut ended) = (exchange.time, Ok(()));
     if must_end_first(client, limits) {
@@ -244,10 +228,7 @@ async fn refuse(
 /// carries requests of other clients.
 fn note_failed_authentication(gate: &Gate, client: &mut Client<'_>, exchange: &Exchange) {
     let limits = &exchange.snapshot.config.limits;
-    let sender = match &exchange.origin {
-        Some(origin) => origin.client,
-        None => forwarded::RequestSender::Connected(client.connection.client),
-    };
+    let sender = exchange.origin.client;
     let noted = gate.note_failed_authentication(sender.ip(), limits);
     let limit = match noted {
         Ok(()) => return,
@@ -256,11 +237,11 @@ fn note_failed_authentication(gate: &Gate, client: &mut Client<'_>, exchange: &E
     };
     gate.metrics.limit_hits.note(limit);
     match sender {
-        forwarded::RequestSender::Connected(_) => {
+        RequestSender::Connected(_) => {
             client.close_after();
             client.connection.retire();
         }
-        forwarded::RequestSender::Forwarded(_) => {}
+        RequestSender::Forwarded(_) => {}
     }
 }
 
