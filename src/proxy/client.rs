@@ -72,7 +72,7 @@ impl<'c> Client<'c> {
     /// Whether the request has no body at all.
     pub fn is_body_empty(&self) -> bool {
         match &self.side {
-            Side::Http1(side) => side.is_body_empty(),
+            Side::Http1(_) => self.head.framing.is_empty(),
             Side::Http2(side) => side.is_body_empty(),
         }
     }

@@ -36,6 +36,8 @@ pub enum After {
     Request,
     /// To be closed, once the client has the answer.
     Close,
+    /// To be ended without an answer: no request has arrived.
+    End,
     /// None: its answer is incomplete.
     Nothing,
 }
@@ -49,7 +51,6 @@ fn broke(error: io::Error) -> Failure {
 pub struct Http1Side<'c> {
     wire: &'c mut ClientWire,
     body: BodyReader,
-    is_body_empty: bool,
     /// When the body must have arrived; `None` if there is none.
     deadline: Option<Instant>,
     answer: Option<BodyWriter>,
@@ -71,7 +72,6 @@ impl<'c> Http1Side<'c> {
         let body = head.body(&ChunkLimits::STANDARD);
         Http1Side {
             wire,
-            is_body_empty: head.framing.is_empty(),
             deadline: (!body.is_done()).then(|| Instant::now() + read_timeout),
             body,
             answer: None,
@@ -86,10 +86,6 @@ impl<'c> Http1Side<'c> {
 
     pub(super) fn is_body_done(&self) -> bool {
         self.body.is_done()
-    }
-
-    pub(super) fn is_body_empty(&self) -> bool {
-        self.is_body_empty
     }
 
     /// Makes room for a head and these bytes of a body, which are written together.

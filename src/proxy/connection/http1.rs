@@ -45,17 +45,6 @@ pub struct Http1Connection {
     requests: u64,
 }
 
-/// The next event on a connection between two requests.
-enum NextInput {
-    Request(Box<RequestHead>),
-    /// Its last answer is being written.
-    Refused,
-    /// No request arrived: the connection is closed without an answer.
-    Absent,
-    /// The client has broken it off.
-    Over,
-}
-
 /// The request to end a connection.
 struct EndRequest<F> {
     requested: OnWake<F>,
@@ -104,22 +93,22 @@ impl Http1Connection {
             is_requested: false,
         };
         loop {
-            match self.next(deadline, limit, &mut end).await {
-                NextInput::Request(head) => {
+            let after = match self.next(deadline, limit, &mut end).await {
+                Ok(head) => {
                     self.requests += 1;
                     self.wire.note_requests(self.requests);
-                    match self.serve(head).await {
-                        After::Request => {}
-                        After::Close => break,
-                        After::Nothing => return,
-                    }
+                    self.serve(head).await
                 }
-                NextInput::Refused => break,
-                NextInput::Absent => {
+                Err(after) => after,
+            };
+            match after {
+                After::Request => {}
+                After::Close => return self.wire.close().await,
+                After::End => {
                     self.wire.end().await;
                     return;
                 }
-                NextInput::Over => return,
+                After::Nothing => return,
             }
             if self.wire.unread.is_empty() {
                 self.wire.unread = BytesMut::new();
@@ -127,17 +116,19 @@ impl Http1Connection {
             self.wire.writes.release();
             (deadline, limit) = (Instant::now() + self.idle_timeout, LimitHit::KeepaliveIdle);
         }
-        self.wire.close().await;
     }
 
     /// Reads the next head, whose first byte must arrive before `deadline` and before the connection's `end` is requested; what has
     /// arrived by then is served.
+    ///
+    /// # Errors
+    /// With the end of the connection, if there is no such head.
     async fn next(
         &mut self,
         deadline: Instant,
         limit: LimitHit,
         end: &mut EndRequest<impl Future<Output = ()> + Unpin>,
-    ) -> NextInput {
+    ) -> Result<Box<RequestHead>, After> {
         loop {
             // Some clients end a body with an empty line too many (RFC 9112 section 2.2), which begins no request.
             match &*self.wire.unread {
@@ -148,15 +139,15 @@ impl Http1Connection {
             let more = tokio::select! {
                 biased;
                 more = self.wire.read_more(deadline) => more,
-                () = end.last_read() => return NextInput::Absent,
+                () = end.last_read() => return Err(After::End),
             };
             match more {
                 Ok(Some(1..)) => {}
-                Ok(Some(0)) => return NextInput::Absent,
-                Err(_) => return NextInput::Over,
+                Ok(Some(0)) => return Err(After::End),
+                Err(_) => return Err(After::Nothing),
                 Ok(None) => {
                     self.wire.note_limit(limit);
-                    return NextInput::Absent;
+                    return Err(After::End);
                 }
             }
         }
@@ -164,14 +155,14 @@ impl Http1Connection {
         let mut reader = RequestReader::default();
         loop {
             let rejection = match reader.take(&mut self.wire.unread, &self.bounds) {
-                Ok(Some(head)) => return NextInput::Request(Box::new(head)),
+                Ok(Some(head)) => return Ok(Box::new(head)),
                 Err(rejection) => rejection,
                 Ok(None) => {
                     let (begun, _) =
                         begun.get_or_insert_with(|| (Instant::now(), self.gate.arrival()));
                     match self.wire.read_more(*begun + self.head_timeout).await {
                         Ok(Some(1..)) => continue,
-                        Ok(Some(0)) | Err(_) => return NextInput::Over,
+                        Ok(Some(0)) | Err(_) => return Err(After::Nothing),
                         Ok(None) => {
                             self.wire.note_limit(LimitHit::RequestHead);
                             Rejection::BadRequest(Malformed::Late)
@@ -184,7 +175,7 @@ impl Http1Connection {
             let unserved = Unserved::unread(&self.gate, connection, received, waited);
             let answer = unserved.refuse(&rejection);
             self.wire.writes.gathered().extend_from_slice(&answer);
-            return NextInput::Refused;
+            return Err(After::Close);
         }
     }
 
