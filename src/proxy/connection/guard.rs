@@ -27,8 +27,6 @@ pub struct Guard {
     progress: Arc<Progress>,
     /// Whether something was written since the last flush.
     has_written: bool,
-    /// Whether the client refuses bytes.
-    has_backlog: bool,
 }
 
 impl Guard {
@@ -45,45 +43,14 @@ impl Guard {
             http2: Box::new(Http2Guard::new(limits)),
             progress,
             has_written: false,
-            has_backlog: false,
         }
     }
 
     fn note_backlog(&mut self, has_backlog: bool) {
-        if has_backlog != self.has_backlog {
-            self.has_backlog = has_backlog;
+        if has_backlog != self.wire.connection.has_backlog() {
             self.wire.connection.note_backlog(has_backlog);
             self.gate.note_backlog(has_backlog);
         }
-    }
-
-    fn poll_http2(
-        &mut self,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        ready!(self.http2.breath.poll(&self.progress, context));
-        let before = buffer.filled().len();
-        if self.wire.unread.is_empty() {
-            ready!(Pin::new(&mut self.wire.transport).poll_read(context, buffer))?;
-        } else {
-            let bytes = self.wire.unread.len().min(buffer.remaining());
-            buffer.put_slice(self.wire.unread.get(..bytes).unwrap_or_default());
-            self.wire.unread.advance(bytes);
-            if self.wire.unread.is_empty() {
-                self.wire.unread = BytesMut::new();
-            }
-        }
-        let http2 = &mut self.http2;
-        let received = buffer.filled().get(before..).unwrap_or_default();
-        let flood = http2.note_received(received, &self.progress);
-        let streams = http2.budgets.streams;
-        self.wire.note_requests(streams);
-        let Some(flood) = flood else {
-            return Poll::Ready(Ok(()));
-        };
-        buffer.set_filled(before);
-        Poll::Ready(Err(self.calm_down(flood, context)))
     }
 
     /// Ends the connection, with a GOAWAY if that does not interrupt a frame.
@@ -106,7 +73,29 @@ impl AsyncRead for Guard {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.poll_http2(cx, buf)
+        let guard = &mut *self;
+        ready!(guard.http2.breath.poll(&guard.progress, cx));
+        let before = buf.filled().len();
+        if guard.wire.unread.is_empty() {
+            ready!(Pin::new(&mut guard.wire.transport).poll_read(cx, buf))?;
+        } else {
+            let bytes = guard.wire.unread.len().min(buf.remaining());
+            buf.put_slice(guard.wire.unread.get(..bytes).unwrap_or_default());
+            guard.wire.unread.advance(bytes);
+            if guard.wire.unread.is_empty() {
+                guard.wire.unread = BytesMut::new();
+            }
+        }
+        let http2 = &mut guard.http2;
+        let received = buf.filled().get(before..).unwrap_or_default();
+        let flood = http2.note_received(received, &guard.progress);
+        let streams = http2.budgets.streams;
+        guard.wire.note_requests(streams);
+        let Some(flood) = flood else {
+            return Poll::Ready(Ok(()));
+        };
+        buf.set_filled(before);
+        Poll::Ready(Err(guard.calm_down(flood, cx)))
     }
 }
 
