@@ -42,11 +42,11 @@ pub enum Next<'a, K, G> {
     /// 2 and 3: the key that the request presents.
     Key(Lookup<'a>),
     /// 7: room within a limit of each gateway.
-    Room(Ask<'a, K, Room>),
+    Room(Ask<'a, K, Room<K>>),
     /// 8: the charge.
     Charge(Ask<'a, K, Arc<Endpoint>>),
     /// The units used today, for a refusal that is not charged.
-    Count(Ask<'a, K, Refused>),
+    Count(Ask<'a, K, Refusal<K>>),
     /// The usage of the key, which is the body of the answer.
     Usage(Ask<'a, K, OwnPath>),
     /// The end of a request for the description of the API.
@@ -89,9 +89,8 @@ pub fn begin<'a, K, G>(
             Next::Document // public
         }
         Err(rejection) => {
-            let place = Some(RouteId::Own(OwnPath::Document));
-            let refusal = Refusal::of(rejection);
-            lookup.refuse(AdmissionStep::Method, Refusal { place, ..refusal })
+            let refusal = Refusal::at(RouteId::Own(OwnPath::Document), rejection);
+            lookup.refuse(AdmissionStep::Method, refusal)
         }
     }
 }
@@ -171,9 +170,9 @@ pub struct Ask<'a, K, N> {
 
 /// Room within a limit of each gateway.
 #[derive(Debug)]
-pub struct Room {
+pub struct Room<K> {
     limit: Limit,
-    found: Result<RouteId, Refused>,
+    found: Result<RouteId, Refusal<K>>,
 }
 
 /// A limit of each gateway.
@@ -185,22 +184,6 @@ pub enum Limit {
     UsageRead,
     /// A slot among the key's requests in flight.
     Concurrent(NonZeroU32),
-}
-
-/// A rejection, and the place of the path if it is known.
-#[derive(Debug)]
-pub struct Refused {
-    rejection: Rejection,
-    place: Option<RouteId>,
-}
-
-impl Refused {
-    fn at(place: RouteId, rejection: Rejection) -> Refused {
-        Refused {
-            rejection,
-            place: Some(place),
-        }
-    }
 }
 
 impl<'a, K, N> Ask<'a, K, N> {
@@ -284,32 +267,30 @@ impl<'a, K, N> Ask<'a, K, N> {
     }
 
     /// Refuses the request, with the quota status of the caller.
-    fn refuse<G>(self, refused: Refused, used: Option<u64>) -> Next<'a, K, G> {
+    fn refuse<G>(self, refusal: Refusal<K>, used: Option<u64>) -> Next<'a, K, G> {
         let quota_status = self.quota_status(used);
         Next::Refused(Refusal {
-            rejection: refused.rejection.at(quota_status),
+            rejection: refusal.rejection.at(quota_status),
             key: Some(self.caller.key),
-            place: refused.place,
             quota_status: Some(quota_status),
-            cause: None,
+            ..refusal
         })
     }
 
     /// Ends a request because the gateway or its store failed.
     fn fail<G>(self, place: Option<RouteId>, cause: String) -> Next<'a, K, G> {
-        Next::Refused(Refusal {
-            rejection: Rejection::Internal,
-            key: Some(self.caller.key),
+        let refusal = Refusal {
             place,
-            quota_status: Some(self.caller.quota_status),
             cause: Some(cause),
-        })
+            ..Refusal::of(Rejection::Internal)
+        };
+        self.refuse(refusal, None)
     }
 }
 
 impl<'a, K: Borrow<KeyRecord>> Ask<'a, K, ()> {
     /// Steps 4 to 6.
-    fn find(&mut self) -> Result<RouteId, Refused> {
+    fn find(&mut self) -> Result<RouteId, Refusal<K>> {
         let (path, method, endpoints) =
             (self.lookup.path, self.lookup.method, self.lookup.endpoints);
         if let Some(own) = OwnPath::of_str(path) {
@@ -317,15 +298,12 @@ impl<'a, K: Borrow<KeyRecord>> Ask<'a, K, ()> {
             let taken = self.judge(AdmissionStep::Method, own_path::takes(method));
             return match taken {
                 Ok(()) => Ok(RouteId::Own(own)),
-                Err(rejection) => Err(Refused::at(RouteId::Own(own), rejection)),
+                Err(rejection) => Err(Refusal::at(RouteId::Own(own), rejection)),
             };
         }
         let located = self.judge(AdmissionStep::Endpoint, endpoints.located(path)); // 4
-        let endpoint = located.map_err(|rejection| Refused {
-            rejection,
-            place: None,
-        })?;
-        let refused = |rejection| Refused::at(RouteId::Endpoint(endpoint.clone()), rejection);
+        let endpoint = located.map_err(Refusal::of)?;
+        let refused = |rejection| Refusal::at(RouteId::Endpoint(endpoint.clone()), rejection);
         let taken = self.judge(AdmissionStep::Method, endpoint.admit_method(method)); // 5
         taken.map_err(refused)?;
         let included = endpoint.admit_tier(&self.caller.key.borrow().tier); // 6
@@ -337,7 +315,7 @@ impl<'a, K: Borrow<KeyRecord>> Ask<'a, K, ()> {
 
 impl<'a, K> Ask<'a, K, ()> {
     /// Step 7, first half: one token, whatever steps 4 to 6 decide.
-    fn draw<G>(self, found: Result<RouteId, Refused>) -> Next<'a, K, G> {
+    fn draw<G>(self, found: Result<RouteId, Refusal<K>>) -> Next<'a, K, G> {
         let limit = match &found {
             Ok(RouteId::Own(_)) => Some(Limit::UsageRead),
             Ok(RouteId::Endpoint(_)) | Err(_) => self.caller.terms.burst.map(Limit::Burst),
@@ -351,7 +329,7 @@ impl<'a, K> Ask<'a, K, ()> {
     }
 
     /// Step 7, second half: a slot, unless steps 4 to 6 refuse.
-    fn enter<G>(self, found: Result<RouteId, Refused>) -> Next<'a, K, G> {
+    fn enter<G>(self, found: Result<RouteId, Refusal<K>>) -> Next<'a, K, G> {
         match (found, self.caller.terms.concurrent) {
             (Err(refused), _) => Next::Count(self.needs(refused)),
             (Ok(RouteId::Own(own)), _) => Next::Usage(self.needs(own)), // never charged
@@ -370,13 +348,13 @@ impl<'a, K> Ask<'a, K, ()> {
             Ok(()) => Next::Charge(self.needs(endpoint)),
             Err(rejection) => {
                 self.lookup.note(AdmissionStep::Upstream, Verdict::Refuses);
-                Next::Count(self.needs(Refused::at(RouteId::Endpoint(endpoint), rejection)))
+                Next::Count(self.needs(Refusal::at(RouteId::Endpoint(endpoint), rejection)))
             }
         }
     }
 }
 
-impl<'a, K> Ask<'a, K, Room> {
+impl<'a, K> Ask<'a, K, Room<K>> {
     /// The limit to check.
     pub fn limit(&self) -> Limit {
         self.needs.limit
@@ -407,8 +385,8 @@ impl<'a, K> Ask<'a, K, Room> {
             (Ok(()), Ok(RouteId::Endpoint(endpoint))) if !is_token => ask.charge(endpoint),
             (Ok(()), found) => ask.enter(found),
             // It replaces the answer of steps 4 to 6.
-            (Err(rejection), Ok(place)) => Next::Count(ask.needs(Refused::at(place, rejection))),
-            (Err(rejection), Err(refused)) => Next::Count(ask.needs(Refused {
+            (Err(rejection), Ok(place)) => Next::Count(ask.needs(Refusal::at(place, rejection))),
+            (Err(rejection), Err(refused)) => Next::Count(ask.needs(Refusal {
                 rejection,
                 ..refused
             })),
@@ -453,7 +431,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
         let quota_status = ask.caller.quota_status;
         let rejection = Rejection::RateLimitExceeded(ExceededLimit::Daily, quota_status);
         ask.refuse(
-            Refused::at(RouteId::Endpoint(endpoint), rejection),
+            Refusal::at(RouteId::Endpoint(endpoint), rejection),
             Some(used),
         )
     }
@@ -465,7 +443,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
     }
 }
 
-impl<'a, K> Ask<'a, K, Refused> {
+impl<'a, K> Ask<'a, K, Refusal<K>> {
     /// Answers with the units used today, or `None` if the store cannot be reached.
     pub fn answer<G>(self, used: Option<u64>) -> Next<'a, K, G> {
         let (ask, refused) = self.split();

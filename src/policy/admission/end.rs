@@ -74,6 +74,14 @@ impl<K> Refusal<K> {
         }
     }
 
+    /// A refusal at this place of the path.
+    pub fn at(place: RouteId, rejection: Rejection) -> Refusal<K> {
+        Refusal {
+            place: Some(place),
+            ..Refusal::of(rejection)
+        }
+    }
+
     /// The endpoint whose authenticated caller is refused.
     pub fn endpoint(&self) -> Option<&Endpoint> {
         match (&self.key, &self.place) {
