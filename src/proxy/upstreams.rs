@@ -78,10 +78,12 @@ impl Upstream {
         });
         let places: Vec<WeightedServer> = places.collect();
         for WeightedServer { server, .. } in &places {
-            server.reconfigured(config.ejection);
-            if config.health.is_none() {
-                server.unchecked();
-            }
+            server.judge(|health| {
+                health.reconfigured(config.ejection, Instant::now());
+                if config.health.is_none() {
+                    health.unchecked();
+                }
+            });
         }
         Upstream {
             name: name.clone(),

@@ -124,19 +124,22 @@ impl Server {
         servers.iter().any(|other| Arc::ptr_eq(self, other))
     }
 
+    /// Notes a request that it answered. Nearly all need no lock.
     pub(super) fn served(&self) -> Option<HealthChange> {
         self.note_last(ANSWERED);
-        if !self.blemished.load(Ordering::Acquire) {
-            return None;
+        match self.blemished.load(Ordering::Acquire) {
+            true => self.judge(ServerHealth::served),
+            false => None,
         }
-        self.judge(ServerHealth::served)
     }
 
+    /// Notes a request that it failed.
     pub(super) fn failed(&self, ejection: Ejection) -> Option<HealthChange> {
         self.note_last(FAILED);
         self.judge(|health| health.failed(ejection, Instant::now()))
     }
 
+    /// Notes a check.
     pub(super) fn checked(
         &self,
         checked: HealthCheckResult,
@@ -149,25 +152,8 @@ impl Server {
         self.judge(|health| health.checked(checked, thresholds))
     }
 
-    /// Applies the settings of another configuration.
-    pub(super) fn reconfigured(&self, ejection: Ejection) {
-        self.judge(|health| {
-            health.reconfigured(ejection, Instant::now());
-            None
-        });
-    }
-
-    pub(super) fn unchecked(&self) {
-        self.judge(|health| {
-            health.unchecked();
-            None
-        });
-    }
-
-    fn judge(
-        &self,
-        note: impl FnOnce(&mut ServerHealth) -> Option<HealthChange>,
-    ) -> Option<HealthChange> {
+    /// Applies a change of its state.
+    pub(super) fn judge<T>(&self, note: impl FnOnce(&mut ServerHealth) -> T) -> T {
         let mut health = self.health.lock();
         let change = note(&mut health);
         let blemished = !health.is_unblemished();
