@@ -55,22 +55,24 @@ impl Encoder {
         }
     }
 
+    fn writer(&mut self) -> &mut dyn Write {
+        match self {
+            Encoder::Gzip(encoder) => encoder,
+            Encoder::Zstd(encoder) => encoder,
+        }
+    }
+
     /// Encodes a part so that a decoder can read it completely.
     ///
     /// # Errors
     /// If there is not enough memory.
     pub fn part(&mut self, part: &[u8]) -> io::Result<Bytes> {
+        let writer = self.writer();
+        writer.write_all(part)?;
+        writer.flush()?;
         let made = match self {
-            Encoder::Gzip(encoder) => {
-                encoder.write_all(part)?;
-                encoder.flush()?;
-                mem::take(encoder.get_mut())
-            }
-            Encoder::Zstd(encoder) => {
-                encoder.write_all(part)?;
-                encoder.flush()?;
-                mem::take(encoder.get_mut())
-            }
+            Encoder::Gzip(encoder) => mem::take(encoder.get_mut()),
+            Encoder::Zstd(encoder) => mem::take(encoder.get_mut()),
         };
         Ok(made.into())
     }
@@ -79,16 +81,11 @@ impl Encoder {
     ///
     /// # Errors
     /// If there is not enough memory.
-    pub fn end(self, last: &[u8]) -> io::Result<Bytes> {
+    pub fn end(mut self, last: &[u8]) -> io::Result<Bytes> {
+        self.writer().write_all(last)?;
         let made = match self {
-            Encoder::Gzip(mut encoder) => {
-                encoder.write_all(last)?;
-                encoder.finish()?
-            }
-            Encoder::Zstd(mut encoder) => {
-                encoder.write_all(last)?;
-                encoder.finish()?
-            }
+            Encoder::Gzip(encoder) => encoder.finish()?,
+            Encoder::Zstd(encoder) => encoder.finish()?,
         };
         Ok(made.into())
     }
