@@ -45,18 +45,15 @@ pub struct Http1Connection {
     requests: u64,
 }
 
-/// The request to end a connection.
-struct EndRequest<F> {
-    requested: OnWake<F>,
-    is_requested: bool,
-}
+/// The request to end a connection, until it is made.
+struct EndRequest<F>(Option<OnWake<F>>);
 
 impl<F: Future<Output = ()> + Unpin> EndRequest<F> {
     /// Returns [`LAST_READ`] after the end was requested, or after this call if it was requested earlier.
     async fn last_read(&mut self) {
-        if !self.is_requested {
-            (&mut self.requested).await;
-            self.is_requested = true;
+        if let Some(requested) = &mut self.0 {
+            requested.await;
+            self.0 = None;
         }
         tokio::time::sleep(LAST_READ).await;
     }
@@ -88,10 +85,7 @@ impl Http1Connection {
         let requested = pin!(async {
             let _ = ending.wait_for(|ending| *ending).await;
         });
-        let mut end = EndRequest {
-            requested: OnWake::new(requested),
-            is_requested: false,
-        };
+        let mut end = EndRequest(Some(OnWake::new(requested)));
         loop {
             let after = match self.next(deadline, limit, &mut end).await {
                 Ok(head) => {
