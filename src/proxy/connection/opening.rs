@@ -48,19 +48,15 @@ pub async fn open(
     let is_http2 = match agreed {
         Agreed::Http1 => false,
         Agreed::Open if redirect.is_some() => false,
-        Agreed::Http2 | Agreed::Open => {
-            match (
-                is_preface(gate, &mut wire, start + limits.request_head).await,
-                agreed,
-            ) {
-                (Ok(Some(is_preface)), Agreed::Open) => is_preface,
+        agreed => {
+            let begins = is_preface(gate, &mut wire, start + limits.request_head).await;
+            match (begins.map_err(|_| None)?, agreed) {
                 // The library refuses a wrong preface.
-                (Ok(Some(_)), _) => true,
-                (Err(_), _) => return Err(None),
-                (Ok(None), Agreed::Http2) => return Err(Some(LimitHit::H2Preface)),
+                (Some(is_preface), agreed) => is_preface || agreed == Agreed::Http2,
+                (None, Agreed::Http2) => return Err(Some(LimitHit::H2Preface)),
                 // The bytes so far are answered.
-                (Ok(None), _) if !wire.unread.is_empty() => false,
-                (Ok(None), _) => return Err(Some(LimitHit::RequestHead)),
+                (None, _) if !wire.unread.is_empty() => false,
+                (None, _) => return Err(Some(LimitHit::RequestHead)),
             }
         }
     };
