@@ -260,7 +260,7 @@ fn gate(
     access_log: AccessLog,
 ) -> (Arc<Gate>, mpsc::Receiver<Vec<Span>>) {
     let (spans, unexported) = mpsc::channel(traces::WAITING_MAX);
-    let snapshot = Snapshot::new(config);
+    let snapshot = Snapshot::new(config, None);
     warn_of(&snapshot);
     known_series::create(&metrics, &snapshot.config);
     let gate = Gate::new(snapshot, store, metrics, access_log, spans);
@@ -332,23 +332,19 @@ fn admin(
 
 /// Why a gateway that its store calls ready is degraded.
 fn reasons(gate: &Gate, snapshot: &Snapshot) -> Vec<String> {
-    let unknown = unknown_tiers_of(gate);
-    let unknown = unknown.iter().map(ToString::to_string);
-    servers_out(snapshot).into_iter().chain(unknown).collect()
-}
-
-/// The servers without requests because their names have not resolved, as reasons for operators.
-fn servers_out(snapshot: &Snapshot) -> Vec<String> {
-    let upstreams = snapshot.upstreams();
-    let reasons = upstreams.flat_map(|upstream| {
-        let names = upstream.unresolved().into_iter();
+    let mut reasons = Vec::new();
+    for upstream in snapshot.upstreams() {
         let reason = |name| {
             let upstream = &upstream.name;
-            format!("{name} of the upstream {upstream} cannot be resolved: this server gets no requests until it can")
+            format!(
+                "{name} of the upstream {upstream} cannot be resolved: this server gets no requests until it can"
+            )
         };
-        names.map(reason).collect::<Vec<String>>()
-    });
-    reasons.collect()
+        reasons.extend(upstream.unresolved().into_iter().map(reason));
+    }
+    let unknown = unknown_tiers_of(gate);
+    reasons.extend(unknown.iter().map(ToString::to_string));
+    reasons
 }
 
 /// The quota day with the limits of the running configuration.

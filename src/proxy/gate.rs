@@ -68,18 +68,9 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// A snapshot of `config`.
-    pub fn new(config: Config) -> Snapshot {
-        Snapshot::make(config, None)
-    }
-
-    /// A snapshot of `config` that keeps unchanged upstreams with the state of their servers. Connections to servers are pooled
-    /// by address and stay in any case.
-    pub fn after(config: Config, previous: &Snapshot) -> Snapshot {
-        Snapshot::make(config, Some(previous))
-    }
-
-    fn make(config: Config, previous: Option<&Snapshot>) -> Snapshot {
+    /// A snapshot of `config`, which keeps unchanged upstreams of the `previous` one with the state of their servers. Connections to
+    /// servers are pooled by address and stay in any case.
+    pub fn new(config: Config, previous: Option<&Snapshot>) -> Snapshot {
         let upstreams: HashMap<Arc<str>, Arc<Upstream>, RandomState> = config
             .upstreams
             .iter()

@@ -316,7 +316,7 @@ fn prepare(
     let sink = changed.map(|place| open_access_log(place, &gate.metrics));
     let sink = sink.transpose().map_err(|error| error.to_string())?;
     Ok(Prepared {
-        snapshot: Snapshot::after(config, &running),
+        snapshot: Snapshot::new(config, Some(&running)),
         successor,
         sink,
     })

@@ -113,7 +113,7 @@ impl Bench {
         let metrics = Arc::new(Metrics::new().unwrap());
         let (spans, _) = tokio::sync::mpsc::channel(1);
         let gate = Gate::new(
-            Snapshot::new(config),
+            Snapshot::new(config, None),
             opened,
             metrics,
             AccessLog::new(None),

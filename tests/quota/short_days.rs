@@ -50,7 +50,7 @@ async fn gate(store: &str, calendar: &Calendar, name: &str) -> Arc<Gate> {
     let log = AccessLog::new(None);
     let (spans, _) = tokio::sync::mpsc::channel(1);
     Arc::new(Gate::new(
-        Snapshot::new(config),
+        Snapshot::new(config, None),
         opened,
         Arc::new(Metrics::new().unwrap()),
         log,

@@ -128,7 +128,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
             Clock::system(),
         );
         Arc::new(Gate::new(
-            Snapshot::new(Config::parse("g.yaml", CONFIG, &|_| None).unwrap()),
+            Snapshot::new(Config::parse("g.yaml", CONFIG, &|_| None).unwrap(), None),
             store.await.unwrap(),
             Arc::new(Metrics::new().unwrap()),
             AccessLog::new(None),
