@@ -35,25 +35,6 @@ pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-ho
 /// A client's fields that the gateway replaces or handles itself.
 static REPLACED: [HeaderName; 4] = [HOST, EXPECT, TRACEPARENT, X_REQUEST_ID];
 
-/// The facts about a request that its upstream receives.
-#[derive(Debug)]
-pub struct ForwardedIdentity<'a> {
-    /// The request id.
-    pub request_id: &'a HeaderValue,
-    /// The client's address.
-    pub client: &'a HeaderValue,
-    /// `https` or `http`.
-    pub scheme: &'static str,
-    /// The requested host.
-    pub host: Option<&'a [u8]>,
-    /// The public id of the key.
-    pub key_id: &'a [u8],
-    /// The key's tier.
-    pub tier: &'a str,
-    /// The trace that the request is recorded in, and the id of this attempt's span.
-    pub recorded: Option<(TraceContext, u64)>,
-}
-
 /// Whether a client's header is not forwarded: by the gateway itself, or by the names that the configuration denies.
 fn is_denied(denied: &HeaderNames, name: &[u8]) -> bool {
     // In another spelling, a header that is read or set here would pass as the client's own.
@@ -71,8 +52,20 @@ pub struct Outgoing<'a> {
     pub host: &'a HeaderValue,
     /// The framing of its body.
     pub framing: Framing,
-    /// The facts for the upstream.
-    pub identity: ForwardedIdentity<'a>,
+    /// The request id.
+    pub request_id: &'a HeaderValue,
+    /// The client's address.
+    pub client: &'a HeaderValue,
+    /// `https` or `http`.
+    pub scheme: &'static str,
+    /// The requested host.
+    pub asked_host: Option<&'a [u8]>,
+    /// The public id of the key.
+    pub key_id: &'a [u8],
+    /// The key's tier.
+    pub tier: &'a str,
+    /// The trace that the request is recorded in, and the id of this attempt's span.
+    pub recorded: Option<(TraceContext, u64)>,
     /// The client's fields that are not forwarded.
     pub denied: &'a HeaderNames,
     /// The field that authenticates the gateway to the upstream.
@@ -86,9 +79,8 @@ impl Outgoing<'_> {
     /// # Errors
     /// If a field of the gateway is invalid, which checked configurations exclude.
     pub fn fields(&self, mut write: impl FnMut(EndToEnd<'_>)) -> Result<(), NoField> {
-        let identity = &self.identity;
         let received = self.head.fields.first(&TRACEPARENT);
-        let (traceparent, goes_on) = traceparent(received, identity.recorded);
+        let (traceparent, goes_on) = traceparent(received, self.recorded);
         let secret = self.secret.map(|(name, _)| name);
         for field in self.head.fields.end_to_end() {
             let is = |name: &HeaderName| field.is(name);
@@ -100,12 +92,12 @@ impl Outgoing<'_> {
         }
         let own = [
             (&TRACEPARENT, Some(&*traceparent)),
-            (&X_REQUEST_ID, Some(identity.request_id.as_bytes())),
-            (&X_CONSUMER_ID, Some(identity.key_id)),
-            (&X_CONSUMER_TIER, Some(identity.tier.as_bytes())),
-            (&X_FORWARDED_PROTO, Some(identity.scheme.as_bytes())),
-            (&X_FORWARDED_FOR, Some(identity.client.as_bytes())),
-            (&X_FORWARDED_HOST, identity.host),
+            (&X_REQUEST_ID, Some(self.request_id.as_bytes())),
+            (&X_CONSUMER_ID, Some(self.key_id)),
+            (&X_CONSUMER_TIER, Some(self.tier.as_bytes())),
+            (&X_FORWARDED_PROTO, Some(self.scheme.as_bytes())),
+            (&X_FORWARDED_FOR, Some(self.client.as_bytes())),
+            (&X_FORWARDED_HOST, self.asked_host),
         ];
         let secret = self
             .secret
@@ -253,15 +245,13 @@ mod tests {
             head: &head,
             host: &HeaderValue::from_static("127.0.0.1:9000"),
             framing: Framing::Empty,
-            identity: ForwardedIdentity {
-                request_id: &HeaderValue::from_static("r-1"),
-                client: &HeaderValue::from_static("192.0.2.1"),
-                scheme: "https",
-                host: head.host(),
-                key_id: b"abcdefghijkl",
-                tier: "pro",
-                recorded: None,
-            },
+            request_id: &HeaderValue::from_static("r-1"),
+            client: &HeaderValue::from_static("192.0.2.1"),
+            scheme: "https",
+            asked_host: head.host(),
+            key_id: b"abcdefghijkl",
+            tier: "pro",
+            recorded: None,
             denied: &HeaderNames::new(&denied),
             secret: None,
         };

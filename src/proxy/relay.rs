@@ -29,7 +29,7 @@ use super::client::{Client, Piece};
 use super::connection::allowance::Reads;
 use super::exchange::{Exchange, Forwarding};
 use super::failure::{ClientFault, Failure, Fate, Fault, ServerFault, look_at};
-use super::forward::{ForwardedIdentity, Outgoing};
+use super::forward::Outgoing;
 use super::gate::Gate;
 use super::settlement::is_servers_fault;
 use crate::policy::http1::framing::Framing;
@@ -277,17 +277,15 @@ impl Relay<'_, '_> {
             head: &client.head,
             host: server.map_or(&NO_HOST, |server| &server.authority),
             framing: framing(client),
-            identity: ForwardedIdentity {
-                request_id: &exchange.request_id,
-                client: &origin.address,
-                scheme: origin.scheme,
-                host: forwarded_host
-                    .map(HeaderValue::as_bytes)
-                    .or(client.head.host()),
-                key_id: record.id.as_bytes(),
-                tier: record.tier.as_str(),
-                recorded,
-            },
+            request_id: &exchange.request_id,
+            client: &origin.address,
+            scheme: origin.scheme,
+            asked_host: forwarded_host
+                .map(HeaderValue::as_bytes)
+                .or(client.head.host()),
+            key_id: record.id.as_bytes(),
+            tier: record.tier.as_str(),
+            recorded,
             denied: &exchange.snapshot.denied,
             secret: forwarding.upstream.header.as_ref(),
         };
@@ -311,6 +309,8 @@ impl Relay<'_, '_> {
         let turn = self.client.turn().cloned();
         let may_compress = self.forwarding.upstream.compression.is_some();
         let mut reads = Reads::new(turn.clone(), may_compress);
+        let paused_so_far = || turn.as_ref().map_or(Duration::ZERO, |turn| turn.paused());
+        let is_paused = || turn.as_ref().is_some_and(|turn| turn.is_paused());
         let mut paused = Duration::ZERO;
         let mut held = Bytes::new();
         let kept = upload.kept();
@@ -344,7 +344,7 @@ impl Relay<'_, '_> {
                         reads.note_begun();
                     }
                     // Waits for the client during the write end here.
-                    paused = turn.as_ref().map_or(Duration::ZERO, |turn| turn.paused());
+                    paused = paused_so_far();
                     deadline = Instant::now() + patience;
                 }
                 NextEvent::Client(part) => {
@@ -353,13 +353,9 @@ impl Relay<'_, '_> {
                         deadline = Instant::now() + patience;
                     }
                 }
-                NextEvent::Late
-                    if turn
-                        .as_ref()
-                        .is_some_and(|turn| turn.is_paused() || turn.paused() > paused) =>
-                {
+                NextEvent::Late if is_paused() || paused_so_far() > paused => {
                     // The gateway did not wait for the server.
-                    paused = turn.as_ref().map_or(Duration::ZERO, |turn| turn.paused());
+                    paused = paused_so_far();
                     deadline = Instant::now() + patience;
                 }
                 NextEvent::Late => return Err(self.lateness(upload, listens)),

@@ -9,9 +9,7 @@ use touchline::policy::header_pattern::HeaderNames;
 use touchline::policy::http1::fields::FieldList;
 use touchline::policy::http1::framing::Framing;
 use touchline::policy::http1::request::RequestHead;
-use touchline::proxy::forward::{
-    ForwardedIdentity, Outgoing, clean_answer, confine_answer,
-};
+use touchline::proxy::forward::{Outgoing, clean_answer, confine_answer};
 
 const TARGET: &str = "/api/v1/data/markets?a=b";
 /// The fields that the gateway sets for the upstream.
@@ -87,15 +85,13 @@ fn assert_request(sent: &[(HeaderName, HeaderValue)]) {
         head: &head,
         host: &HeaderValue::from_static("127.0.0.1:9000"),
         framing: Framing::Empty,
-        identity: ForwardedIdentity {
-            request_id: &HeaderValue::from_static("id-1"),
-            client: Some(&HeaderValue::from_static("192.0.2.1")),
-            scheme: "https",
-            host: Some(b"api.example"),
-            key_id: b"0123456789ab",
-            tier: "pro",
-            recorded: None,
-        },
+        request_id: &HeaderValue::from_static("id-1"),
+        client: &HeaderValue::from_static("192.0.2.1"),
+        scheme: "https",
+        asked_host: Some(b"api.example"),
+        key_id: b"0123456789ab",
+        tier: "pro",
+        recorded: None,
         denied: &HeaderNames::new(&denied),
         secret: None,
     };
