@@ -98,9 +98,10 @@ impl SharedConnections {
     pub fn making(&self, settings: u64, is_fresh: bool) -> Arc<Making> {
         let mut by_server = self.making.lock();
         let making = by_server.entry(settings).or_default();
-        let is_shared = making.get().is_some_and(Option::is_some);
+        let is_http1 = matches!(making.get(), Some(None));
         // One reference is the list's, the others are those of the requests.
-        if is_fresh && is_shared || Arc::strong_count(making) > STREAMS_MAX {
+        let is_full = Arc::strong_count(making) > STREAMS_MAX;
+        if !is_http1 && (is_full || is_fresh && making.initialized()) {
             *making = Arc::default();
         }
         making.clone()
@@ -302,6 +303,23 @@ mod tests {
         let (near, far) = duplex(1024);
         let made = shared.make(Box::new(near), SERVER, PATIENCE).await;
         (made.unwrap(), far)
+    }
+
+    #[test]
+    fn a_making_is_for_as_many_requests_as_a_connection_has_places_unless_it_shares_none() {
+        let shared = SharedConnections::default();
+        let makings = |is_fresh| {
+            let all = (0..=STREAMS_MAX).map(|_| shared.making(SERVER, is_fresh));
+            let all: Vec<_> = all.collect();
+            let is_first = |making: &&Arc<Making>| Arc::ptr_eq(making, &all[0]);
+            all.iter().filter(is_first).count()
+        };
+        assert_eq!(makings(false), STREAMS_MAX);
+        shared.making(SERVER, false).set(None).ok().unwrap();
+        for is_fresh in [false, true] {
+            shared.close_ended();
+            assert_eq!(makings(is_fresh), STREAMS_MAX + 1);
+        }
     }
 
     #[tokio::test]
