@@ -24,7 +24,7 @@ use crate::store::redis::journal::TotalsRow;
 use crate::store::redis::producer::Producer;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::LinkError;
-use crate::store::redis::wire::script::{MERGE_TOTALS, ScriptArguments};
+use crate::store::redis::wire::script::MERGE_TOTALS;
 use crate::store::shards::Shards;
 use crate::store::{Charge, KeyEntry, Receipt, RefusalReason, StoreError, Totals};
 
@@ -271,13 +271,11 @@ impl ProcessLedger {
             return Ok(());
         }
         let value = cells::written(&row.totals, row.ceiling, row.tier.as_ref());
-        let arguments = ScriptArguments::new()
-            .text(format!("{}|{}", row.producer, row.endpoint))
-            .text(value);
+        let field = format!("{}|{}", row.producer, row.endpoint);
         let name = self.link.names.ledger(row.key, row.day.date);
         let deadline = Instant::now() + MERGE_TIMEOUT;
         self.link
-            .run(&MERGE_TOTALS, &[&name], &arguments, deadline)
+            .run(&MERGE_TOTALS, &[&name], &(field, value), deadline)
             .await?;
         Ok(())
     }

@@ -18,7 +18,7 @@ use crate::policy::audit::{self, Author};
 use crate::store::redis::keys::codec::parse_place;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::LinkError;
-use crate::store::redis::wire::script::{REGISTER, SIGN_IN, STRIKE_OFF, ScriptArguments};
+use crate::store::redis::wire::script::{REGISTER, SIGN_IN, STRIKE_OFF};
 use crate::store::{ChangeMark, Forgotten, NodeName, StoreError, Unconfirmed};
 
 /// How often the removal of a gateway is repeated if its entry changed meanwhile.
@@ -78,10 +78,7 @@ pub async fn sign_in(
     heartbeat: &Heartbeat,
 ) -> Result<Option<NodeName>, LinkError> {
     let text = serde_json::to_string(heartbeat).unwrap_or_default();
-    let arguments = ScriptArguments::new()
-        .text(gateway_id)
-        .text(node.0.as_str())
-        .text(text);
+    let arguments = (gateway_id, &node.0, text);
     let keys = [link.names.register()];
     let reply = link
         .run(&SIGN_IN, &keys, &arguments, link.deadline())
@@ -107,7 +104,7 @@ pub async fn put_back(link: &RedisLink, entries: &[RegisterEntry]) -> Result<(),
 
 /// All gateways in the register, by name.
 pub async fn read(link: &RedisLink) -> Result<Vec<RegisterEntry>, StoreError> {
-    let (keys, none) = ([link.names.register()], ScriptArguments::new());
+    let (keys, none) = ([link.names.register()], Vec::<String>::new());
     let (now_ms, all): (i64, HashMap<String, String>) =
         link.run_read(&REGISTER, &keys, &none).await?;
     let all = all.into_iter();
@@ -170,11 +167,8 @@ async fn strike(
 ) -> Result<bool, StoreError> {
     let version = audited.map_or_else(String::new, |audited| audited.version.to_string());
     let audited = audited.and_then(|audited| serde_json::to_string(audited).ok());
-    let arguments = ScriptArguments::new()
-        .text(entry.gateway_id.as_str())
-        .text(entry.packed.as_str())
-        .text(version)
-        .text(audited.unwrap_or_default());
+    let audited = audited.unwrap_or_default();
+    let arguments = (&entry.gateway_id, &entry.packed, version, audited);
     let keys = [link.names.register(), link.names.gateway_audit_trail()];
     Ok(link.run_read::<i64>(&STRIKE_OFF, &keys, &arguments).await? == 1)
 }

@@ -10,7 +10,7 @@ use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
 use crate::store::key_table::{digests, packed};
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::script::{RECORD, ScriptArguments};
+use crate::store::redis::wire::script::{COUNT_MAX, RECORD};
 use crate::store::{ChangeMark, StoreError};
 
 /// How long a digest stays claimed for a record that is not written.
@@ -41,12 +41,13 @@ pub fn put(names: &Names, record: &KeyRecord, expected: i64, old: Option<&KeyRec
     let packed_entry =
         |record: &KeyRecord| serde_json::to_string(&Entry::of(record)).unwrap_or_default();
     let id = record.id;
-    let arguments = ScriptArguments::new()
-        .number(expected)
-        .count(record.version)
-        .text(packed(record))
-        .text(packed_entry(record))
-        .text(old.map(packed_entry).unwrap_or_default());
+    let arguments = (
+        expected,
+        record.version.min(COUNT_MAX),
+        packed(record),
+        packed_entry(record),
+        old.map(packed_entry).unwrap_or_default(),
+    );
     RECORD.by_text(&[names.record(id), names.audit_trail(id)], &arguments)
 }
 

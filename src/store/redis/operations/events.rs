@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::unreadable;
-use crate::store::redis::wire::script::{CLAIM, COURIER, ScriptArguments};
+use crate::store::redis::wire::script::{CLAIM, COUNT_MAX, COURIER};
 use crate::store::status::EventFacts;
 use crate::store::{
     CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_READ_MAX,
@@ -35,13 +35,8 @@ pub async fn claim(
         Delivery::Wanted => packed(&event),
         Delivery::Unwanted => String::new(),
     };
-    let arguments = ScriptArguments::new()
-        .text(event.id)
-        .text(node.0.clone())
-        .number(day.end + CLAIMS_KEPT_SECONDS)
-        .text(kept)
-        .number(event.since.as_millisecond())
-        .count(EVENTS_MAX);
+    let (until, since) = (day.end + CLAIMS_KEPT_SECONDS, event.since.as_millisecond());
+    let arguments = (event.id, &node.0, until, kept, since, EVENTS_MAX);
     let keys = [link.names.claims(day.date), link.names.events()];
     let answer = link.run(&CLAIM, &keys, &arguments, Instant::now() + TIMEOUT);
     match i64::from_redis_value(answer.await?).map_err(unreadable)? {
@@ -80,10 +75,7 @@ pub async fn resign(link: &RedisLink, courier: &NodeName) -> Result<(), StoreErr
 
 /// Takes the right to deliver for this number of milliseconds, or gives it up for 0. Returns the events.
 async fn right(link: &RedisLink, courier: &NodeName, lease: u64) -> Result<Value, StoreError> {
-    let arguments = ScriptArguments::new()
-        .text(courier.0.clone())
-        .count(lease)
-        .count(EVENTS_READ_MAX);
+    let arguments = (&courier.0, lease.min(COUNT_MAX), EVENTS_READ_MAX);
     let keys = [link.names.courier(), link.names.events()];
     let answer = link.run(&COURIER, &keys, &arguments, Instant::now() + TIMEOUT);
     Ok(answer.await?)

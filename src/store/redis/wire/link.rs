@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, FromRedisValue, Pipeline, Value};
+use redis::{Cmd, FromRedisValue, Pipeline, ToRedisArgs, Value};
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
@@ -20,7 +20,7 @@ use super::info::Info;
 use super::line::ServerLine;
 use super::preparation::Preparation;
 use super::request::{LinkError, pipeline, read_time, unreadable};
-use super::script::{Script, ScriptArguments};
+use super::script::Script;
 use super::slots::{ClusterView, slot};
 use super::topology::{Address, Topology};
 use super::zone::{self, EmptyStore, ZoneCheck, zone_names};
@@ -363,7 +363,7 @@ impl RedisLink {
         &self,
         script: &Script,
         keys: &[impl AsRef<str> + Sync],
-        arguments: &ScriptArguments,
+        arguments: &(impl ToRedisArgs + Sync),
         deadline: Instant,
     ) -> Result<Value, LinkError> {
         if let Some(by_name) = script.by_name(keys, arguments) {
@@ -380,7 +380,7 @@ impl RedisLink {
         &self,
         script: &Script,
         keys: &[impl AsRef<str> + Sync],
-        arguments: &ScriptArguments,
+        arguments: &(impl ToRedisArgs + Sync),
     ) -> Result<T, StoreError> {
         let value = self.run(script, keys, arguments, self.deadline()).await?;
         T::from_redis_value(value).map_err(unreadable)

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use redis::{Cmd, Value};
+use redis::{Cmd, ToRedisArgs, Value};
 
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Code, Reply};
@@ -56,54 +56,32 @@ impl Script {
     }
 
     /// The command that runs it by its name, if it was loaded.
-    pub fn by_name(&self, keys: &[impl AsRef<str>], arguments: &ScriptArguments) -> Option<Cmd> {
+    pub fn by_name(&self, keys: &[impl AsRef<str>], arguments: &impl ToRedisArgs) -> Option<Cmd> {
         let sha = self.sha.get()?;
-        Some(arguments.command("EVALSHA", sha, keys))
+        Some(command("EVALSHA", sha, keys, arguments))
     }
 
     /// The command that runs the script by its text.
-    pub fn by_text(&self, keys: &[impl AsRef<str>], arguments: &ScriptArguments) -> Cmd {
-        arguments.command("EVAL", self.source, keys)
+    pub fn by_text(&self, keys: &[impl AsRef<str>], arguments: &impl ToRedisArgs) -> Cmd {
+        command("EVAL", self.source, keys, arguments)
     }
 }
 
-/// Arguments of a script, as they are sent.
-#[derive(Debug, Default)]
-pub struct ScriptArguments(Vec<Vec<u8>>);
-
-impl ScriptArguments {
-    /// No arguments.
-    pub fn new() -> ScriptArguments {
-        ScriptArguments::default()
+fn command(
+    name: &str,
+    script: &str,
+    keys: &[impl AsRef<str>],
+    arguments: &impl ToRedisArgs,
+) -> Cmd {
+    let bytes: usize = keys.iter().map(|key| key.as_ref().len()).sum();
+    // A charge, the most frequent call, has two keys for each account.
+    let bytes = bytes + script.len() + ACCOUNT_BYTES * keys.len().div_ceil(2);
+    let mut command = Cmd::with_capacity(3 + keys.len() + arguments.num_of_args(), bytes + 32);
+    command.arg(name).arg(script).arg(keys.len());
+    for key in keys {
+        command.arg(key.as_ref());
     }
-
-    /// Adds a text, or packed values.
-    pub fn text(mut self, text: impl Into<Vec<u8>>) -> ScriptArguments {
-        self.0.push(text.into());
-        self
-    }
-
-    /// Adds a number.
-    pub fn number(self, number: i64) -> ScriptArguments {
-        self.text(number.to_string())
-    }
-
-    /// Adds a count; larger ones become 2^53, the end of the script's exact integers.
-    pub fn count(self, count: u64) -> ScriptArguments {
-        let count = count.min(COUNT_MAX);
-        self.number(i64::try_from(count).unwrap_or(i64::MAX))
-    }
-
-    fn command(&self, name: &str, script: &str, keys: &[impl AsRef<str>]) -> Cmd {
-        let bytes: usize = self.0.iter().map(|argument| argument.len()).sum();
-        let bytes = bytes + keys.iter().map(|key| key.as_ref().len()).sum::<usize>() + script.len();
-        let mut command = Cmd::with_capacity(3 + keys.len() + self.0.len(), bytes + 16);
-        command.arg(name).arg(script).arg(keys.len());
-        for key in keys {
-            command.arg(key.as_ref());
-        }
-        command.arg(&self.0).take()
-    }
+    command.arg(arguments).take()
 }
 
 /// The largest number that a script reads exactly.
@@ -192,8 +170,8 @@ impl ChargeArgument {
     }
 
     /// The one argument of the script.
-    pub fn arguments(self) -> ScriptArguments {
-        ScriptArguments::new().text(self.packed)
+    pub fn packed(self) -> Vec<u8> {
+        self.packed
     }
 }
 

@@ -191,8 +191,8 @@ impl Accounts {
     ) -> Result<Vec<Reply>, LinkError> {
         let asked = self.clock.ask();
         let deadline = Instant::now() + self.timeout;
-        let arguments = argument.arguments();
-        let value = self.link.run(&CHARGE, keys, &arguments, deadline).await;
+        let packed = argument.packed();
+        let value = self.link.run(&CHARGE, keys, &packed, deadline).await;
         let replies = value.and_then(|value| {
             charge_replies(&value, keys.len() / 2).map_err(LinkError::Unreadable)
         });

@@ -7,12 +7,12 @@ use super::days::listing;
 use super::reading::{StoredDay, stored_days};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
+use crate::store::StoreError;
 use crate::store::export::{
     ImportCounts, ImportMode, KeyDay, LateUnits, ProducerAccount, Sheet, accounts_of,
 };
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::redis::wire::script::{MERGE_DAY, ScriptArguments};
-use crate::store::{StoreError, Totals};
+use crate::store::redis::wire::script::{COUNT_MAX, MERGE_DAY};
 
 /// The counts and the ledger of some keys on a day; a key without any is omitted.
 ///
@@ -113,33 +113,28 @@ pub async fn import(
     }
 }
 
-fn arguments(day: &KeyDay, taking: ImportMode) -> ScriptArguments {
-    let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    let mut arguments = ScriptArguments::new()
-        .number(day.start)
-        .number(day.end)
-        .number(match taking {
-            ImportMode::Write => 1,
-            ImportMode::DryRun => 0,
-        })
-        .count(size(day.accounts.len()));
+/// The arguments of the script; counts are numbers that it reads exactly.
+fn arguments(day: &KeyDay, taking: ImportMode) -> Vec<String> {
+    let count = |count: u64| count.min(COUNT_MAX).to_string();
+    let writes = match taking {
+        ImportMode::Write => 1,
+        ImportMode::DryRun => 0,
+    };
+    let mut arguments = Vec::from([day.start, day.end, writes].map(|number| number.to_string()));
+    arguments.push(day.accounts.len().to_string());
     for account in &day.accounts {
-        arguments = arguments
-            .text(account.producer.as_str())
-            .count(account.granted)
-            .count(account.returned);
+        let counts = [count(account.granted), count(account.returned)];
+        arguments.push(account.producer.clone());
+        arguments.extend(counts);
     }
-    arguments = arguments.count(size(day.sheets.len()));
+    arguments.push(day.sheets.len().to_string());
     for sheet in &day.sheets {
-        let totals: Totals = sheet.totals();
-        let value = cells::written(&totals, sheet.ceiling(), sheet.tier.as_ref());
-        arguments = arguments
-            .text(format!("{}|{}", sheet.producer, sheet.endpoint))
-            .text(value);
+        let value = cells::written(&sheet.totals(), sheet.ceiling(), sheet.tier.as_ref());
+        arguments.extend([format!("{}|{}", sheet.producer, sheet.endpoint), value]);
     }
-    arguments = arguments.count(size(day.late.len()));
+    arguments.push(day.late.len().to_string());
     for late in &day.late {
-        arguments = arguments.number(late.came).number(late.units);
+        arguments.extend([late.came, late.units].map(|number| number.to_string()));
     }
     arguments
 }
