@@ -19,7 +19,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
-use redis::{Cmd, FromRedisValue};
+use redis::Cmd;
 use tokio::time::Instant;
 
 use super::journal::{CountRow, Journal, JournalRows, Process};
@@ -30,7 +30,7 @@ use crate::policy::calendar::Calendar;
 use crate::store::StoreError;
 use crate::store::redis::counts::ledger::{Counts, HashFields, stored_days};
 use crate::store::redis::keys::feed::Feed;
-use crate::store::redis::wire::request::{pipeline, unreadable};
+use crate::store::redis::wire::request::{parsed, pipeline};
 
 /// Key-days read in one round trip: a reply of some 100 kB, a millisecond of Redis.
 const READ_BATCH: usize = 128;
@@ -190,8 +190,7 @@ impl CrashRecovery {
         let ask = pipeline(names.map(Cmd::hgetall));
         let (mut held, mut complete) = (Vec::new(), Ok(()));
         for (key, result) in keys.iter().zip(link.ask_each(&ask).await) {
-            let fields = result.map_err(StoreError::from);
-            match fields.and_then(|value| HashFields::from_redis_value(value).map_err(unreadable)) {
+            match result.and_then(parsed::<HashFields>) {
                 Ok(fields) => {
                     let counts = Counts::of(&fields);
                     let rows = counts.map(|counts| counts.rows_of((date, *key), processes));
@@ -199,7 +198,7 @@ impl CrashRecovery {
                 }
                 Err(error) => {
                     left.push(*key);
-                    complete = complete.and(Err(error));
+                    complete = complete.and(Err(error.into()));
                 }
             }
         }

@@ -275,7 +275,7 @@ impl ProcessLedger {
         let name = self.link.names.ledger(row.key, row.day.date);
         let deadline = Instant::now() + MERGE_TIMEOUT;
         self.link
-            .run(&MERGE_TOTALS, &[&name], &(field, value), deadline)
+            .run::<()>(&MERGE_TOTALS, &[&name], &(field, value), deadline)
             .await?;
         Ok(())
     }

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use redis::{Cmd, FromRedisValue};
+use redis::Cmd;
 
 use super::heartbeat::{BEAT_HOLDS, Heartbeat};
 use crate::policy::audit::{self, Author};
@@ -80,11 +80,9 @@ pub async fn sign_in(
     let text = serde_json::to_string(heartbeat).unwrap_or_default();
     let arguments = (gateway_id, &node.0, text);
     let keys = [link.names.register()];
-    let reply = link
+    let before: String = link
         .run(&SIGN_IN, &keys, &arguments, link.deadline())
         .await?;
-    let before = String::from_redis_value(reply);
-    let before = before.map_err(|error| LinkError::Unreadable(error.to_string()))?;
     Ok((!before.is_empty()).then_some(NodeName(before)))
 }
 
@@ -106,7 +104,7 @@ pub async fn put_back(link: &RedisLink, entries: &[RegisterEntry]) -> Result<(),
 pub async fn read(link: &RedisLink) -> Result<Vec<RegisterEntry>, StoreError> {
     let (keys, none) = ([link.names.register()], Vec::<String>::new());
     let (now_ms, all): (i64, HashMap<String, String>) =
-        link.run_read(&REGISTER, &keys, &none).await?;
+        link.run(&REGISTER, &keys, &none, link.deadline()).await?;
     let all = all.into_iter();
     let mut entries: Vec<RegisterEntry> = all
         .map(|(gateway_id, packed)| RegisterEntry::of(gateway_id, packed, now_ms))
@@ -170,7 +168,10 @@ async fn strike(
     let audited = audited.unwrap_or_default();
     let arguments = (&entry.gateway_id, &entry.packed, version, audited);
     let keys = [link.names.register(), link.names.gateway_audit_trail()];
-    Ok(link.run_read::<i64>(&STRIKE_OFF, &keys, &arguments).await? == 1)
+    let struck: i64 = link
+        .run(&STRIKE_OFF, &keys, &arguments, link.deadline())
+        .await?;
+    Ok(struck == 1)
 }
 
 #[cfg(test)]

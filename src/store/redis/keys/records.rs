@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use redis::{Cmd, FromRedisValue, Value};
+use redis::{Cmd, InfoDict, Value};
 
 use super::index::{self, KeyPages};
 use super::{audit, codec, import};
@@ -20,9 +20,8 @@ use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
 use crate::store::key_table::{digests, version_at};
-use crate::store::redis::wire::info::Info;
+use crate::store::redis::wire::info::number_of;
 use crate::store::redis::wire::link::{Master, RedisLink};
-use crate::store::redis::wire::request::unreadable;
 use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
 
@@ -80,19 +79,17 @@ impl RecordTable {
     ) -> Result<Replicas, StoreError> {
         let ask = redis::cmd("INFO").arg("replication").take();
         let deadline = self.link.deadline();
-        let value = self.link.ask_master(master, &ask, deadline).await?;
-        let text = String::from_redis_value(value).map_err(unreadable)?;
-        let connected = Info::of(&text).number("connected_slaves");
+        let info: InfoDict = self.link.ask_master(master, &ask, deadline).await?;
+        let connected = number_of(&info, "connected_slaves");
         if connected == 0 {
             return Ok(Replicas::default());
         }
         let mut wait = redis::cmd("WAIT");
         wait.arg((1, patience.as_millis() as u64));
         let deadline = self.link.deadline() + patience;
-        let value = self.link.ask_master(master, &wait, deadline).await?;
         Ok(Replicas {
             connected,
-            confirmed: u64::from_redis_value(value).map_err(unreadable)?,
+            confirmed: self.link.ask_master(master, &wait, deadline).await?,
         })
     }
 

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, FromRedisValue, Value};
+use redis::{Cmd, FromRedisValue, InfoDict, Value};
 use tokio::time::timeout;
 
 use super::codec::{parse_place, stream_id};
 use crate::store::StoreError;
-use crate::store::redis::wire::info::Info;
-use crate::store::redis::wire::request::{is_absent, unreadable};
+use crate::store::redis::wire::info::text_of;
+use crate::store::redis::wire::request::{is_absent, parsed};
 
 /// How long one read of the stream blocks, and how late a reply may be.
 const READ_BLOCKS: Duration = Duration::from_secs(1);
@@ -47,8 +47,7 @@ impl ChangeStream {
     pub async fn run_id(&mut self) -> Result<String, StoreError> {
         let ask = redis::cmd("INFO").arg("server").take();
         let value = patient(READ_LATE, ask.query_async(&mut self.connection)).await?;
-        let text = String::from_redis_value(value).map_err(unreadable)?;
-        Ok(Info::of(&text).text("run_id"))
+        Ok(text_of(&parsed::<InfoDict>(value)?, "run_id"))
     }
 
     /// The present state.
@@ -62,7 +61,7 @@ impl ChangeStream {
         };
         let fields = match patient(READ_LATE, reply).await? {
             Value::Nil => return Ok(StreamState::default()),
-            value => HashMap::<String, Value>::from_redis_value(value).map_err(unreadable)?,
+            value => parsed::<HashMap<String, Value>>(value)?,
         };
         let number = |field: &str| {
             let value = fields.get(field)?;
@@ -96,8 +95,7 @@ impl ChangeStream {
     async fn holds(&mut self, place: u128) -> Result<bool, StoreError> {
         let range = Cmd::xrange(&self.name, stream_id(place), stream_id(place));
         let value = patient(READ_LATE, range.query_async(&mut self.connection)).await?;
-        let entries = Vec::<Value>::from_redis_value(value).map_err(unreadable)?;
-        Ok(!entries.is_empty())
+        Ok(!parsed::<Vec<Value>>(value)?.is_empty())
     }
 
     /// Waits up to a second for changes after `place`, and returns up to [`READ_MAX`].
@@ -108,8 +106,7 @@ impl ChangeStream {
         read.arg(("STREAMS", &self.name, stream_id(place)));
         let reply = read.query_async(&mut self.connection);
         let value = patient(READ_BLOCKS + READ_LATE, reply).await?;
-        let streams =
-            Option::<Vec<(String, StreamEntries)>>::from_redis_value(value).map_err(unreadable)?;
+        let streams = parsed::<Option<Vec<(String, StreamEntries)>>>(value)?;
         let streams = streams.unwrap_or_default().into_iter();
         Ok(streams.flat_map(|(_, entries)| entries).collect())
     }

@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use redis::{Cmd, FromRedisValue, Value};
+use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::redis::wire::request::unreadable;
+use crate::store::redis::wire::request::parsed;
 use crate::store::redis::wire::script::{CLAIM, COUNT_MAX, COURIER};
 use crate::store::status::EventFacts;
 use crate::store::{
@@ -39,7 +39,7 @@ pub async fn claim(
     let arguments = (event.id, &node.0, until, kept, since, EVENTS_MAX);
     let keys = [link.names.claims(day.date), link.names.events()];
     let answer = link.run(&CLAIM, &keys, &arguments, Instant::now() + TIMEOUT);
-    match i64::from_redis_value(answer.await?).map_err(unreadable)? {
+    match answer.await? {
         0 => Ok(Claim::Held),
         1 => Ok(Claim::Made),
         2 => Ok(Claim::Undeliverable),
@@ -60,10 +60,8 @@ pub async fn undelivered(
     if answer == Value::Nil {
         return Ok(None);
     }
-    let rows = Vec::<(String, f64)>::from_redis_value(answer).map_err(unreadable)?;
-    let events = rows
-        .into_iter()
-        .filter_map(|(kept, since)| unpacked(&kept, since));
+    let rows = parsed::<Vec<(String, f64)>>(answer)?.into_iter();
+    let events = rows.filter_map(|(kept, since)| unpacked(&kept, since));
     Ok(Some(events.collect()))
 }
 

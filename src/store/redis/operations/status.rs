@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redis::{Cmd, FromRedisValue, Value};
+use redis::{Cmd, FromRedisValue, InfoDict, Value};
 use tokio::time::Instant;
 
 use crate::policy::clock_trust::DIFFERENCE_MAX;
 use crate::store::redis::gateways::register::{self, RegisterEntry};
 use crate::store::redis::keys::codec::parse_place;
 use crate::store::redis::keys::index;
-use crate::store::redis::wire::info::Info;
+use crate::store::redis::wire::info::{number_of, text_of};
 use crate::store::redis::wire::link::{Master, RedisLink};
-use crate::store::redis::wire::request::{LinkError, RefusedWritesFor, is_absent, unreadable};
+use crate::store::redis::wire::request::{LinkError, RefusedWritesFor, is_absent, parsed};
 use crate::store::redis::wire::zone::zone_names;
 use crate::store::status::{
     BreakerState, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
@@ -132,27 +132,25 @@ type ServerSettings = HashMap<String, String>;
 
 async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreError> {
     let deadline = Instant::now() + INFO_PATIENCE;
-    let value = link
+    let info: InfoDict = link
         .ask_master(master, &redis::cmd("INFO"), deadline)
         .await?;
-    let text = String::from_redis_value(value).map_err(unreadable)?;
-    let info = Info::of(&text);
     let settings = settings(link, master).await?;
     let is_permitted = settings.is_some();
     let settings = settings.unwrap_or_default();
     let facts = ServerFacts {
         address: master.shown.clone(),
-        version: info.text("redis_version"),
-        run_id: info.text("run_id"),
-        role: info.text("role"),
-        uptime_seconds: info.number("uptime_in_seconds"),
-        replicas: info.number("connected_slaves"),
-        append_only: info.number("aof_enabled") == 1,
+        version: text_of(&info, "redis_version"),
+        run_id: text_of(&info, "run_id"),
+        role: text_of(&info, "role"),
+        uptime_seconds: number_of(&info, "uptime_in_seconds"),
+        replicas: number_of(&info, "connected_slaves"),
+        append_only: number_of(&info, "aof_enabled") == 1,
         append_fsync: settings.get("appendfsync").cloned(),
         snapshots: settings.get("save").cloned(),
-        maxmemory_policy: info.text("maxmemory_policy"),
-        maxmemory_bytes: info.number("maxmemory"),
-        used_memory_bytes: info.number("used_memory"),
+        maxmemory_policy: text_of(&info, "maxmemory_policy"),
+        maxmemory_bytes: number_of(&info, "maxmemory"),
+        used_memory_bytes: number_of(&info, "used_memory"),
     };
     let mut warnings = warnings_of(&facts, &info);
     if !is_permitted {
@@ -175,13 +173,11 @@ async fn settings(link: &RedisLink, master: &Master) -> Result<Option<ServerSett
     let mut ask = redis::cmd("CONFIG");
     ask.arg("GET").arg(&SETTINGS);
     let deadline = Instant::now() + INFO_PATIENCE;
-    let value = match link.ask_master(master, &ask, deadline).await {
-        Ok(value) => value,
-        Err(LinkError::Refused(_)) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let settings = ServerSettings::from_redis_value(value).map_err(unreadable)?;
-    Ok(Some(settings))
+    match link.ask_master(master, &ask, deadline).await {
+        Ok(settings) => Ok(Some(settings)),
+        Err(LinkError::Refused(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 async fn feed(link: &RedisLink) -> Result<FeedFacts, StoreError> {
@@ -190,7 +186,7 @@ async fn feed(link: &RedisLink) -> Result<FeedFacts, StoreError> {
         Err(LinkError::Refused(error)) if is_absent(&error) => return Ok(FeedFacts::default()),
         Err(error) => return Err(error.into()),
     };
-    let fields = HashMap::<String, Value>::from_redis_value(value).map_err(unreadable)?;
+    let fields = parsed::<HashMap<String, Value>>(value)?;
     let text = |field: &str| String::from_redis_value_ref(fields.get(field)?).ok();
     Ok(FeedFacts {
         length: text("length")
@@ -265,22 +261,22 @@ fn milliseconds(count: u64) -> f64 {
 /// Why a server refuses writes, by Redis's own conditions for `OOM`, `NOREPLICAS` and `MISCONF`.
 fn refusal_of_writes(
     server: &ServerFacts,
-    info: &Info<'_>,
+    info: &InfoDict,
     settings: &ServerSettings,
 ) -> Option<RefusedWritesFor> {
-    let counted = info.number("mem_not_counted_for_evict");
+    let counted = number_of(info, "mem_not_counted_for_evict");
     let counted = server.used_memory_bytes.saturating_sub(counted);
     if server.maxmemory_bytes > 0 && counted > server.maxmemory_bytes {
         return Some(RefusedWritesFor::Memory);
     }
     let setting = |name: &str| settings.get(name).map_or("", String::as_str);
     // Absent unless replicas are needed; how many may be unknown.
-    let in_time: Option<u64> = info.text("min_slaves_good_slaves").parse().ok();
+    let in_time: Option<u64> = text_of(info, "min_slaves_good_slaves").parse().ok();
     let needed = setting("min-replicas-to-write").parse().unwrap_or(1);
     if in_time.is_some_and(|in_time| in_time < needed) {
         return Some(RefusedWritesFor::Replicas);
     }
-    let failed = |field| info.text(field) == "err";
+    let failed = |field| text_of(info, field) == "err";
     let makes_snapshots = !setting("save").is_empty();
     let stops = setting("stop-writes-on-bgsave-error") == "yes";
     let cannot_save = makes_snapshots && stops && failed("rdb_last_bgsave_status");
@@ -297,7 +293,7 @@ fn refusal_warning(why: RefusedWritesFor, keeps_register: bool) -> String {
 }
 
 /// Warnings about a server's settings.
-fn warnings_of(server: &ServerFacts, info: &Info<'_>) -> Vec<String> {
+fn warnings_of(server: &ServerFacts, info: &InfoDict) -> Vec<String> {
     let mut warnings = Vec::new();
     if !server.append_only {
         warnings.push("it writes no append-only file, so a restart loses the writes since its last snapshot until the gateways write it back: set appendonly yes and appendfsync everysec".into());
@@ -323,7 +319,7 @@ fn warnings_of(server: &ServerFacts, info: &Info<'_>) -> Vec<String> {
             "its last write to the append-only file failed",
         ),
     ] {
-        if info.text(field) == "err" {
+        if text_of(info, field) == "err" {
             warnings.push(format!("{what}: see its log and its disk"));
         }
     }
@@ -404,9 +400,9 @@ mod tests {
             maxmemory_policy: "noeviction".into(),
             ..ServerFacts::default()
         };
-        let none = Info::default();
+        let none = InfoDict::new("");
         assert_eq!(warnings_of(&sound, &none), Vec::<String>::new());
-        let failed = Info::of("rdb_last_bgsave_status:err\r\naof_last_write_status:ok\r\n");
+        let failed = InfoDict::new("rdb_last_bgsave_status:err\r\naof_last_write_status:ok\r\n");
         for (server, info, part) in [
             (
                 ServerFacts {
@@ -489,7 +485,7 @@ mod tests {
         ] {
             let set = settings.iter();
             let set = set.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-            let refusal = refusal_of_writes(server, &Info::of(info), &set.collect());
+            let refusal = refusal_of_writes(server, &InfoDict::new(info), &set.collect());
             assert_eq!(refusal.is_some(), refuses, "{server:?} {info} {settings:?}");
         }
     }

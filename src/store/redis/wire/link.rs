@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, FromRedisValue, Pipeline, ToRedisArgs, Value};
+use redis::{Cmd, FromRedisValue, InfoDict, Pipeline, ToRedisArgs, Value};
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
-use super::info::Info;
+use super::info::text_of;
 use super::line::ServerLine;
 use super::preparation::Preparation;
-use super::request::{LinkError, pipeline, read_time, unreadable};
+use super::request::{LinkError, parsed, pipeline, read_time};
 use super::script::Script;
 use super::slots::{ClusterView, slot};
 use super::topology::{Address, Topology};
@@ -161,7 +161,7 @@ impl RedisLink {
 
     /// Asks like [`RedisLink::ask`], and reads the reply.
     pub async fn read<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
-        T::from_redis_value(self.ask(command).await?).map_err(unreadable)
+        Ok(parsed(self.ask(command).await?)?)
     }
 
     /// The replies to commands that are sent in one write, which is not a transaction; the first error is that of all.
@@ -172,7 +172,7 @@ impl RedisLink {
         let commands = pipeline(commands);
         let results = self.ask_each(&commands).await.into_iter();
         let values = results.collect::<Result<_, _>>().map_err(lost_in_transit)?;
-        T::from_redis_value(Value::Array(values)).map_err(unreadable)
+        Ok(parsed(Value::Array(values))?)
     }
 
     /// Sends commands in one write; their replies do not matter.
@@ -266,17 +266,17 @@ impl RedisLink {
         node.is_none_or(|(cluster, node)| cluster.owns(node, slot(name.as_bytes())))
     }
 
-    /// Sends a command to one master, whatever its key.
-    pub async fn ask_master(
+    /// Sends a command to one master, whatever its key, and reads the reply.
+    pub async fn ask_master<T: FromRedisValue>(
         &self,
         master: &Master,
         command: &Cmd,
         deadline: Instant,
-    ) -> Result<Value, LinkError> {
-        match self.cluster().zip(master.node.as_ref()) {
-            Some((cluster, node)) => cluster.ask_node(node, command, deadline).await,
-            None => self.query(command, deadline).await,
-        }
+    ) -> Result<T, LinkError> {
+        parsed(match self.cluster().zip(master.node.as_ref()) {
+            Some((cluster, node)) => cluster.ask_node(node, command, deadline).await?,
+            None => self.query(command, deadline).await?,
+        })
     }
 
     /// The processes of the masters of a cluster that can be reached, by their names for themselves; none of another
@@ -288,12 +288,8 @@ impl RedisLink {
         }
         let ask = redis::cmd("INFO").arg("server").to_owned();
         for master in self.masters() {
-            let deadline = Instant::now() + self.response_timeout;
-            if let Ok(value) = self.ask_master(&master, &ask, deadline).await
-                && let Ok(text) = String::from_redis_value(value)
-            {
-                run_ids.insert(Info::of(&text).text("run_id"));
-            }
+            let reply = self.ask_master(&master, &ask, self.deadline()).await;
+            run_ids.extend(reply.ok().map(|info: InfoDict| text_of(&info, "run_id")));
         }
         run_ids
     }
@@ -315,7 +311,7 @@ impl RedisLink {
     ) -> Result<(Option<ScanPlace>, Vec<String>), StoreError> {
         let mut step = redis::cmd("SCAN");
         step.arg((place.at, "MATCH", pattern, "COUNT", count));
-        let deadline = Instant::now() + self.response_timeout;
+        let deadline = self.deadline();
         match &self.way {
             Way::Server(_) => {
                 let (at, found) = self.read(&step).await?;
@@ -330,8 +326,7 @@ impl RedisLink {
                 let Some(node) = view.nodes().get(place.nodes_done) else {
                     return Ok((None, Vec::new()));
                 };
-                let page = cluster.ask_node(node, &step, deadline).await?;
-                let (at, found) = FromRedisValue::from_redis_value(page).map_err(unreadable)?;
+                let (at, found) = parsed(cluster.ask_node(node, &step, deadline).await?)?;
                 let mut next = ScanPlace {
                     at,
                     view: Some(view.clone()),
@@ -355,35 +350,25 @@ impl RedisLink {
         }
     }
 
-    /// Runs a script: by its name, and once by its text if the server has forgotten it.
+    /// The reply of a script, which is run by its name, and once by its text if the server has forgotten it.
     ///
     /// # Errors
     /// [`LinkError`] if there is no reply by the deadline.
-    pub async fn run(
+    pub async fn run<T: FromRedisValue>(
         &self,
         script: &Script,
         keys: &[impl AsRef<str> + Sync],
         arguments: &(impl ToRedisArgs + Sync),
         deadline: Instant,
-    ) -> Result<Value, LinkError> {
+    ) -> Result<T, LinkError> {
         if let Some(by_name) = script.by_name(keys, arguments) {
             match self.query(&by_name, deadline).await {
                 Err(LinkError::Refused(error)) if is_unknown_script(&error) => {}
-                other => return other,
+                other => return parsed(other?),
             }
         }
-        self.query(&script.by_text(keys, arguments), deadline).await
-    }
-
-    /// The reply of a script that is [run](RedisLink::run) within the usual time.
-    pub async fn run_read<T: FromRedisValue>(
-        &self,
-        script: &Script,
-        keys: &[impl AsRef<str> + Sync],
-        arguments: &(impl ToRedisArgs + Sync),
-    ) -> Result<T, StoreError> {
-        let value = self.run(script, keys, arguments, self.deadline()).await?;
-        T::from_redis_value(value).map_err(unreadable)
+        let by_text = script.by_text(keys, arguments);
+        parsed(self.query(&by_text, deadline).await?)
     }
 
     /// Checks that the store has this zone of the quota days; see [`zone::check`].

@@ -32,8 +32,7 @@ impl Preparation {
         let name = self.names.zone();
         // Read first: a server that refuses writes can still be read.
         let found = Cmd::get(&name).query_async(connection).await;
-        let found: Value = found.map_err(failed)?;
-        let is_found = is_same(Some(&found), &self.zone)?;
+        let is_found = is_same(found.map_err(failed)?, &self.zone)?;
         match self.empty_store() {
             EmptyStore::Left => {}
             EmptyStore::Claimed if is_found => {
@@ -48,8 +47,9 @@ impl Preparation {
                 // Of several gateways that find the store empty, the first one sets its zone.
                 let mut claim = set_zones([&name], &self.zone);
                 claim.get(&name);
-                let replies: Vec<Value> = claim.query_async(connection).await.map_err(failed)?;
-                is_same(replies.last(), &self.zone)?;
+                let mut replies: Vec<Value> =
+                    claim.query_async(connection).await.map_err(failed)?;
+                is_same(replies.pop().unwrap_or(Value::Nil), &self.zone)?;
             }
         }
         let asked = self.clock.ask();

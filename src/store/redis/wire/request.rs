@@ -98,9 +98,10 @@ pub fn refused(server: impl FnOnce() -> String, error: redis::RedisError) -> Lin
     }
 }
 
-/// The error for a reply of another type than expected.
-pub fn unreadable(error: redis::ParsingError) -> StoreError {
-    StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
+/// Reads a reply as a value of the expected type.
+pub fn parsed<T: FromRedisValue>(reply: Value) -> Result<T, LinkError> {
+    T::from_redis_value(reply)
+        .map_err(|error| LinkError::Unreadable(format!("a reply of Redis cannot be read: {error}")))
 }
 
 /// The remedy for an error of a user.
@@ -133,7 +134,7 @@ pub fn breaks(error: &redis::RedisError) -> bool {
 
 /// The reply of `TIME`.
 pub fn read_time(value: Value) -> Result<Timestamp, StoreError> {
-    let (seconds, micros) = <(i64, i64)>::from_redis_value(value).map_err(unreadable)?;
+    let (seconds, micros) = parsed::<(i64, i64)>(value)?;
     let micros = seconds.saturating_mul(1_000_000).saturating_add(micros);
     Timestamp::from_microsecond(micros)
         .map_err(|error| StoreError::Failed(format!("Redis returned an impossible time: {error}")))

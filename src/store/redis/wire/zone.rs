@@ -4,9 +4,9 @@
 //! zone is copied to the slots of the sets of ids: it can then be checked while the master that has it is away. Invariant: a copy
 //! is written only where the zone or another copy was read.
 
-use redis::{Cmd, FromRedisValue, Pipeline, Value};
+use redis::{Cmd, Pipeline, Value};
 
-use super::request::{LinkError, pipeline, unreadable};
+use super::request::{LinkError, parsed, pipeline};
 use crate::store::StoreError;
 use crate::store::redis::names::Names;
 
@@ -52,8 +52,10 @@ pub async fn check<F: Future<Output = Vec<Result<Value, LinkError>>>>(
     let (mut is_known, mut lacking, mut first_unread) = (false, Vec::new(), None);
     for (name, result) in names.iter().zip(send(get).await) {
         match result {
-            Ok(stored) if is_same(Some(&stored), zone)? => is_known = true,
-            Ok(_) => lacking.push(name),
+            Ok(stored) => match is_same(stored, zone)? {
+                true => is_known = true,
+                false => lacking.push(name),
+            },
             // The store may have a zone there.
             Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {
                 first_unread.get_or_insert(error);
@@ -77,8 +79,8 @@ pub async fn check<F: Future<Output = Vec<Result<Value, LinkError>>>>(
         let mut claim = set_zones(first, zone);
         claim.cmd("GET").arg(first);
         let results = send(claim).await.into_iter();
-        let replies: Vec<Value> = results.collect::<Result<_, _>>()?;
-        is_same(replies.last(), zone)?;
+        let mut replies: Vec<Value> = results.collect::<Result<_, _>>()?;
+        is_same(replies.pop().unwrap_or(Value::Nil), zone)?;
     }
     if empty == EmptyStore::Claimed && !lacking.is_empty() {
         // A copy that cannot be set now is set by a later check.
@@ -97,9 +99,8 @@ pub fn set_zones<'n>(names: impl IntoIterator<Item = &'n String>, zone: &str) ->
 }
 
 /// Whether the reply has a zone, which must be this one.
-pub fn is_same(reply: Option<&Value>, zone: &str) -> Result<bool, StoreError> {
-    let stored = reply.map(Option::<String>::from_redis_value_ref);
-    match stored.transpose().map_err(unreadable)?.flatten() {
+pub fn is_same(reply: Value, zone: &str) -> Result<bool, StoreError> {
+    match parsed::<Option<String>>(reply)? {
         Some(stored) if stored != zone => Err(StoreError::OtherCalendar(format!(
             "the store counts days of the time zone {stored}, but the configuration has {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
         ))),
