@@ -40,11 +40,11 @@ use rows::{DroppedUnsettled, LeftOut};
 const WAITING_MAX: usize = 65_536;
 /// The approximate rows of one transaction, which must end before another process of this journal stops waiting (`file`).
 const GROUP_ROWS: usize = 512;
-/// JournalRows written without a pause, each in some 10 µs.
+/// Rows written without a pause, each in some 10 µs.
 const ROWS_PER_TURN: u32 = 16;
 
-type Done = Result<(), StoreError>;
 type ReplyTo<T> = oneshot::Sender<Result<T, StoreError>>;
+type JobReply<T> = oneshot::Receiver<Result<T, StoreError>>;
 
 /// Which rows are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,71 +55,42 @@ pub enum RowsOf {
     OthersAndOwnCounts,
 }
 
-#[expect(
-    clippy::large_enum_variant,
-    reason = "the large one is the frequent one: boxing would cost each unit an allocation"
-)]
-enum Job {
-    Serve {
-        count: CountRow,
-        totals: TotalsRow,
-        /// `None` without bound.
-        allowance: Option<u64>,
-        outcome: Option<ServeOutcome>,
-        reply: ReplyTo<ServeOutcome>,
-    },
-    Note {
-        rows: JournalRows,
-        reply: ReplyTo<()>,
-    },
-    Work(Box<dyn Work>),
-}
-
-impl Job {
-    fn rows(&self) -> usize {
-        match self {
-            Job::Serve { .. } | Job::Work(_) => 1,
-            Job::Note { rows, .. } => rows.counts.len() + rows.totals.len(),
-        }
-    }
-}
-
-/// Any other work in a transaction.
-trait Work: Send {
+/// Work on the file in a transaction with others, and its reply.
+trait Job: Send {
+    /// The approximate number of rows that it writes.
+    fn rows(&self) -> usize;
     fn run(&mut self, connection: &Connection) -> rusqlite::Result<()>;
+    /// Replies after the transaction.
     fn finish(self: Box<Self>, result: Result<(), StoreError>);
 }
 
 struct Query<T, F> {
+    rows: usize,
     work: F,
     result: Option<T>,
     reply: ReplyTo<T>,
 }
 
-impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Query<T, F> {
+impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Job for Query<T, F> {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
     fn run(&mut self, connection: &Connection) -> rusqlite::Result<()> {
         self.result = Some((self.work)(connection)?);
         Ok(())
     }
 
     fn finish(self: Box<Self>, result: Result<(), StoreError>) {
-        let Query {
-            result: done,
-            reply,
-            ..
-        } = *self;
-        let _ = reply.send(result.and_then(|()| done.ok_or_else(no_outcome)));
+        let no_result = || StoreError::Failed("the journal's thread did not answer".into());
+        let done = self.result.ok_or_else(no_result);
+        let _ = self.reply.send(result.and(done));
     }
-}
-
-/// The error for a job that a successful transaction left out.
-fn no_outcome() -> StoreError {
-    StoreError::Failed("the journal's thread did not answer".into())
 }
 
 /// The journal of a gateway. Dropping it ends its thread when all is written.
 pub struct Journal {
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<Box<dyn Job>>,
     /// The common prefix of this process's producers.
     process: String,
     trouble: Arc<LastFailure>,
@@ -177,38 +148,44 @@ impl Journal {
         self.trouble.load().as_deref().cloned()
     }
 
-    fn send(&self, job: Job) {
-        // A rejected job drops its sender, which ends the caller's wait.
-        if self.jobs.try_send(job).is_err() {
-            let why = "the queue of the journal is full";
-            self.trouble.store(Some(Arc::new(why.to_owned())));
-        }
-    }
-
     /// Journals units that are to be served, if they fit the allowance. Does not wait: the receiver gets the result when the group
-    /// is on disk. JournalRows of one producer must be sent in the order of their values.
+    /// is on disk. Rows of one producer must be sent in the order of their values.
     pub fn serve(
         &self,
         count: CountRow,
         totals: TotalsRow,
         allowance: Option<u64>,
-    ) -> oneshot::Receiver<Result<ServeOutcome, StoreError>> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Job::Serve {
-            count,
-            totals,
-            allowance,
-            outcome: None,
-            reply,
-        });
-        answer
+    ) -> JobReply<ServeOutcome> {
+        self.queue(1, move |connection| {
+            rows::serve(connection, &count, &totals, allowance)
+        })
     }
 
     /// Writes the current rows of a key's day, all or none. Does not wait: the receiver gets the result when they are on disk.
-    /// JournalRows of one producer must be sent in the order of their values.
-    pub fn note(&self, rows: JournalRows) -> oneshot::Receiver<Done> {
+    /// Rows of one producer must be sent in the order of their values.
+    pub fn note(&self, rows: JournalRows) -> JobReply<()> {
+        let count = rows.counts.len() + rows.totals.len();
+        self.queue(count, move |connection| rows::write(connection, &rows))
+    }
+
+    fn queue<T, F>(&self, rows: usize, work: F) -> JobReply<T>
+    where
+        T: Send + 'static,
+        F: FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    {
         let (reply, answer) = oneshot::channel();
-        self.send(Job::Note { rows, reply });
+        let result = None;
+        let job = Box::new(Query {
+            rows,
+            work,
+            result,
+            reply,
+        });
+        // A rejected job drops its sender, which ends the caller's wait.
+        if self.jobs.try_send(job).is_err() {
+            let why = "the queue of the journal is full";
+            self.trouble.store(Some(Arc::new(why.to_owned())));
+        }
         answer
     }
 
@@ -218,14 +195,7 @@ impl Journal {
         T: Send + 'static,
         F: FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        let (reply, answer) = oneshot::channel();
-        let result = None;
-        let work = Box::new(Query {
-            work,
-            result,
-            reply,
-        });
-        self.send(Job::Work(work));
+        let answer = self.queue(1, work);
         async {
             let no_reply = |_| {
                 Err(StoreError::Failed(
@@ -307,7 +277,7 @@ impl Journal {
     }
 
     /// Checks the file, as each transaction does.
-    pub async fn look(&self) -> Done {
+    pub async fn look(&self) -> Result<(), StoreError> {
         self.work(|_| Ok(())).await
     }
 
@@ -389,7 +359,7 @@ struct JournalWriter {
 }
 
 impl JournalWriter {
-    fn run(mut self, mut taken: mpsc::Receiver<Job>) {
+    fn run(mut self, mut taken: mpsc::Receiver<Box<dyn Job>>) {
         loop {
             let Some(first) = taken.blocking_recv() else {
                 return;
@@ -422,7 +392,7 @@ impl JournalWriter {
 
     /// Runs one transaction, which leaves its outcome in each job. Nothing is written, hence no unit served, unless the path leads to
     /// the open file.
-    fn write(&mut self, group: &mut [Job]) -> Result<(), StoreError> {
+    fn write(&mut self, group: &mut [Box<dyn Job>]) -> Result<(), StoreError> {
         self.look()?;
         let Some(connection) = &mut self.connection else {
             return Ok(());
@@ -497,24 +467,15 @@ impl JournalWriter {
 /// Runs the jobs in one transaction, which proves that there is room if that `is_doubted`: a group that only reads would show nothing.
 fn write_group(
     connection: &mut Connection,
-    group: &mut [Job],
+    group: &mut [Box<dyn Job>],
     is_doubted: bool,
 ) -> rusqlite::Result<()> {
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
     let mut turns = CooperativeYield::of(ROWS_PER_TURN);
     for job in group {
-        match job {
-            Job::Serve {
-                count,
-                totals,
-                allowance,
-                outcome,
-                reply: _,
-            } => *outcome = Some(rows::serve(&transaction, count, totals, *allowance)?),
-            Job::Note { rows, .. } => rows::write(&transaction, rows, &mut turns)?,
-            Job::Work(work) => work.run(&transaction)?,
-        }
+        job.run(&transaction)?;
+        (0..job.rows()).for_each(|_| turns.step());
     }
     if is_doubted {
         rows::prove_room(&transaction)?;
@@ -522,20 +483,14 @@ fn write_group(
     transaction.commit()
 }
 
-fn send_replies(group: Vec<Job>, written: &Result<(), StoreError>) {
+fn send_replies(group: Vec<Box<dyn Job>>, written: &Result<(), StoreError>) {
     for job in group {
         let written = match written {
             Ok(()) => Ok(()),
             Err(StoreError::Failed(reason)) => Err(StoreError::Failed(reason.clone())),
             Err(error) => Err(StoreError::Failed(error.to_string())),
         };
-        match job {
-            Job::Serve { reply, outcome, .. } => {
-                let _ = reply.send(written.and_then(|()| outcome.ok_or_else(no_outcome)));
-            }
-            Job::Note { reply, .. } => drop(reply.send(written)),
-            Job::Work(work) => work.finish(written),
-        }
+        job.finish(written);
     }
 }
 

@@ -13,7 +13,6 @@ use crate::store::Totals;
 use crate::store::disk::ROOM_BYTES;
 use crate::store::ledger::Ceiling;
 use crate::store::ledger_row::{bind_numbers, counts_of, read_numbers};
-use crate::store::redis::yielding::CooperativeYield;
 use crate::store::sqlite::{
     self, execute, first, meta, parsed, signed, unsigned, value, write_meta,
 };
@@ -345,20 +344,11 @@ pub fn serve(
 }
 
 /// Writes the current values of rows.
-pub fn write(
-    connection: &Connection,
-    rows: &JournalRows,
-    turns: &mut CooperativeYield,
-) -> rusqlite::Result<()> {
-    for row in &rows.counts {
-        write_count(connection, row)?;
-        turns.step();
-    }
-    for row in &rows.totals {
-        write_totals(connection, row)?;
-        turns.step();
-    }
-    Ok(())
+pub fn write(connection: &Connection, rows: &JournalRows) -> rusqlite::Result<()> {
+    let mut counts = rows.counts.iter();
+    counts.try_for_each(|row| write_count(connection, row))?;
+    let mut totals = rows.totals.iter();
+    totals.try_for_each(|row| write_totals(connection, row))
 }
 
 /// Writes a count; it is never lowered.

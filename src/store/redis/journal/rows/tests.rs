@@ -57,7 +57,7 @@ fn a_keys_day_is_dropped_whole_when_all_of_it_is_settled_or_its_retention_is_ove
         journal.execute_batch(TABLES).unwrap();
         let mut written = rows(counts_settled, totals_settled);
         written.counts[0].unsettled_units = if counts_settled { 0 } else { 2 };
-        write(&journal, &written, &mut CooperativeYield::of(1)).unwrap();
+        write(&journal, &written).unwrap();
         let dropped = drop_old(&journal, now, RETENTION).unwrap();
         let left = days_but(&journal, &left_out("", ""), None, 10).unwrap();
         let left: Vec<_> = left
@@ -101,7 +101,7 @@ fn what_others_wrote_is_read_by_days_each_whole_and_own_rows_are_left_out() {
     own.counts[0].producer = "own.0".into();
     own.totals[0].producer = "own.1".into();
     for written in [&all, &own] {
-        write(&journal, written, &mut CooperativeYield::of(1)).unwrap();
+        write(&journal, written).unwrap();
     }
     let (mut read, mut last, mut pages) = (JournalRows::default(), None, 0);
     loop {
