@@ -7,7 +7,7 @@
 //!
 //! Pure, with one exception: [`Chained`], by which a chain is read from a store. The canonical form is text in UTF-8. A line has
 //! fields with tabs between them and ends with a newline; in a field `\` is written `\\`, a tab `\t` and a newline `\n`.
-//! - The rows of a day: a line `ledger`, key, tier (empty where it is not known), endpoint, the nine numbers of [`Totals`] in their
+//! - The rows of a day: a line `ledger`, key, tier (empty where it is not known), endpoint, the nine numbers of [`Totals`](super::ledger::Totals) in their
 //!   order, limit and granted units for each row of the ledger, in the byte order of key and of tier, space and endpoint; then a
 //!   line `late`, key, instant (Unix seconds) and units for each adjustment, in the order of key and instant.
 //! - An entry: one line `touchline-ledger-1`, number, date, state, instant (Unix seconds), number of rows, digest of the rows (empty
@@ -24,7 +24,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 
 use super::error::StoreError;
-use super::ledger::Totals;
+use super::ledger::ROW_LENGTH;
 use crate::policy::words::words;
 
 /// The previous digest in the first entry.
@@ -117,9 +117,9 @@ impl ChainEntry {
     }
 }
 
-/// The names of a row's numbers, in their order: those of [`Totals`], then the largest limit of a charge and the granted units in
+/// The names of a row's numbers, in their order: those of [`Totals`](super::ledger::Totals), then the largest limit of a charge and the granted units in
 /// it. More numbers would be another canonical form.
-pub const ROW_NUMBERS: [&str; Totals::NUMBERS + 2] = [
+pub const ROW_NUMBERS: [&str; ROW_LENGTH] = [
     "requests",
     "charged",
     "refunded",
@@ -146,11 +146,11 @@ pub struct LedgerRow {
     pub endpoint: String,
     /// The numbers in the order of [`ROW_NUMBERS`].
     #[serde(flatten, serialize_with = "by_name")]
-    pub numbers: [i64; ROW_NUMBERS.len()],
+    pub numbers: [i64; ROW_LENGTH],
 }
 
 fn by_name<S: serde::Serializer>(
-    numbers: &[i64; ROW_NUMBERS.len()],
+    numbers: &[i64; ROW_LENGTH],
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     serializer.collect_map(ROW_NUMBERS.iter().zip(numbers))

@@ -161,6 +161,30 @@ impl Ceiling {
     }
 }
 
+/// The numbers of a row of the ledger.
+pub const ROW_LENGTH: usize = Totals::NUMBERS + 2;
+
+/// The totals of a row of the ledger and the ceiling of its charges, or those to be added to it.
+pub type RowTotals = (Totals, Ceiling);
+
+/// The numbers of a row in the order in which they are stored: the totals, the largest limit, and the granted units in it.
+pub fn numbers_of((totals, ceiling): RowTotals) -> [u64; ROW_LENGTH] {
+    let totals = totals.numbers().into_iter();
+    let mut numbers = totals.chain([ceiling.limit, ceiling.granted]);
+    std::array::from_fn(|_| numbers.next().unwrap_or(0))
+}
+
+/// The row that has these numbers.
+pub fn row_of([totals @ .., limit, granted]: [u64; ROW_LENGTH]) -> RowTotals {
+    (Totals::of_numbers(totals), Ceiling { limit, granted })
+}
+
+/// Adds to a row: the totals, and the larger ceiling.
+pub fn add_row((totals, ceiling): &mut RowTotals, added: RowTotals) {
+    totals.add(&added.0);
+    *ceiling = ceiling.max(added.1);
+}
+
 /// One entry of the ledger as stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cell {

@@ -1,19 +1,14 @@
 //! A row of the ledger in the SQLite files of both stores: its numbers, and in the embedded store its name, which is its tier and its
 //! endpoint.
 
-use rusqlite::{Row, Statement};
+use rusqlite::{Row, Statement, ToSql, params_from_iter};
 
-use super::chain::ROW_NUMBERS;
-use super::ledger::{Ceiling, Totals};
+use super::ledger::{ROW_LENGTH, RowTotals, numbers_of, row_of};
 use super::sqlite::{signed, unsigned};
-use crate::policy::api_key::KeyId;
 use crate::policy::key_record::TierName;
 
 /// The numbers of a row as they are stored: the totals, the largest limit, and the granted units in it.
-pub type RowNumbers = [i64; ROW_NUMBERS.len()];
-
-/// The numbers of a row, or those to be added to it.
-pub type Addition = (Totals, Ceiling);
+pub type RowNumbers = [i64; ROW_LENGTH];
 
 /// The name of the row for units without an endpoint: their producers exported the count, but not the ledger. No endpoint has this name.
 pub const UNATTRIBUTED: &str = "unattributed";
@@ -57,46 +52,24 @@ pub fn add_numbers(numbers: &mut RowNumbers, added: RowNumbers) {
     *granted = added_granted.max(*granted);
 }
 
-/// An addition as it is stored.
-pub fn numbers_of((totals, ceiling): Addition) -> RowNumbers {
-    let mut numbers = RowNumbers::default();
-    let counts = totals.numbers().into_iter();
-    let counts = counts.chain([ceiling.limit, ceiling.granted]);
-    for (number, count) in numbers.iter_mut().zip(counts) {
-        *number = signed(count);
-    }
-    numbers
+/// A row as it is stored.
+pub fn stored(row: RowTotals) -> RowNumbers {
+    numbers_of(row).map(signed)
 }
 
-/// Stored numbers as counts.
-pub fn counts_of(numbers: RowNumbers) -> Addition {
-    let [totals @ .., limit, granted] = numbers.map(unsigned);
-    (Totals::of_numbers(totals), Ceiling { limit, granted })
+/// The row that is stored as these numbers.
+pub fn read_row(numbers: RowNumbers) -> RowTotals {
+    row_of(numbers.map(unsigned))
 }
 
-/// Executes a statement with date, key, name and numbers of a row as its parameters.
+/// Executes a statement whose parameters are these values, followed by the numbers of a row.
 pub fn execute_with_row(
     statement: &mut Statement<'_>,
-    (date, key): (&str, KeyId),
-    name: &str,
-    addition: Addition,
+    values: &[&dyn ToSql],
+    row: RowTotals,
 ) -> rusqlite::Result<()> {
-    statement.raw_bind_parameter(1, date)?;
-    statement.raw_bind_parameter(2, key.as_str())?;
-    statement.raw_bind_parameter(3, name)?;
-    bind_numbers(statement, 4, addition)?;
-    statement.raw_execute()?;
-    Ok(())
-}
-
-/// Binds the numbers of a row to the parameters from `first` on.
-pub fn bind_numbers(
-    statement: &mut Statement<'_>,
-    first: usize,
-    addition: Addition,
-) -> rusqlite::Result<()> {
-    for (parameter, number) in (first..).zip(numbers_of(addition)) {
-        statement.raw_bind_parameter(parameter, number)?;
-    }
-    Ok(())
+    let numbers = stored(row);
+    let numbers = numbers.iter().map(|number| number as &dyn ToSql);
+    let parameters = values.iter().copied().chain(numbers);
+    statement.execute(params_from_iter(parameters)).map(drop)
 }

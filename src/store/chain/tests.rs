@@ -1,4 +1,5 @@
 use super::*;
+use crate::store::Totals;
 
 fn date(text: &str) -> Date {
     text.parse().unwrap()

@@ -16,9 +16,7 @@ use rusqlite::{Connection, Row};
 
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::TierName;
-use crate::store::Totals;
-use crate::store::ledger::Ceiling;
-use crate::store::ledger_row::Addition;
+use crate::store::ledger::{ROW_LENGTH, RowTotals, add_row, numbers_of, row_of};
 use crate::store::sqlite::execute;
 
 pub(super) const TABLES: &str = "
@@ -45,8 +43,6 @@ const REWRITTEN: &str = "UPDATE folding SET rewritten = rewritten + 1";
 /// The format that is written and read.
 const FORMAT: u8 = 1;
 const KEY_BYTES: usize = 12;
-/// The numbers of an entry: the totals, the limit, the units granted.
-const NUMBERS: usize = Totals::NUMBERS + 2;
 /// The value of `reached` when all is moved: it sorts after every date.
 const ALL_REACHED: &str = "~";
 
@@ -76,8 +72,7 @@ impl Packing {
         &mut self,
         (key, date): (KeyId, Date),
         (tier, endpoint): (&TierName, &Arc<str>),
-        totals: &Totals,
-        ceiling: Ceiling,
+        row: RowTotals,
     ) {
         // An endpoint's name is shared in memory. Another copy of it only adds another place.
         let known = self
@@ -90,11 +85,9 @@ impl Packing {
         });
         self.entries.extend_from_slice(key.as_str().as_bytes());
         put(&mut self.entries, place as u64);
-        let numbers = totals.numbers().into_iter();
-        let numbers = numbers.chain([ceiling.limit, ceiling.granted]);
         let (mut present, at) = (0_u16, self.entries.len());
         self.entries.extend_from_slice(&present.to_le_bytes());
-        for (bit, number) in numbers.enumerate() {
+        for (bit, number) in numbers_of(row).into_iter().enumerate() {
             if number != 0 {
                 present |= 1 << bit;
                 put(&mut self.entries, number);
@@ -195,8 +188,7 @@ pub(super) struct GroupEntry {
     pub(super) key: KeyId,
     /// The number of its row in the group.
     place: usize,
-    pub(super) totals: Totals,
-    pub(super) ceiling: Ceiling,
+    pub(super) row: RowTotals,
 }
 
 impl<'b> StoredGroup<'b> {
@@ -231,22 +223,20 @@ impl<'b> StoredGroup<'b> {
         let place = bytes.size()?;
         let (date, _) = self.places.get(place).ok_or(Unreadable::Damaged)?;
         let present = u16::from_le_bytes([bytes.byte()?, bytes.byte()?]);
-        if present >> NUMBERS != 0 {
+        if present >> ROW_LENGTH != 0 {
             return Err(Unreadable::Damaged);
         }
-        let mut numbers = [0; NUMBERS];
+        let mut numbers = [0; ROW_LENGTH];
         for (bit, number) in numbers.iter_mut().enumerate() {
             if present & (1 << bit) != 0 {
                 *number = bytes.number()?;
             }
         }
-        let [totals @ .., limit, granted] = numbers;
         Ok(Some(GroupEntry {
             date: *date,
             key: key.parse().map_err(|_| Unreadable::Damaged)?,
             place,
-            totals: Totals::of_numbers(totals),
-            ceiling: Ceiling { limit, granted },
+            row: row_of(numbers),
         }))
     }
 
@@ -349,7 +339,7 @@ pub(super) fn note_rewritten(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 /// The numbers to be added to the rows of a key and day, by row name.
-pub(super) type Additions = Vec<(Arc<str>, Addition)>;
+pub(super) type Additions = Vec<(Arc<str>, RowTotals)>;
 
 /// Whether groups have entries of a date that are not in the ledger. Must run in the transaction that relies on the result.
 pub(super) fn lacks(connection: &Connection, date: Date) -> rusqlite::Result<bool> {
@@ -363,7 +353,7 @@ pub(super) struct Sums {
     /// The row names by number, and the numbers by row name.
     places: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, u32, RandomState>,
-    rows: BTreeMap<(Date, KeyId, u32), Addition>,
+    rows: BTreeMap<(Date, KeyId, u32), RowTotals>,
 }
 
 impl Sums {
@@ -380,9 +370,7 @@ impl Sums {
             let place = places.get(entry.place);
             if let Some(place) = place.filter(|_| wanted(number, entry)) {
                 let row = self.rows.entry((entry.date, entry.key, *place));
-                let (totals, ceiling) = row.or_default();
-                totals.add(&entry.totals);
-                *ceiling = ceiling.max(entry.ceiling);
+                add_row(row.or_default(), entry.row);
             }
         })
     }
@@ -398,7 +386,7 @@ impl Sums {
     }
 
     /// Removes and returns the first row, in the order of dates and keys.
-    pub(super) fn pop_first(&mut self) -> Option<((Date, KeyId), Arc<str>, Addition)> {
+    pub(super) fn pop_first(&mut self) -> Option<((Date, KeyId), Arc<str>, RowTotals)> {
         let ((date, key, place), addition) = self.rows.pop_first()?;
         let place = self.places.get(place as usize)?.clone();
         Some(((date, key), place, addition))
@@ -453,33 +441,28 @@ mod tests {
         "2026-11-21".parse().unwrap()
     }
 
-    fn packed(key: KeyId, numbers: [u64; NUMBERS]) -> Vec<u8> {
-        let [totals @ .., limit, granted] = numbers;
+    fn packed(key: KeyId, numbers: [u64; ROW_LENGTH]) -> Vec<u8> {
         let (tier, endpoint) = ("pro".parse().unwrap(), "/markets".into());
         let mut packing = Packing::default();
-        let ceiling = Ceiling { limit, granted };
-        let totals = Totals::of_numbers(totals);
-        packing.add((key, date()), (&tier, &endpoint), &totals, ceiling);
-        packing.add((key, date()), (&tier, &endpoint), &totals, ceiling);
+        packing.add((key, date()), (&tier, &endpoint), row_of(numbers));
+        packing.add((key, date()), (&tier, &endpoint), row_of(numbers));
         assert_eq!((packing.len(), packing.places.len()), (2, 1));
         packing.bytes()
     }
 
     proptest! {
         #[test]
-        fn a_group_is_read_as_it_was_packed(numbers: [u64; NUMBERS]) {
+        fn a_group_is_read_as_it_was_packed(numbers: [u64; ROW_LENGTH]) {
             let key = key();
             let bytes = packed(key, numbers);
             let mut read = Vec::new();
             let mut group = StoredGroup::of(7, &bytes).unwrap();
             let count = group.each(|entry| {
-                let numbers = entry.totals.numbers().into_iter();
-                let numbers = numbers.chain([entry.ceiling.limit, entry.ceiling.granted]);
-                read.push((entry.key, entry.date, numbers.collect::<Vec<_>>()));
+                read.push((entry.key, entry.date, numbers_of(entry.row)));
             });
             prop_assert_eq!(count.unwrap(), 2);
-            let expected = (key, date(), numbers.to_vec());
-            prop_assert_eq!(read, vec![expected.clone(), expected]);
+            let expected = (key, date(), numbers);
+            prop_assert_eq!(read, vec![expected, expected]);
             prop_assert_eq!(group.places, vec![(date(), "pro /markets")]);
         }
 
@@ -490,7 +473,7 @@ mod tests {
                 Err(_) => true,
             };
             let _ = refused(&[&[FORMAT], &bytes[..]].concat());
-            let whole = packed(key(), [1; NUMBERS]);
+            let whole = packed(key(), [1; ROW_LENGTH]);
             let entry = (whole.len() - HEAD_BYTES) / 2;
             let ends = [HEAD_BYTES, HEAD_BYTES + entry];
             let is_at_an_end = cut >= whole.len() || ends.contains(&cut);
@@ -501,7 +484,7 @@ mod tests {
 
     #[test]
     fn a_group_of_another_format_is_refused() {
-        let mut bytes = packed(key(), [1; NUMBERS]);
+        let mut bytes = packed(key(), [1; ROW_LENGTH]);
         bytes[0] = FORMAT + 1;
         let refused = StoredGroup::of(1, &bytes).map(|_| ());
         let message = refused.unwrap_err().to_string();

@@ -22,9 +22,8 @@ use crate::store::Keeping;
 use crate::store::chain::{
     ChainEntry, ChainItem, DayState, LateRow, LedgerRow, RowsDigest, RowsSummary,
 };
-use crate::store::ledger_row::{
-    Addition, RowNumbers, add_numbers, numbers_of, read_numbers, tier_and_endpoint,
-};
+use crate::store::ledger::RowTotals;
+use crate::store::ledger_row::{RowNumbers, add_numbers, read_numbers, stored, tier_and_endpoint};
 use crate::store::sqlite::{
     execute, first, meta, parsed, signed, unreadable, unsigned, value, write_meta,
 };
@@ -246,7 +245,7 @@ fn append(
 }
 
 /// The entries of a day that are not in the ledger yet, by key and row name.
-type Lacking = BTreeMap<(String, String), Addition>;
+type Lacking = BTreeMap<(String, String), RowTotals>;
 
 /// The rows of a day in their canonical order, page by page.
 struct Pages {
@@ -294,7 +293,7 @@ impl Pages {
                     && (is_last || *next.key() <= end)
                 {
                     let (place, addition) = next.remove_entry();
-                    add_numbers(page.entry(place).or_default(), numbers_of(addition));
+                    add_numbers(page.entry(place).or_default(), stored(addition));
                 }
                 if is_last {
                     self.reached = PageStart::Late {

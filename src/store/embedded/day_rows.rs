@@ -4,7 +4,7 @@ use rusqlite::{Connection, Row};
 
 use super::imported_counts::DayRows;
 use crate::policy::api_key::KeyId;
-use crate::store::ledger_row::{counts_of, read_numbers};
+use crate::store::ledger_row::{read_numbers, read_row};
 use crate::store::sqlite::{first, rows, unpacked, value};
 
 const OWN_NAME: &str = "SELECT value FROM meta WHERE name = 'producer'";
@@ -23,7 +23,7 @@ pub(super) fn own_name(connection: &Connection) -> rusqlite::Result<String> {
 /// Reads the rows of a key and day.
 pub(super) fn read(connection: &Connection, date: &str, key: KeyId) -> rusqlite::Result<DayRows> {
     let place = (date, key.as_str());
-    let row = |row: &Row<'_>| Ok((row.get(0)?, counts_of(read_numbers(row, 1)?)));
+    let row = |row: &Row<'_>| Ok((row.get(0)?, read_row(read_numbers(row, 1)?)));
     let late = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
     let imported = first(connection, COPIED, place, |row| unpacked(row, 0))?;
     Ok(DayRows {

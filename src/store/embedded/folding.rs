@@ -10,7 +10,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, Row, Transaction, TransactionBehavior};
+use rusqlite::{Connection, Row, Transaction, TransactionBehavior, params};
 
 use super::appended::{self, FoldProgress, Mark, Sums};
 use crate::store::ledger_row::execute_with_row;
@@ -234,7 +234,11 @@ fn add_some(
         if text.0 != Some(day.0) {
             text = (Some(day.0), day.0.to_string());
         }
-        execute_with_row(&mut add, (&text.1, day.1), &endpoint, addition)?;
+        execute_with_row(
+            &mut add,
+            params![text.1, day.1.as_str(), endpoint],
+            addition,
+        )?;
         added += 1;
     }
     let is_done = sums.first().is_none();

@@ -140,7 +140,7 @@ impl<'c> Statements<'c> {
                 let number = group.number;
                 group.each(|entry| {
                     let change = changed.entry((entry.key, entry.date)).or_default();
-                    let units = entry.totals.net();
+                    let units = entry.row.0.net();
                     change.units += units;
                     change.group = number;
                     if !mark.has(number, entry) {
@@ -301,7 +301,8 @@ impl<'g, 'c> Group<'g, 'c> {
                 };
                 let place = (&record.tier, &charge.endpoint);
                 let ceiling = Ceiling::of(record, date, limit);
-                self.entries.add((record.id, date), place, &totals, ceiling);
+                self.entries
+                    .add((record.id, date), place, (totals, ceiling));
                 Ok(Ok(Decision::Granted {
                     used,
                     counted: used,
@@ -331,7 +332,7 @@ impl<'g, 'c> Group<'g, 'c> {
         };
         let place = (&receipt.tier, &receipt.endpoint);
         self.entries
-            .add((key, date), place, &totals, Ceiling::default());
+            .add((key, date), place, (totals, Ceiling::default()));
         Ok(())
     }
 
@@ -354,7 +355,7 @@ impl<'g, 'c> Group<'g, 'c> {
             self.day(*day, Missing::Added)?;
             let place = (tier, endpoint);
             self.entries
-                .add((*key, day.date), place, refused, Ceiling::default());
+                .add((*key, day.date), place, (*refused, Ceiling::default()));
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rusqlite::{Connection, Transaction, TransactionBehavior};
+use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
 use super::day_rows::{own_name, read};
 use super::days::{add_day, other_calendar, stored_day};
@@ -95,11 +95,10 @@ fn write(
     after: &DayRows,
 ) -> rusqlite::Result<()> {
     let mut put = connection.prepare_cached(PUT_ROW)?;
-    for (place, (totals, ceiling)) in &after.rows {
-        if before.rows.get(place) == Some(&(*totals, *ceiling)) {
-            continue;
+    for (name, row) in &after.rows {
+        if before.rows.get(name) != Some(row) {
+            execute_with_row(&mut put, params![date, key.as_str(), name], *row)?;
         }
-        execute_with_row(&mut put, (date, key), place, (*totals, *ceiling))?;
     }
     // Only the row of unattributed units can be gone: all of them are attributed now.
     if !after.rows.contains_key(UNATTRIBUTED) {

@@ -17,7 +17,7 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::export::{KeyDay, LateUnits, ProducerAccount, Sheet, process_of};
-use crate::store::ledger::Ceiling;
+use crate::store::ledger::{Ceiling, RowTotals, add_row};
 use crate::store::ledger_row::{UNATTRIBUTED, row_name, tier_and_endpoint};
 use crate::store::sqlite::{signed, unsigned};
 
@@ -76,7 +76,7 @@ impl ImportedCounts {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct DayRows {
     /// The rows of the ledger, by name.
-    pub(super) rows: BTreeMap<String, (Totals, Ceiling)>,
+    pub(super) rows: BTreeMap<String, RowTotals>,
     /// The adjustments, by the time of their settlement (Unix seconds).
     pub(super) late: BTreeMap<i64, i64>,
     /// The counts of other producers.
@@ -87,9 +87,7 @@ impl DayRows {
     /// Adds the entries of groups that are not in the rows yet.
     pub(super) fn add(&mut self, appended: Additions) {
         for (name, addition) in appended {
-            let (totals, ceiling) = self.rows.entry(name.to_string()).or_default();
-            totals.add(&addition.0);
-            *ceiling = ceiling.max(addition.1);
+            add_row(self.rows.entry(name.to_string()).or_default(), addition);
         }
     }
 

@@ -12,7 +12,7 @@ use super::appended;
 use crate::policy::api_key::KeyId;
 use crate::store::ledger::Cell;
 use crate::store::ledger_row::{
-    RowNumbers, UNATTRIBUTED, add_numbers, counts_of, numbers_of, read_numbers, tier_and_endpoint,
+    RowNumbers, UNATTRIBUTED, add_numbers, read_numbers, read_row, stored, tier_and_endpoint,
 };
 use crate::store::sqlite::{parsed, rows, signed, value};
 use crate::store::{Adjustment, DayUsage, Proof};
@@ -114,7 +114,7 @@ fn days(
     let mut sums = appended::lacking(&instant, wanted)?;
     while let Some((place, endpoint, addition)) = sums.pop_first() {
         let day: &mut OneDay = days.entry(place).or_default();
-        day.add(endpoint, numbers_of(addition));
+        day.add(endpoint, stored(addition));
     }
     Ok(days)
 }
@@ -179,7 +179,7 @@ impl OneDay {
 
 fn cell((place, numbers): &(Arc<str>, RowNumbers)) -> Cell {
     let (tier, endpoint) = tier_and_endpoint(place);
-    let (totals, ceiling) = counts_of(*numbers);
+    let (totals, ceiling) = read_row(*numbers);
     Cell {
         tier,
         endpoint: endpoint.to_owned(),
@@ -190,7 +190,7 @@ fn cell((place, numbers): &(Arc<str>, RowNumbers)) -> Cell {
 
 /// The reasons why no charge and no refund could have written the row.
 fn faults_of((place, numbers): &(Arc<str>, RowNumbers)) -> Vec<String> {
-    let ((totals, _), mut faults) = (counts_of(*numbers), Vec::new());
+    let ((totals, _), mut faults) = (read_row(*numbers), Vec::new());
     if numbers.iter().any(|number| *number < 0) {
         faults.push(format!("{place}: a number is below zero"));
     }

@@ -10,8 +10,8 @@ use rusqlite::Connection;
 use super::rows::{self as row, CountRow, JournalRows, TotalsRow};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::store::Totals;
 use crate::store::export::process_of;
+use crate::store::ledger::{numbers_of, row_of};
 use crate::store::sqlite::{execute, rows};
 
 /// How long the name of a process is kept if its last counts were never read (seconds). They remain in Redis, and reading them
@@ -110,19 +110,18 @@ fn recover_totals(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Resu
             row::write_totals(connection, row)?;
             continue;
         };
-        let (numbers, theirs) = (own.totals.numbers(), row.totals.numbers());
+        let [numbers, theirs] = [&own, row].map(|row| numbers_of((row.totals, row.ceiling)));
         let mut larger = numbers;
         for (number, other) in larger.iter_mut().zip(theirs) {
             *number = (*number).max(other);
         }
-        let ceiling = own.ceiling.max(row.ceiling);
-        let is_theirs = larger == theirs && ceiling == row.ceiling;
-        is_ahead |= !is_theirs;
-        if larger != numbers || ceiling != own.ceiling {
+        is_ahead |= larger != theirs;
+        if larger != numbers {
+            let (totals, ceiling) = row_of(larger);
             let merged = TotalsRow {
-                totals: Totals::of_numbers(larger),
+                totals,
                 ceiling,
-                settled: is_theirs,
+                settled: larger == theirs,
                 ..row.clone()
             };
             row::write_totals(connection, &merged)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::civil::Date;
-use rusqlite::{Connection, Row};
+use rusqlite::{Connection, Row, params};
 
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
@@ -12,7 +12,7 @@ use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::disk::ROOM_BYTES;
 use crate::store::ledger::Ceiling;
-use crate::store::ledger_row::{bind_numbers, counts_of, read_numbers};
+use crate::store::ledger_row::{execute_with_row, read_numbers, read_row};
 use crate::store::sqlite::{
     self, execute, first, meta, parsed, signed, unsigned, value, write_meta,
 };
@@ -316,13 +316,9 @@ pub fn settle_count(connection: &Connection, row: &CountRow) -> rusqlite::Result
 /// Marks that Redis has the row, unless it changed.
 pub fn settle_totals(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<()> {
     let mut settle = connection.prepare_cached(SETTLE_TOTALS)?;
-    settle.raw_bind_parameter(1, row.day.date.to_string())?;
-    settle.raw_bind_parameter(2, row.key.as_str())?;
-    settle.raw_bind_parameter(3, &row.producer)?;
-    settle.raw_bind_parameter(4, &*row.endpoint)?;
-    bind_numbers(&mut settle, 5, (row.totals, row.ceiling))?;
-    settle.raw_execute()?;
-    Ok(())
+    let (date, key) = (row.day.date.to_string(), row.key.as_str());
+    let place = params![date, key, row.producer, row.endpoint];
+    execute_with_row(&mut settle, place, (row.totals, row.ceiling))
 }
 
 /// Writes units to be served, if they fit the allowance together with those that others served.
@@ -371,17 +367,17 @@ pub fn write_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<
 pub fn write_totals(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<()> {
     let tier = row.tier.as_ref().map_or("", TierName::as_str);
     let mut write = connection.prepare_cached(WRITE_TOTALS)?;
-    write.raw_bind_parameter(1, row.day.date.to_string())?;
-    write.raw_bind_parameter(2, row.key.as_str())?;
-    write.raw_bind_parameter(3, &row.producer)?;
-    write.raw_bind_parameter(4, &*row.endpoint)?;
-    write.raw_bind_parameter(5, row.day.start)?;
-    write.raw_bind_parameter(6, row.day.end)?;
-    write.raw_bind_parameter(7, row.settled)?;
-    write.raw_bind_parameter(8, tier)?;
-    bind_numbers(&mut write, 9, (row.totals, row.ceiling))?;
-    write.raw_execute()?;
-    Ok(())
+    let values = params![
+        row.day.date.to_string(),
+        row.key.as_str(),
+        row.producer,
+        row.endpoint,
+        row.day.start,
+        row.day.end,
+        row.settled,
+        tier,
+    ];
+    execute_with_row(&mut write, values, (row.totals, row.ceiling))
 }
 
 fn read_date_and_key(row: &Row<'_>) -> rusqlite::Result<DateAndKey> {
@@ -414,7 +410,7 @@ fn read_count(row: &Row<'_>) -> rusqlite::Result<CountRow> {
 
 fn read_totals(row: &Row<'_>) -> rusqlite::Result<TotalsRow> {
     let (key, day, producer) = read_place(row)?;
-    let (totals, ceiling) = counts_of(read_numbers(row, 7)?);
+    let (totals, ceiling) = read_row(read_numbers(row, 7)?);
     Ok(TotalsRow {
         key,
         day,

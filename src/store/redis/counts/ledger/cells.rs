@@ -6,13 +6,12 @@
 
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
-use crate::store::ledger::{Ceiling, Cell};
+use crate::store::ledger::{Ceiling, Cell, numbers_of, row_of};
 
 /// The value of a field.
 pub fn written(totals: &Totals, ceiling: Ceiling, tier: Option<&TierName>) -> String {
-    let numbers = totals.numbers().into_iter();
-    let numbers = numbers.chain([ceiling.limit, ceiling.granted]);
-    let mut words: Vec<String> = numbers.map(|number| number.to_string()).collect();
+    let numbers = numbers_of((*totals, ceiling));
+    let mut words = Vec::from(numbers.map(|number| number.to_string()));
     words.extend(tier.map(TierName::to_string));
     words.join(" ")
 }
@@ -21,28 +20,22 @@ pub fn written(totals: &Totals, ceiling: Ceiling, tier: Option<&TierName>) -> St
 pub fn read<'f>(field: &'f str, value: &str) -> Option<(&'f str, Cell)> {
     let (producer, endpoint) = field.split_once('|')?;
     let mut words = value.split(' ').peekable();
-    let mut numbers = Vec::new();
+    let mut read = Vec::new();
     while let Some(number) = words.peek().and_then(|word| word.parse::<u64>().ok()) {
-        numbers.push(number);
+        read.push(number);
         words.next();
     }
     // The first five are as old as the ledger.
-    if numbers.len() < 5 {
+    if read.len() < 5 {
         return None;
     }
-    let mut numbers = numbers.into_iter();
-    let mut totals = [0; Totals::NUMBERS];
-    for (total, number) in totals.iter_mut().zip(numbers.by_ref()) {
-        *total = number;
-    }
+    let mut numbers = read.into_iter();
+    let (totals, ceiling) = row_of(std::array::from_fn(|_| numbers.next().unwrap_or(0)));
     let cell = Cell {
         tier: words.next().and_then(|tier| tier.parse().ok()),
         endpoint: endpoint.to_owned(),
-        totals: Totals::of_numbers(totals),
-        ceiling: Ceiling {
-            limit: numbers.next().unwrap_or(0),
-            granted: numbers.next().unwrap_or(0),
-        },
+        totals,
+        ceiling,
     };
     Some((producer, cell))
 }
