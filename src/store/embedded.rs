@@ -17,6 +17,7 @@
 //! | `imported_counts` | imported counts, in the ledger of this database |
 //! | `keys` | changes the key table with its audit trail, and follows its changes |
 //! | `feed` | the threads that follow the key table and sync the file; live gateways |
+//! | `stop` | ends these threads |
 //! | `events` | keys near their limits: who reports them, and the events to deliver |
 //! | `closing` | the chain of closed days |
 //! | `usage` | reads and proves the ledger |
@@ -52,6 +53,7 @@ mod opening;
 mod retention;
 mod schema;
 mod status;
+mod stop;
 mod usage;
 mod writer;
 

@@ -8,11 +8,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
-use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, Row};
 
 use super::closing;
@@ -21,7 +20,6 @@ use super::schema::failure;
 use super::writer::Desk;
 use crate::policy::failure_log::FailureLog;
 use crate::store::clock_watch::LOOK_EVERY;
-use crate::store::current::Current;
 use crate::store::held_file::{Trouble, beside};
 use crate::store::sqlite::{checkpoint, execute, rows, unsigned};
 use crate::store::status::GatewayFacts;
@@ -51,34 +49,6 @@ const LAGGING: &str = "SELECT name FROM gateways WHERE applied < ?1 AND abs(seen
     ORDER BY name";
 const LIVE: &str = "SELECT name, applied, seen FROM gateways WHERE abs(seen - ?1) <= ?2
     ORDER BY name";
-
-/// Ends the helper threads, and wakes them for it.
-#[derive(Default)]
-pub(super) struct Stop {
-    stopped: Mutex<bool>,
-    signalled: Condvar,
-}
-
-impl Stop {
-    /// Ends them.
-    pub(super) fn signal(&self) {
-        *self.stopped.lock() = true;
-        self.signalled.notify_all();
-    }
-
-    /// Sleeps for `pause`; whether it is time to end.
-    fn sleep(&self, pause: Duration) -> bool {
-        let mut stopped = self.stopped.lock();
-        if !*stopped {
-            self.signalled.wait_for(&mut stopped, pause);
-        }
-        *stopped
-    }
-
-    fn is_signalled(&self) -> bool {
-        *self.stopped.lock()
-    }
-}
 
 /// The time and the length of the write-ahead log at the last look. Every commit of any process is appended to the log, so an
 /// unchanged log holds no change of the key table, and a query is saved.
@@ -122,23 +92,16 @@ fn is_settled(modified: SystemTime, now: SystemTime) -> bool {
 }
 
 /// The body of the follower thread.
-pub(super) fn follow(
-    connection: &Connection,
-    desk: &Arc<Desk>,
-    current: &Current,
-    gateway: Option<&NodeName>,
-    stop: &Arc<Stop>,
-) {
+pub(super) fn follow(connection: &Connection, desk: &Arc<Desk>) {
     let mut written = (desk.keys.applied(), Instant::now());
-    let under_way = Arc::new(AtomicBool::new(false));
     let mut looked = Instant::now();
     let mut log = LogWatch::of(desk);
     let mut changed = Instant::now();
-    while !stop.sleep(match changed.elapsed() < QUIET_AFTER {
+    while !desk.stop.sleep(match changed.elapsed() < QUIET_AFTER {
         true => POLL,
         false => POLL_WHEN_QUIET,
     }) {
-        if gateway.is_some() && looked.elapsed() >= LOOK_EVERY {
+        if desk.gateway.is_some() && looked.elapsed() >= LOOK_EVERY {
             looked = Instant::now();
             desk.clock_watch.look(desk.clock.now_and_since_boot());
             look_at_file(connection, desk);
@@ -152,7 +115,7 @@ pub(super) fn follow(
         };
         match caught_up {
             Ok(any) => {
-                current.was_current(Duration::ZERO);
+                desk.current.was_current(Duration::ZERO);
                 if any {
                     changed = Instant::now();
                 }
@@ -165,16 +128,13 @@ pub(super) fn follow(
         }
         let applied = desk.keys.applied();
         let due = applied != written.0 || written.1.elapsed() >= HEARTBEAT;
-        if let Some(name) = gateway
-            && due
-            && !under_way.swap(true, Ordering::AcqRel)
-        {
+        if desk.gateway.is_some() && due && !desk.heartbeat_queued.swap(true, Ordering::AcqRel) {
             written = (applied, Instant::now());
             match closing::due(connection, desk.keeping, desk.clock.now()) {
                 Ok(day) => desk.closing.lock().expect(day.is_some()),
                 Err(error) => tracing::warn!(%error, "the days of the ledger could not be read"),
             }
-            send_heartbeat(desk, name.clone(), applied, stop.clone(), under_way.clone());
+            send_heartbeat(desk, applied);
         }
     }
 }
@@ -206,29 +166,25 @@ fn look_at_file(connection: &Connection, desk: &Desk) -> Option<Arc<Trouble>> {
 }
 
 /// One heartbeat through the writer, unless the store is stopped before it is its turn.
-fn send_heartbeat(
-    desk: &Arc<Desk>,
-    name: NodeName,
-    applied: i64,
-    stop: Arc<Stop>,
-    under_way: Arc<AtomicBool>,
-) {
+fn send_heartbeat(desk: &Arc<Desk>, applied: i64) {
     let writer = desk.clone();
-    let sent = under_way.clone();
     let job = move |connection: &Connection| {
-        if !stop.is_signalled() && writer.file_trouble().is_none() {
+        if let Some(name) = &writer.gateway
+            && !writer.stop.is_signalled()
+            && writer.file_trouble().is_none()
+        {
             // Where nothing can be written, each turn would only log once more that it failed.
             if writer.failed.load().is_none() {
                 keep_days(connection, &writer);
             }
-            let written = write_heartbeat(connection, &name, applied);
+            let written = write_heartbeat(connection, name, applied);
             let failed = written.err().map(|error| failure(&writer.path, &error));
             writer.note_outcome(failed);
         }
-        sent.store(false, Ordering::Release);
+        writer.heartbeat_queued.store(false, Ordering::Release);
     };
     if desk.inbox.put_job(Box::new(job)).is_err() {
-        under_way.store(false, Ordering::Release);
+        desk.heartbeat_queued.store(false, Ordering::Release);
     }
 }
 
@@ -300,14 +256,9 @@ fn now_ms() -> i64 {
 }
 
 /// The body of the checkpointer thread.
-pub(super) fn checkpoint_regularly(
-    connection: &Connection,
-    desk: &Desk,
-    interval: Duration,
-    stop: &Stop,
-) {
+pub(super) fn checkpoint_regularly(connection: &Connection, desk: &Desk, interval: Duration) {
     let mut log = FailureLog::default();
-    while !stop.sleep(interval) {
+    while !desk.stop.sleep(interval) {
         // A checkpoint would write pages into a file that was truncated, which would look whole again.
         let trouble = look_at_file(connection, desk);
         if trouble.is_some_and(|trouble| trouble.is_damage) {

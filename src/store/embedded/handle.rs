@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::feed::{self, Stop};
+use super::feed;
 use super::inbox::WaitingCall;
 use super::keys::{self, ChangeResult, MARK};
 use super::writer::Desk;
@@ -25,7 +25,6 @@ use crate::policy::key_record::KeyRecord;
 use crate::policy::store_settings::Durability;
 use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::chain::{ChainItem, Chained};
-use crate::store::current::Current;
 use crate::store::export::{Exported, ImportCounts, ImportMode};
 use crate::store::held_file::HeldConnection;
 use crate::store::sqlite::unsigned;
@@ -47,10 +46,6 @@ pub struct EmbeddedStore {
     pub(super) timers: Timers,
     /// The connection for reads outside the writer's queue: ledger, records, progress of gateways.
     pub(super) reader: Arc<Mutex<HeldConnection>>,
-    pub(super) current: Arc<Current>,
-    pub(super) stop: Arc<Stop>,
-    /// Whether the writer signs this gateway off when it ends.
-    pub(super) goodbye: Arc<AtomicBool>,
     /// Closed when the writer has ended.
     pub(super) writing: watch::Receiver<()>,
 }
@@ -153,7 +148,7 @@ impl EmbeddedStore {
 
 impl Drop for EmbeddedStore {
     fn drop(&mut self) {
-        self.stop.signal();
+        self.desk.stop.signal();
         self.desk.inbox.close();
     }
 }
@@ -183,7 +178,7 @@ impl Store for EmbeddedStore {
     fn freshness(&self) -> Freshness {
         Freshness {
             loaded: true,
-            age: self.current.age(),
+            age: self.desk.current.age(),
             usable: true,
         }
     }
@@ -298,8 +293,8 @@ impl Store for EmbeddedStore {
     }
 
     async fn close(&self, deadline: Duration) {
-        self.goodbye.store(true, Ordering::Release);
-        self.stop.signal();
+        self.desk.goodbye.store(true, Ordering::Release);
+        self.desk.stop.signal();
         self.desk.inbox.close();
         let mut writing = self.writing.clone();
         // The channel has no messages: it closes when the writer has ended.

@@ -11,12 +11,13 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::sync::watch;
 
-use super::feed::{self, Stop};
+use super::feed;
 use super::handle::EmbeddedStore;
 use super::inbox::Inbox;
 use super::keys::{Follower, KeptRecords};
 use super::learnt::Learnt;
 use super::schema;
+use super::stop::Stop;
 use super::writer::{self, Desk};
 use crate::clock::Clock;
 use crate::clock::timer::Timers;
@@ -129,21 +130,23 @@ fn open_blocking(
             failed: ArcSwapOption::empty(),
             failure_log: Mutex::default(),
             dirty: AtomicBool::new(true),
+            gateway,
+            current,
+            heartbeat_queued: AtomicBool::new(false),
+            stop: Stop::default(),
+            goodbye: AtomicBool::new(false),
         }),
         durability,
         timeout,
         timers: Timers::default(),
         reader: Arc::new(Mutex::new(reading)),
-        current: Arc::new(current),
-        stop: Arc::new(Stop::default()),
-        goodbye: Arc::new(AtomicBool::new(false)),
         writing,
     };
     let interval = match durability {
         Durability::Commit => CHECKPOINT_INTERVAL,
         Durability::Interval(interval) => interval.max(INTERVAL_MIN),
     };
-    store.start_threads(connections, gateway, interval, at_work)?;
+    store.start_threads(connections, interval, at_work)?;
     Ok(store)
 }
 
@@ -201,11 +204,11 @@ fn load(
     Ok(())
 }
 
-fn leave(connection: &Connection, desk: &Desk, gateway: Option<&NodeName>) {
+fn leave(connection: &Connection, desk: &Desk) {
     if desk.file_trouble().is_some_and(|trouble| trouble.is_damage) {
         return;
     }
-    let left = match gateway {
+    let left = match &desk.gateway {
         Some(name) => feed::leave(connection, name),
         None => Ok(()),
     };
@@ -233,25 +236,24 @@ impl EmbeddedStore {
     fn start_threads(
         &self,
         [writing, following, syncing]: [HeldConnection; 3],
-        gateway: Option<NodeName>,
         interval: Duration,
         at_work: watch::Sender<()>,
     ) -> Result<(), StoreError> {
-        let (desk, goodbye, name) = (self.desk.clone(), self.goodbye.clone(), gateway.clone());
+        let desk = self.desk.clone();
         start(&self.desk.path, "store-writer", move || {
             let _at_work = at_work;
             writer::run_to_the_end(&writing, &desk);
-            if goodbye.load(Ordering::Acquire) {
-                leave(&writing, &desk, name.as_ref());
+            if desk.goodbye.load(Ordering::Acquire) {
+                leave(&writing, &desk);
             }
         })?;
-        let (desk, current, stop) = (self.desk.clone(), self.current.clone(), self.stop.clone());
+        let desk = self.desk.clone();
         start(&self.desk.path, "store-feed", move || {
-            feed::follow(&following, &desk, &current, gateway.as_ref(), &stop);
+            feed::follow(&following, &desk);
         })?;
-        let (desk, stop) = (self.desk.clone(), self.stop.clone());
+        let desk = self.desk.clone();
         start(&self.desk.path, "store-sync", move || {
-            feed::checkpoint_regularly(&syncing, &desk, interval, &stop);
+            feed::checkpoint_regularly(&syncing, &desk, interval);
         })
     }
 }

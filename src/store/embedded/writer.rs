@@ -21,11 +21,13 @@ use super::inbox::{Inbox, QueueBatch, Refund, UnclaimedDecision, WaitingCall};
 use super::keys::Follower;
 use super::learnt::Learnt;
 use super::schema::failure;
+use super::stop::Stop;
 use crate::clock::Clock;
 use crate::policy::failure_log::FailureLog;
 use crate::store::clock_watch::ClockWatch;
+use crate::store::current::Current;
 use crate::store::held_file::{HeldFile, Trouble};
-use crate::store::{Keeping, StoreError};
+use crate::store::{Keeping, NodeName, StoreError};
 
 /// The largest group: some 2 ms of work, which bounds how long other processes wait for the lock.
 const GROUP_MAX: usize = 512;
@@ -61,6 +63,16 @@ pub(super) struct Desk {
     pub(super) failure_log: Mutex<FailureLog>,
     /// Whether anything was committed since the last time that the log was forced to disk.
     pub(super) dirty: AtomicBool,
+    /// The gateway of the store; none of a command.
+    pub(super) gateway: Option<NodeName>,
+    /// When its key table was last current.
+    pub(super) current: Current,
+    /// Whether a heartbeat of it waits in the inbox.
+    pub(super) heartbeat_queued: AtomicBool,
+    /// Ends the helper threads.
+    pub(super) stop: Stop,
+    /// Whether the writer signs the gateway off when it ends.
+    pub(super) goodbye: AtomicBool,
 }
 
 impl Desk {
