@@ -36,6 +36,7 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::{Action, KeyRecord};
 use crate::policy::quota::WaiterResult;
 use crate::policy::threshold_event::{Event, ThresholdEvent};
+use crate::store::current::Current;
 use crate::store::export::{Exported, ImportCounts, ImportMode};
 use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
@@ -142,9 +143,9 @@ impl Store for RedisStore {
     }
 
     fn freshness(&self) -> Freshness {
-        let feed = self.parts.feed.as_ref();
-        let loaded = feed.is_some_and(|feed| feed.is_loaded());
-        let age = feed.map_or(Duration::MAX, |feed| feed.age());
+        let current = self.parts.feed.as_ref().map(|feed| &feed.current);
+        let loaded = current.is_some_and(Current::is_loaded);
+        let age = current.map_or(Duration::MAX, Current::age);
         Freshness {
             loaded,
             age,

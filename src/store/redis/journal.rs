@@ -43,7 +43,6 @@ const GROUP_ROWS: usize = 512;
 /// Rows written without a pause, each in some 10 µs.
 const ROWS_PER_TURN: u32 = 16;
 
-type ReplyTo<T> = oneshot::Sender<Result<T, StoreError>>;
 type JobReply<T> = oneshot::Receiver<Result<T, StoreError>>;
 
 /// Which rows are read.
@@ -68,7 +67,7 @@ struct Query<T, F> {
     rows: usize,
     work: F,
     result: Option<T>,
-    reply: ReplyTo<T>,
+    reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
 impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Job for Query<T, F> {

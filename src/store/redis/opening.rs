@@ -12,9 +12,9 @@ use super::counts::accounts::Accounts;
 use super::counts::ledger::ProcessLedger;
 use super::gateways::presence::Presence;
 use super::identity::StoreIdentity;
-use super::keys::feed::{Feed, FeedSettings};
+use super::keys::feed::Feed;
 use super::keys::records::RecordTable;
-use super::keys::replica::Replica;
+use super::keys::replica::{Replica, Saved};
 use super::names::Names;
 use super::operations::preparing::first_attempt;
 use super::outage::OutageService;
@@ -24,6 +24,7 @@ use super::wire::guard::BreakerGuard;
 use super::wire::link::RedisLink;
 use super::wire::preparation::Preparation;
 use super::wire::topology::Topology;
+use super::wire::zone::EmptyStore;
 use crate::clock::Clock;
 use crate::policy::store_settings::RedisSettings;
 use crate::store::{KeyTable, NodeName, Role, StoreError, on_thread};
@@ -48,12 +49,15 @@ pub async fn open(
     let local_clock = clock.clone();
     let clock = Arc::new(StoreClock::new(clock, settings.keeping.agreement));
     let preparation = Preparation {
-        role: role.clone(),
+        empty_store: match role {
+            Role::Gateway(_) => EmptyStore::Claimed,
+            Role::Command => EmptyStore::Left,
+        },
         names,
         zone: zone.to_owned(),
         clock: clock.clone(),
     };
-    let [link, command_link] = links(topology, preparation, settings.timeout).await?;
+    let [link, command_link] = links(topology, preparation, settings.timeout, &role).await?;
     let keys = Arc::new(KeyTable::new());
     let producer = Arc::new(Producer::draw());
     let guard = Arc::new(BreakerGuard::new(link.clone()));
@@ -98,9 +102,10 @@ async fn links(
     topology: Topology,
     preparation: Preparation,
     timeout: Duration,
+    role: &Role,
 ) -> Result<[Arc<RedisLink>; 2], StoreError> {
     let command_timeout = COMMAND_TIMEOUT.max(timeout);
-    let request_timeout = match preparation.role {
+    let request_timeout = match role {
         Role::Gateway(_) => timeout,
         Role::Command => command_timeout,
     };
@@ -110,7 +115,7 @@ async fn links(
         Arc::new(link)
     });
     for link in &links {
-        first_attempt(link, &preparation.role).await?;
+        first_attempt(link, role).await?;
     }
     Ok(links)
 }
@@ -133,13 +138,17 @@ async fn add_parts_of_gateway(
         let service = OutageService::open(outage, producer.process(), guard, counted, identity);
         parts.outage = Some(service.await?);
     }
-    let setting = FeedSettings {
-        link: parts.command_link.clone(),
-        keys: parts.keys.clone(),
-        zone: parts.zone.clone(),
-        clock: parts.local_clock.clone(),
-    };
-    let feed = follower(setting, settings.replica.clone(), identity).await?;
+    let (replica, saved) = saved_replica(settings.replica.clone(), identity).await?;
+    let feed = Feed::new(
+        parts.command_link.clone(),
+        parts.keys.clone(),
+        parts.zone.clone(),
+        parts.local_clock.clone(),
+        replica.map(Arc::new),
+    );
+    if let Some((records, position)) = saved {
+        feed.begin_with(records, position);
+    }
     let (link, guard) = (parts.command_link.clone(), parts.guard.clone());
     let presence = Presence::new(link, guard, node, settings.replica).await?;
     parts.feed = Some(Arc::new(feed));
@@ -157,20 +166,15 @@ pub async fn await_keys(parts: &Parts) {
     }
 }
 
-/// A gateway's feed, which begins with the replica saved on this machine.
-async fn follower(
-    setting: FeedSettings,
+/// The replica on this machine, and what is saved in it.
+async fn saved_replica(
     path: Option<PathBuf>,
     identity: StoreIdentity,
-) -> Result<Feed, StoreError> {
+) -> Result<(Option<Replica>, Option<Saved>), StoreError> {
     let Some(path) = path else {
-        return Ok(Feed::new(setting, None));
+        return Ok((None, None));
     };
     let open = move || Replica::open(&path, &identity);
     let (replica, saved) = on_thread("opening the replica", open).await??;
-    let feed = Feed::new(setting, Some(Arc::new(replica)));
-    if let Some((records, position)) = saved {
-        feed.begin_with(records, position);
-    }
-    Ok(feed)
+    Ok((Some(replica), saved))
 }

@@ -22,7 +22,6 @@ use crate::store::redis::clock::StoreClock;
 use crate::store::redis::counts::kept_day::KeptDay;
 use crate::store::redis::producer::Producer;
 use crate::store::redis::wire::guard::BreakerGuard;
-use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::script::{AccountCall, COUNT_MAX};
 use crate::store::redis::wire::slots;
 use crate::store::shards::Shards;
@@ -85,17 +84,10 @@ struct SlotState {
     queued: bool,
     /// Whether Redis refused this account's own last call: it gets calls of its own until one succeeds.
     shunned: bool,
-    /// The state for the journal and the service without Redis.
-    offline: Notes,
-}
-
-/// The state of an account beside its counts.
-#[derive(Debug, Default)]
-pub struct Notes {
     /// The limit of the last charge.
-    pub limit: u64,
+    limit: u64,
     /// Whether it is in the list of accounts to be written to the journal.
-    pub listed: bool,
+    to_note: bool,
     /// Its part of the sum of unsettled units.
     unsettled_units: u64,
     /// When a charge of it was first served without Redis since the last reply.
@@ -155,7 +147,6 @@ impl Drop for Units {
 
 /// All accounts of this process.
 pub struct Accounts {
-    pub link: Arc<RedisLink>,
     guard: Arc<BreakerGuard>,
     producer: Arc<Producer>,
     keys: Arc<KeyTable>,
@@ -192,7 +183,6 @@ impl Accounts {
         slots_max: usize,
     ) -> Arc<Accounts> {
         Arc::new(Accounts {
-            link: guard.link.clone(),
             guard,
             producer,
             keys,
@@ -219,14 +209,17 @@ impl Accounts {
                 key,
                 day,
                 producer: self.producer.next_number(),
-                place: slots::slot(self.link.names.record(key).as_bytes()),
+                place: slots::slot(self.guard.link.names.record(key).as_bytes()),
                 held_below: AtomicU64::new(0),
                 state: Mutex::new(SlotState {
                     account: Account::new(self.terms(key, day)),
                     listed: false,
                     queued: false,
                     shunned: false,
-                    offline: Notes::default(),
+                    limit: 0,
+                    to_note: false,
+                    unsettled_units: 0,
+                    away_since: None,
                 }),
             });
             self.to_read.lock().push_back(slot.clone());
@@ -281,7 +274,7 @@ impl Accounts {
         let slots: Vec<_> = {
             let mut listed = self.to_settle.lock();
             let count = listed.len().min(most);
-            let served = |slot: &Arc<AccountSlot>| self.link.serves_slot(slot.place);
+            let served = |slot: &Arc<AccountSlot>| self.guard.link.serves_slot(slot.place);
             let (served, others) = listed.drain(..count).partition(served);
             let others: Vec<_> = others;
             listed.extend(others);
@@ -335,7 +328,7 @@ impl Accounts {
         let keep = |slot: &Arc<AccountSlot>| {
             let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;
             let state = slot.state.lock();
-            let listed = state.listed || state.queued || state.offline.listed;
+            let listed = state.listed || state.queued || state.to_note;
             let kept = listed || !(over || crowded) || !state.account.is_idle();
             if !kept && !over {
                 self.dropped_day_end

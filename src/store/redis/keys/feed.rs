@@ -50,27 +50,22 @@ const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(30);
 /// How far a saved instant may be ahead of this machine's clock and still be trusted.
 const CLOCK_BACK_MAX: SignedDuration = SignedDuration::from_mins(5);
 
-/// The environment of a feed.
-pub struct FeedSettings {
-    /// The commands' link.
-    pub link: Arc<RedisLink>,
-    /// The table that the feed updates.
-    pub keys: Arc<KeyTable>,
-    /// The time zone of the quota days, to be stored again in an emptied store.
-    pub zone: String,
-    /// The wall clock, for saved instants.
-    pub clock: Clock,
-}
-
 /// The follower of the feed.
 pub struct Feed {
-    setting: FeedSettings,
+    /// The commands' link.
+    link: Arc<RedisLink>,
+    /// The table that the feed updates.
+    keys: Arc<KeyTable>,
+    /// The time zone of the quota days, to be stored again in an emptied store.
+    zone: String,
+    /// The wall clock, for saved instants.
+    clock: Clock,
     /// The position of the last applied change; `None` before the table is loaded.
     applied: watch::Sender<Option<u128>>,
     /// The incarnation of the store to which these positions belong.
     origin: Mutex<ReplicaOrigin>,
-    /// Whether the table was loaded, and when it was current.
-    current: Current,
+    /// Whether the table was loaded, from Redis or from the saved replica, and when it was current.
+    pub current: Current,
     /// Whether Redis itself was read since the start.
     has_followed: watch::Sender<bool>,
     /// The error that interrupts the feed until an operator acts.
@@ -150,9 +145,18 @@ enum Followed {
 
 impl Feed {
     /// A feed that has not begun; with a saved replica, it begins at the replica's position.
-    pub fn new(setting: FeedSettings, replica: Option<Arc<Replica>>) -> Feed {
+    pub fn new(
+        link: Arc<RedisLink>,
+        keys: Arc<KeyTable>,
+        zone: String,
+        clock: Clock,
+        replica: Option<Arc<Replica>>,
+    ) -> Feed {
         Feed {
-            setting,
+            link,
+            keys,
+            zone,
+            clock,
             applied: watch::Sender::new(None),
             origin: Mutex::default(),
             current: Current::never(),
@@ -171,12 +175,12 @@ impl Feed {
     pub fn begin_with(&self, records: Vec<KeyRecord>, at: FeedPosition) {
         let keys = records.len();
         for record in records {
-            self.setting.keys.apply(record);
+            self.keys.apply(record);
         }
         if let Some(replica) = &self.replica {
-            replica.note_saved(&self.setting.keys);
+            replica.note_saved(&self.keys);
         }
-        let age = self.setting.clock.now().duration_since(at.current_at);
+        let age = self.clock.now().duration_since(at.current_at);
         // A saved instant in the future gives no age: the clock was set back.
         let age = if age < -CLOCK_BACK_MAX {
             Duration::MAX
@@ -194,19 +198,9 @@ impl Feed {
         self.advance(at.place);
     }
 
-    /// Whether the table was loaded completely, from Redis or from the saved replica.
-    pub fn is_loaded(&self) -> bool {
-        self.current.is_loaded()
-    }
-
     /// Waits until the table was as current as Redis.
     pub async fn followed(&self) {
         let _ = self.has_followed.subscribe().wait_for(|has| *has).await;
-    }
-
-    /// The time since the table was known to be current.
-    pub fn age(&self) -> Duration {
-        self.current.age()
     }
 
     /// Why the table does not follow Redis until an operator acts, and what to do.
@@ -263,7 +257,7 @@ impl Feed {
         reload: &mut Option<RepeatedLoad>,
     ) -> Result<std::convert::Infallible, StoreError> {
         // Only a server that the link has accepted (zone, readiness) is followed.
-        let link = &self.setting.link;
+        let link = &self.link;
         link.require()?;
         let made = link.made();
         let name = link.names.feed();
@@ -301,7 +295,7 @@ impl Feed {
         run_ids: &BTreeSet<String>,
         lookups: Lookups,
     ) -> Result<Result<(), StoreError>, StoreError> {
-        let link = &self.setting.link;
+        let link = &self.link;
         let state = index::state(link).await?;
         // Before the walk: if the store is emptied meanwhile, what is completed afterwards is not of its incarnation.
         let incarnation = match &state.incarnation {
@@ -336,10 +330,10 @@ impl Feed {
     /// Adds all records of a walk to the table and returns their versions.
     async fn walk(&self, mut pages: KeyPages) -> Result<HashMap<KeyId, u64>, StoreError> {
         let mut walked = HashMap::new();
-        while let Some(records) = pages.next(&self.setting.link).await? {
+        while let Some(records) = pages.next(&self.link).await? {
             for record in records {
                 walked.insert(record.id, record.version);
-                self.setting.keys.apply(record);
+                self.keys.apply(record);
             }
         }
         Ok(walked)
@@ -351,12 +345,12 @@ impl Feed {
         stored: &HashMap<KeyId, u64>,
         lookups: Lookups,
     ) -> Result<(), StoreError> {
-        let link = &self.setting.link;
+        let link = &self.link;
         let is_lacking = |entry: &Arc<KeyEntry>| {
             let version = stored.get(&entry.record.id);
             version.is_none_or(|version| *version < entry.record.version)
         };
-        let entries = self.setting.keys.entries();
+        let entries = self.keys.entries();
         let (lacking, others): (Vec<_>, Vec<_>) = entries.into_iter().partition(is_lacking);
         if lookups == Lookups::Lost {
             write_back(link, &others, WrittenBack::Lookups).await?;
@@ -395,7 +389,7 @@ impl Feed {
     /// # Errors
     /// [`StoreError::OtherCalendar`] if the store has another zone by now, and those of Redis.
     async fn remember_zone(&self) -> Result<(), StoreError> {
-        let (link, zone) = (&self.setting.link, &self.setting.zone);
+        let (link, zone) = (&self.link, &self.zone);
         match link.check_zone(zone, EmptyStore::Claimed).await? {
             ZoneCheck::Same => Ok(()),
             // Masters of the cluster are unavailable: a later walk sets it there.
@@ -407,7 +401,7 @@ impl Feed {
     /// The gateway's heartbeat, as far as the feed knows it. A change that is applied but not saved is not reported: a restart without
     /// Redis would undo it.
     pub fn heartbeat(&self) -> Heartbeat {
-        let age = self.age();
+        let age = self.current.age();
         let lasting = match self.replica {
             None => *self.applied.borrow(),
             Some(_) => *self.saved.lock(),
@@ -418,7 +412,7 @@ impl Feed {
             keys_age_ms: u64::try_from(age.as_millis())
                 .ok()
                 .filter(|_| age < Duration::MAX),
-            keys: self.setting.keys.len(),
+            keys: self.keys.len(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ..Heartbeat::default()
         }
@@ -438,7 +432,7 @@ impl Feed {
                 () = self.save_due.notified() => {}
                 () = next_tick(SAVE_EVERY) => {}
             }
-            let changes = Some((self.setting.keys.changes(), *self.applied.borrow()));
+            let changes = Some((self.keys.changes(), *self.applied.borrow()));
             if changes == saved_changes && saved_at.elapsed() < SAVE_UNCHANGED_EVERY {
                 continue;
             }
@@ -468,7 +462,7 @@ impl Feed {
         let (Some(replica), Some(position)) = (self.replica.clone(), self.position()) else {
             return Ok(false);
         };
-        let (keys, place) = (self.setting.keys.clone(), position.place);
+        let (keys, place) = (self.keys.clone(), position.place);
         let save = move || replica.save(&keys, &position);
         on_thread("saving the replica", save).await??;
         *self.saved.lock() = Some(place);
@@ -482,8 +476,8 @@ impl Feed {
         // A table that began with the saved replica is as whole as that was.
         let is_whole = *self.has_followed.borrow() || self.saved.lock().is_some();
         let place = (*self.applied.borrow()).filter(|_| is_whole)?;
-        let age = SignedDuration::try_from(self.age()).ok()?;
-        let current_at = self.setting.clock.now().checked_sub(age);
+        let age = SignedDuration::try_from(self.current.age()).ok()?;
+        let current_at = self.clock.now().checked_sub(age);
         Some(FeedPosition {
             place,
             current_at: current_at.unwrap_or(Timestamp::MIN),
@@ -531,7 +525,7 @@ impl FeedConnection<'_> {
         place: u128,
     ) -> Result<Followed, StoreError> {
         let feed = self.feed;
-        let link = &feed.setting.link;
+        let link = &feed.link;
         // While other masters of a cluster are away, or Redis refuses writes, the feed itself can be read.
         let is_read = self.reload.as_ref().is_some_and(|reload| reload.is_read);
         let reads_on =
@@ -609,7 +603,7 @@ impl FeedConnection<'_> {
             *feed.origin.lock() = ReplicaOrigin::default();
         }
         if let Some(reload) = self.reload {
-            reload.begin_pause(feed.setting.link.made());
+            reload.begin_pause(feed.link.made());
             reload.is_read |= loaded.is_ok();
         }
         loaded
@@ -621,7 +615,7 @@ impl FeedConnection<'_> {
         state: &StreamState,
         place: u128,
     ) -> Result<Option<&'static str>, StoreError> {
-        let link = &self.feed.setting.link;
+        let link = &self.feed.link;
         let origin = self.feed.origin.lock().clone();
         if !self.run_ids.is_subset(&origin.run_ids) {
             return Ok(Some("Redis was restarted or replaced"));
@@ -653,7 +647,7 @@ impl FeedConnection<'_> {
             count += 1;
             match fields.get("rec").map(|packed| unpacked(packed)) {
                 Some(Ok(record)) => {
-                    feed.setting.keys.apply(record);
+                    feed.keys.apply(record);
                 }
                 Some(Err(error)) => tracing::error!(id, %error, "a change is skipped"),
                 None => tracing::error!(id, "a change without a record is skipped"),

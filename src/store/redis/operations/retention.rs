@@ -43,7 +43,12 @@ impl Parts {
                 continue;
             }
             let losses = Some(self.losses.load(Ordering::Acquire));
-            if losses != seen_losses && self.feed.as_ref().is_some_and(|feed| feed.is_loaded()) {
+            if losses != seen_losses
+                && self
+                    .feed
+                    .as_ref()
+                    .is_some_and(|feed| feed.current.is_loaded())
+            {
                 match self.complete_days().await {
                     Ok(()) => seen_losses = losses,
                     Err(error) => {

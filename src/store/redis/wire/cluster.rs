@@ -70,7 +70,7 @@ pub struct Cluster {
 }
 
 /// The map in use.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Table {
     view: Arc<ClusterView>,
     nodes: Vec<Arc<ClusterNode>>,
@@ -301,9 +301,8 @@ impl Cluster {
         let node = self.new_node(address);
         let nodes = table.nodes.iter().chain([&node]).cloned().collect();
         self.table.store(Arc::new(Table {
-            view: table.view.clone(),
             nodes,
-            failing_since: table.failing_since,
+            ..Table::clone(&table)
         }));
         node
     }

@@ -8,14 +8,14 @@ use redis::{Cmd, Value};
 use super::request::{breaks, read_time};
 use super::script::{CHARGE, REGISTER, SIGN_IN};
 use super::zone::{EmptyStore, is_same, set_zones};
+use crate::store::StoreError;
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::names::Names;
-use crate::store::{Role, StoreError};
 
 /// What every connection of a store is prepared with.
 pub struct Preparation {
-    /// Who connects.
-    pub role: Role,
+    /// What becomes of a store without a zone.
+    pub empty_store: EmptyStore,
     /// The names of the store.
     pub names: Names,
     /// The zone of the quota days.
@@ -33,7 +33,7 @@ impl Preparation {
         // Read first: a server that refuses writes can still be read.
         let found = Cmd::get(&name).query_async(connection).await;
         let is_found = is_same(found.map_err(failed)?, &self.zone)?;
-        match self.empty_store() {
+        match self.empty_store {
             EmptyStore::Left => {}
             EmptyStore::Claimed if is_found => {
                 // A replica can be read, too, but breaks the connection with the first write.
@@ -56,14 +56,6 @@ impl Preparation {
         let time = redis::cmd("TIME").query_async(connection).await;
         self.clock.learn(asked, read_time(time.map_err(failed)?)?);
         Ok(())
-    }
-
-    /// What becomes of a store without a zone.
-    pub fn empty_store(&self) -> EmptyStore {
-        match self.role {
-            Role::Gateway(_) => EmptyStore::Claimed,
-            Role::Command => EmptyStore::Left,
-        }
     }
 }
 

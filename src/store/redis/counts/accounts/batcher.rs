@@ -89,7 +89,7 @@ impl Accounts {
 
     /// The most accounts in one call, whatever their keys.
     pub(super) fn together_max(&self) -> usize {
-        match self.link.is_cluster() || self.apart.load(Ordering::Relaxed) {
+        match self.guard.link.is_cluster() || self.apart.load(Ordering::Relaxed) {
             true => 1,
             false => TOGETHER_MAX,
         }
@@ -128,8 +128,8 @@ impl Accounts {
         let mut keys = Vec::with_capacity(2 * calls.len());
         let mut argument = self.argument(calls.len());
         for (slot, call) in calls {
-            keys.push(self.link.names.record(slot.key));
-            keys.push(self.link.names.counts(slot.key, slot.day.date));
+            keys.push(self.guard.link.names.record(slot.key));
+            keys.push(self.guard.link.names.counts(slot.key, slot.day.date));
             let entry = self.record_for(slot, call);
             let version = entry
                 .as_ref()
@@ -167,7 +167,10 @@ impl Accounts {
 
     /// The argument of a call for a number of accounts.
     pub(super) fn argument(&self, accounts: usize) -> ChargeArgument {
-        ChargeArgument::new(self.link.names.keeping.settle_window_seconds(), accounts)
+        ChargeArgument::new(
+            self.guard.link.names.keeping.settle_window_seconds(),
+            accounts,
+        )
     }
 
     /// The record to send with a call, or `None` if the store is known to have it. A call that wants no units sends the newest known
@@ -192,7 +195,7 @@ impl Accounts {
         let asked = self.clock.ask();
         let deadline = Instant::now() + self.timeout;
         let packed = argument.packed();
-        let value = self.link.run(&CHARGE, keys, &packed, deadline).await;
+        let value = self.guard.link.run(&CHARGE, keys, &packed, deadline).await;
         let replies = value.and_then(|value| {
             charge_replies(&value, keys.len() / 2).map_err(LinkError::Unreadable)
         });
@@ -252,7 +255,7 @@ impl Batcher {
                 self.takes = false;
                 return false;
             }
-            due.take(self.accounts.link.is_cluster() && !apart, together)
+            due.take(self.accounts.guard.link.is_cluster() && !apart, together)
         };
         self.begin_calls(slots);
         true
@@ -263,7 +266,7 @@ impl Batcher {
     fn begin_calls(&mut self, slots: Vec<Arc<AccountSlot>>) {
         let closed = self.accounts.guard.require().err();
         for slot in slots {
-            let refusing = || self.accounts.link.require_writes(slot.place).err();
+            let refusing = || self.accounts.guard.link.require_writes(slot.place).err();
             let closed = closed.clone().or_else(refusing);
             let mut state = slot.state.lock();
             state.queued = false;
@@ -336,7 +339,7 @@ impl Batcher {
                 state.account.leave_out(is_waiting);
                 let before = state.journaled();
                 let verdicts = state.account.settle(call.number, &reply, now);
-                state.offline.away_since = None;
+                state.away_since = None;
                 // The store has lost its record: the next call, made at once, restores it.
                 let held = reply.version.map_or(0, |version| version + 1);
                 if held < slot.held_below.swap(held, Ordering::Relaxed) {

@@ -79,12 +79,12 @@ impl Accounts {
         let due = {
             let SlotState {
                 account,
-                offline,
+                limit,
                 queued,
                 ..
             } = &mut *slot.state.lock();
             if cost > 0 {
-                offline.limit = terms.limit;
+                *limit = terms.limit;
             }
             match account.ask(sender, cost, terms, now) {
                 Asked::Denied { used, .. } => {

@@ -86,8 +86,8 @@ impl Accounts {
         if let Some(used) = state.account.refused(cost, &terms) {
             return Reservation::Exhausted { used };
         }
-        state.offline.limit = limit;
-        state.offline.away_since.get_or_insert_with(Moment::now);
+        state.limit = limit;
+        state.away_since.get_or_insert_with(Moment::now);
         let allowance = rule.allowance(&state, limit);
         let served = state.account.offline() + u64::from(cost);
         if rule.bound == OutageBound::Share && served > allowance {
@@ -127,7 +127,7 @@ impl Accounts {
         let slot = self.slot(key, day);
         let state = slot.state.lock();
         let counted = state.account.known()?.used + state.account.offline();
-        let limit = state.offline.limit;
+        let limit = state.limit;
         if limit == UNBOUNDED {
             return Some(counted);
         }
@@ -139,7 +139,7 @@ impl Accounts {
     /// Updates the sum of unsettled units.
     pub(super) fn recount(&self, state: &mut SlotState) {
         let now = state.account.offline();
-        let before = std::mem::replace(&mut state.offline.unsettled_units, now);
+        let before = std::mem::replace(&mut state.unsettled_units, now);
         self.unsettled_units.fetch_add(now, Ordering::Relaxed);
         self.unsettled_units.fetch_sub(before, Ordering::Relaxed);
     }
@@ -154,7 +154,7 @@ impl Accounts {
         let fresh = {
             let mut state = slot.state.lock();
             self.recount(&mut state);
-            !std::mem::replace(&mut state.offline.listed, true)
+            !std::mem::replace(&mut state.to_note, true)
         };
         if fresh {
             self.to_note.lock().push_back(slot.clone());
@@ -180,7 +180,7 @@ impl Accounts {
         };
         let noted = slots.into_iter().map(|slot| {
             let mut state = slot.state.lock();
-            state.offline.listed = false;
+            state.to_note = false;
             let answer = note((slot.key, slot.day.date), slot.row(&self.producer, &state));
             drop(state);
             (Changed(slot), answer)
@@ -252,8 +252,8 @@ impl Accounts {
             record: record.as_deref().unwrap_or_default(),
             day: row.day,
         });
-        let record = self.link.names.record(row.key);
-        let counts = self.link.names.counts(row.key, row.day.date);
+        let record = self.guard.link.names.record(row.key);
+        let counts = self.guard.link.names.counts(row.key, row.day.date);
         self.run(&[record, counts], argument).await?;
         Ok(())
     }
@@ -307,7 +307,7 @@ impl AccountSlot {
 impl OutageRule {
     fn allowance(&self, state: &SlotState, limit: u64) -> u64 {
         // A master that refuses calls is not away to others.
-        let own = state.offline.away_since.map(Moment::instant);
+        let own = state.away_since.map(Moment::instant);
         let away_since = own.map_or(self.away_since, |own| own.min(self.away_since));
         let known_since = away_since.checked_sub(self.count_staleness);
         let known = state

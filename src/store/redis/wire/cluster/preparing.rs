@@ -27,7 +27,7 @@ impl Cluster {
     /// command, which makes no charge, does; if it goes by dates, it reads the zone by then.
     async fn check_zone(&self) -> Result<(), StoreError> {
         let names = zone_names(&self.preparation.names, true);
-        let (zone, empty) = (&self.preparation.zone, self.preparation.empty_store());
+        let (zone, empty) = (&self.preparation.zone, self.preparation.empty_store);
         let timeout = self.response_timeout.min(ZONE_TIMEOUT);
         let send = |commands| async move { self.each(&commands, Instant::now() + timeout).await };
         match zone::check(&names, zone, empty, send).await? {
