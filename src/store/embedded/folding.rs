@@ -56,21 +56,18 @@ const ADD_TO_LEDGER: &str = "
         day_limit = max(day_limit, excluded.day_limit),
         granted = max(granted, excluded.granted)";
 
-/// The stage of the work.
-enum FoldStage {
-    /// There is no work.
-    Idle,
-    /// The groups are read; those through `read` have been.
-    Summing { mark: Mark, read: i64, sums: Sums },
-    /// The sums are added to the ledger.
-    Moving { mark: Mark, sums: Sums },
-    /// The groups are deleted.
-    Dropping { mark: Mark },
+/// Groups that are being moved into the ledger: their entries are summed, then the sums added to the ledger, then the groups deleted.
+struct Fold {
+    /// The groups, and how far the ledger has their entries.
+    mark: Mark,
+    /// The last group whose entries are in the sums.
+    read: i64,
+    sums: Sums,
 }
 
 /// The work of one process.
 pub(super) struct Folder {
-    stage: FoldStage,
+    under_way: Option<Fold>,
     /// The number of entries that this process appended since then.
     entries: usize,
     /// When the work last started.
@@ -81,7 +78,7 @@ impl Folder {
     /// A folder without work.
     pub(super) fn new() -> Folder {
         Folder {
-            stage: FoldStage::Idle,
+            under_way: None,
             entries: 0,
             began: Instant::now(),
         }
@@ -94,14 +91,14 @@ impl Folder {
 
     /// How long to wait for other work before the next turn; `None` if there is no turn to take.
     pub(super) fn pause(&self) -> Option<Duration> {
-        (!matches!(self.stage, FoldStage::Idle)).then_some(PAUSE)
+        self.under_way.as_ref().map(|_| PAUSE)
     }
 
     /// One turn, if there is work: it writes more rows than a group of `size` appends, so that the work ends. Returns whether there was
     /// work.
     pub(super) fn turn(&mut self, connection: &Connection, size: usize) -> rusqlite::Result<bool> {
         let is_due = self.entries >= ENTRIES_MANY || self.began.elapsed() >= ENTRIES_KEPT;
-        if matches!(self.stage, FoldStage::Idle) && !is_due {
+        if self.under_way.is_none() && !is_due {
             return Ok(false);
         }
         self.step(connection, (ROWS_PER_ENTRY * size).max(ROWS_MIN))?;
@@ -110,158 +107,130 @@ impl Folder {
 
     /// Starts or continues. `rows` is the most rows of the ledger to write, except that those of a key and day are written together.
     fn step(&mut self, connection: &Connection, rows: usize) -> rusqlite::Result<()> {
-        let stage = std::mem::replace(&mut self.stage, FoldStage::Idle);
-        let behavior = match stage {
-            // Only reads.
-            FoldStage::Summing { .. } => TransactionBehavior::Deferred,
-            FoldStage::Idle | FoldStage::Moving { .. } | FoldStage::Dropping { .. } => {
-                TransactionBehavior::Immediate
-            }
+        let under_way = self.under_way.take();
+        let behavior = match under_way.as_ref().is_some_and(Fold::only_reads) {
+            true => TransactionBehavior::Deferred,
+            false => TransactionBehavior::Immediate,
         };
         let transaction = Transaction::new_unchecked(connection, behavior)?;
         // After a failure the work starts over with the next entries.
-        let stage = match stage {
-            FoldStage::Idle => {
+        let under_way = match under_way {
+            None => {
                 self.entries = 0;
                 self.began = Instant::now();
                 begin(&transaction)?
             }
-            other => go_on(&transaction, other, rows)?,
+            Some(fold) => fold.go_on(&transaction, rows)?,
         };
         transaction.commit()?;
-        self.stage = stage;
+        self.under_way = under_way;
         Ok(())
     }
 }
 
 /// Moves all groups into the ledger, in the caller's transaction.
 pub(super) fn fold_all(transaction: &Connection) -> rusqlite::Result<()> {
-    let mut stage = begin(transaction)?;
-    while !matches!(stage, FoldStage::Idle) {
-        stage = match go_on(transaction, stage, usize::MAX)? {
+    let mut under_way = begin(transaction)?;
+    while let Some(fold) = under_way {
+        under_way = match fold.go_on(transaction, usize::MAX)? {
             // The groups that another process was moving are done; later ones follow.
-            FoldStage::Idle => begin(transaction)?,
-            stage => stage,
+            None => begin(transaction)?,
+            same => same,
         };
     }
     Ok(())
 }
 
-/// Continues the work from the mark, or starts it.
-fn begin(connection: &Connection) -> rusqlite::Result<FoldStage> {
+/// Continues the work from the mark, or starts it; `None` if there is no group.
+fn begin(connection: &Connection) -> rusqlite::Result<Option<Fold>> {
     let mut mark = Mark::read(connection)?;
     let Some((first, last)) = first_and_last(connection)? else {
-        return Ok(FoldStage::Idle);
+        return Ok(None);
     };
     if first > mark.through {
         mark.through = last.min(first.saturating_add(GROUPS_MANY));
         mark.reached = FoldProgress::Nothing;
         put_mark(connection, mark)?;
     }
-    Ok(match mark.reached {
-        FoldProgress::All => FoldStage::Dropping { mark },
-        FoldProgress::Nothing | FoldProgress::Key(..) => FoldStage::Summing {
-            mark,
-            read: first - 1,
-            sums: Sums::default(),
-        },
-    })
+    Ok(Some(Fold {
+        mark,
+        read: first - 1,
+        sums: Sums::default(),
+    }))
 }
 
-fn go_on(connection: &Connection, stage: FoldStage, rows: usize) -> rusqlite::Result<FoldStage> {
-    let (FoldStage::Summing { mark, .. }
-    | FoldStage::Moving { mark, .. }
-    | FoldStage::Dropping { mark }) = &stage
-    else {
-        return Ok(FoldStage::Idle);
-    };
-    let found = Mark::read(connection)?;
-    if (found.through, found.reached) != (mark.through, mark.reached) {
-        // Another process is moving the same groups.
-        return Ok(FoldStage::Idle);
+impl Fold {
+    /// Whether the next step only reads.
+    fn only_reads(&self) -> bool {
+        self.mark.reached != FoldProgress::All && self.read < self.mark.through
     }
-    match stage {
-        FoldStage::Idle => Ok(FoldStage::Idle),
-        FoldStage::Summing { mark, read, sums } => sum(connection, mark, read, sums),
-        FoldStage::Moving { mark, sums } => add_some(connection, mark, sums, rows),
-        FoldStage::Dropping { mark } => drop_some(connection, mark),
-    }
-}
 
-fn sum(
-    connection: &Connection,
-    mark: Mark,
-    read: i64,
-    mut sums: Sums,
-) -> rusqlite::Result<FoldStage> {
-    let (mut reached, mut summed) = (read, 0);
-    appended::groups(connection, (read, mark.through), |group| {
-        reached = group.number;
-        summed += sums.add(group, |number, entry| !mark.has(number, entry))?;
-        Ok(match summed < ENTRIES_MAX {
-            true => ControlFlow::Continue(()),
-            false => ControlFlow::Break(()),
+    /// The next step; `None` if the groups are gone, or another process is moving them.
+    fn go_on(mut self, connection: &Connection, rows: usize) -> rusqlite::Result<Option<Fold>> {
+        let found = Mark::read(connection)?;
+        if (found.through, found.reached) != (self.mark.through, self.mark.reached) {
+            return Ok(None);
+        }
+        if self.only_reads() {
+            self.sum(connection)?;
+        } else if self.mark.reached != FoldProgress::All {
+            self.add_some(connection, rows)?;
+        } else if !self.drop_some(connection)? {
+            return Ok(None);
+        }
+        Ok(Some(self))
+    }
+
+    fn sum(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+        let Fold { mark, read, sums } = self;
+        let (after, mut summed) = (std::mem::replace(read, mark.through), 0);
+        appended::groups(connection, (after, mark.through), |group| {
+            let number = group.number;
+            summed += sums.add(group, |number, entry| !mark.has(number, entry))?;
+            if summed < ENTRIES_MAX {
+                return Ok(ControlFlow::Continue(()));
+            }
+            *read = number;
+            Ok(ControlFlow::Break(()))
         })
-    })?;
-    Ok(match summed < ENTRIES_MAX {
-        true => FoldStage::Moving { mark, sums },
-        false => FoldStage::Summing {
-            mark,
-            read: reached,
-            sums,
-        },
-    })
-}
+    }
 
-/// Adds rows to the ledger: for a key and day, all or none.
-fn add_some(
-    connection: &Connection,
-    mut mark: Mark,
-    mut sums: Sums,
-    rows: usize,
-) -> rusqlite::Result<FoldStage> {
-    let mut add = connection.prepare_cached(ADD_TO_LEDGER)?;
-    let (mut added, mut text) = (0, (None, String::new()));
-    while let Some(place) = sums.first() {
-        let is_another = mark.reached != FoldProgress::Key(place.0, place.1);
-        if is_another && added >= rows {
-            break;
+    /// Adds rows to the ledger: for a key and day, all or none.
+    fn add_some(&mut self, connection: &Connection, rows: usize) -> rusqlite::Result<()> {
+        let Fold { mark, sums, .. } = self;
+        let mut add = connection.prepare_cached(ADD_TO_LEDGER)?;
+        let (mut added, mut text) = (0, (None, String::new()));
+        while let Some(place) = sums.first() {
+            let is_another = mark.reached != FoldProgress::Key(place.0, place.1);
+            if is_another && added >= rows {
+                break;
+            }
+            mark.reached = FoldProgress::Key(place.0, place.1);
+            let Some((day, endpoint, addition)) = sums.pop_first() else {
+                break;
+            };
+            if text.0 != Some(day.0) {
+                text = (Some(day.0), day.0.to_string());
+            }
+            let place = params![text.1, day.1.as_str(), endpoint];
+            execute_with_row(&mut add, place, addition)?;
+            added += 1;
         }
-        mark.reached = FoldProgress::Key(place.0, place.1);
-        let Some((day, endpoint, addition)) = sums.pop_first() else {
-            break;
+        if sums.first().is_none() {
+            mark.reached = FoldProgress::All;
+        }
+        put_mark(connection, *mark)
+    }
+
+    /// Deletes some groups. Returns whether any are left.
+    fn drop_some(&self, connection: &Connection) -> rusqlite::Result<bool> {
+        let Some((first, _)) = first_and_last(connection)? else {
+            return Ok(false);
         };
-        if text.0 != Some(day.0) {
-            text = (Some(day.0), day.0.to_string());
-        }
-        execute_with_row(
-            &mut add,
-            params![text.1, day.1.as_str(), endpoint],
-            addition,
-        )?;
-        added += 1;
+        let through = self.mark.through.min(first.saturating_add(GROUPS_MAX - 1));
+        execute(connection, DROP, [through])?;
+        Ok(through < self.mark.through)
     }
-    let is_done = sums.first().is_none();
-    if is_done {
-        mark.reached = FoldProgress::All;
-    }
-    put_mark(connection, mark)?;
-    Ok(match is_done {
-        true => FoldStage::Dropping { mark },
-        false => FoldStage::Moving { mark, sums },
-    })
-}
-
-fn drop_some(connection: &Connection, mark: Mark) -> rusqlite::Result<FoldStage> {
-    let Some((first, _)) = first_and_last(connection)? else {
-        return Ok(FoldStage::Idle);
-    };
-    let through = mark.through.min(first.saturating_add(GROUPS_MAX - 1));
-    execute(connection, DROP, [through])?;
-    Ok(match through < mark.through {
-        true => FoldStage::Dropping { mark },
-        false => FoldStage::Idle,
-    })
 }
 
 /// The numbers of the first and the last group, if there are any.
