@@ -173,9 +173,8 @@ impl OutageService {
         let rule = self.rule(bound, charge.key.record.id);
         let units = charge.cost;
         let offer = self.accounts.reserve(&charge, &rule, |count, allowance| {
-            self.ledger.charged(&charge, |totals| {
-                self.journal.serve(count, totals.row(), allowance)
-            })
+            self.ledger
+                .charged(&charge, |row| self.journal.serve(count, row(), allowance))
         });
         match offer {
             Reservation::Exhausted { used } => Ok(Decision::Exhausted { used }),

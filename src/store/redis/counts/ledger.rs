@@ -36,7 +36,7 @@ mod transfer;
 
 pub use days::{complete_days, days_kept, has_counts, listed_days};
 pub use producer_totals::KeyAndDate;
-use producer_totals::{CountedTotals, LedgerPage, ProducerTotals, TotalsKey};
+use producer_totals::{LedgerPage, ProducerTotals, TotalsKey};
 pub use reading::{Counts, HashFields, late_days, prove, stored_days};
 pub use transfer::{import, key_days};
 
@@ -81,15 +81,15 @@ impl ProcessLedger {
         day: Day,
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
-        note: impl FnOnce(CountedTotals<'_>) -> R,
+        note: impl FnOnce(&dyn Fn() -> TotalsRow) -> R,
     ) -> R {
         let mut shard = self.totals.of(place.0);
-        note(shard.count(place, day, &self.producer, endpoint, count))
+        note(&shard.count(place, day, &self.producer, endpoint, count))
     }
 
-    /// Records a charged request. Returns the result of `note` for the new totals; `note` must not wait, because rows of one
+    /// Records a charged request. Returns the result of `note`, which gets what makes the row for the journal. `note` must not wait, because rows of one
     /// producer are passed to it in the order of their values.
-    pub fn charged<R>(&self, charge: &Charge, note: impl FnOnce(CountedTotals<'_>) -> R) -> R {
+    pub fn charged<R>(&self, charge: &Charge, note: impl FnOnce(&dyn Fn() -> TotalsRow) -> R) -> R {
         let (record, date) = (&charge.key.record, charge.day.date);
         let judged = Ceiling::of(record, date, charge.limit);
         self.record(
