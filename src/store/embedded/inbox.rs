@@ -144,16 +144,12 @@ impl Inbox {
     /// Takes back what could not be written, to be tried again with the next group.
     pub(super) fn put_back(&self, refunds: Vec<Refund>, refusals: Refusals) {
         let mut contents = self.contents.lock();
-        contents.taken.refunds.extend(refunds);
+        let taken = &mut contents.taken;
+        taken.refunds.extend(refunds);
         for (place, refused) in refusals {
-            contents
-                .taken
-                .refusals
-                .entry(place)
-                .or_default()
-                .add(&refused);
+            taken.refusals.entry(place).or_default().add(&refused);
         }
-        if !contents.taken.refusals.is_empty() {
+        if !taken.refusals.is_empty() {
             contents.first_refusal = Some(Instant::now());
         }
     }
@@ -176,16 +172,11 @@ impl Inbox {
     ) {
         let mut contents = self.contents.lock();
         let place = (record.id, day, record.tier.clone(), endpoint.clone());
-        let full = contents.taken.refusals.len() >= REFUSALS_MAX;
-        if full && !contents.taken.refusals.contains_key(&place) {
+        let refusals = &mut contents.taken.refusals;
+        if refusals.len() >= REFUSALS_MAX && !refusals.contains_key(&place) {
             return;
         }
-        contents
-            .taken
-            .refusals
-            .entry(place)
-            .or_default()
-            .refuse(refusal, 1);
+        refusals.entry(place).or_default().refuse(refusal, 1);
         if contents.first_refusal.is_none() {
             contents.first_refusal = Some(Instant::now());
             drop(contents);
