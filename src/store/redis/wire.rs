@@ -3,7 +3,6 @@
 pub mod breaker;
 pub mod cluster;
 pub mod guard;
-pub mod info;
 pub mod line;
 pub mod link;
 pub mod preparation;

@@ -20,7 +20,6 @@ use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
 use crate::store::key_table::{digests, version_at};
-use crate::store::redis::wire::info::number_of;
 use crate::store::redis::wire::link::{Master, RedisLink};
 use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
@@ -80,7 +79,7 @@ impl RecordTable {
         let ask = redis::cmd("INFO").arg("replication").take();
         let deadline = self.link.deadline();
         let info: InfoDict = self.link.ask_master(master, &ask, deadline).await?;
-        let connected = number_of(&info, "connected_slaves");
+        let connected = info.get("connected_slaves").unwrap_or_default();
         if connected == 0 {
             return Ok(Replicas::default());
         }

@@ -9,7 +9,6 @@ use tokio::time::timeout;
 
 use super::codec::{parse_place, stream_id};
 use crate::store::StoreError;
-use crate::store::redis::wire::info::text_of;
 use crate::store::redis::wire::request::{is_absent, parsed};
 
 /// How long one read of the stream blocks, and how late a reply may be.
@@ -47,7 +46,8 @@ impl ChangeStream {
     pub async fn run_id(&mut self) -> Result<String, StoreError> {
         let ask = redis::cmd("INFO").arg("server").take();
         let value = patient(READ_LATE, ask.query_async(&mut self.connection)).await?;
-        Ok(text_of(&parsed::<InfoDict>(value)?, "run_id"))
+        let info: InfoDict = parsed(value)?;
+        Ok(info.get("run_id").unwrap_or_default())
     }
 
     /// The present state.

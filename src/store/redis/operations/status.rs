@@ -10,7 +10,6 @@ use crate::policy::clock_trust::DIFFERENCE_MAX;
 use crate::store::redis::gateways::register::{self, RegisterEntry};
 use crate::store::redis::keys::codec::parse_place;
 use crate::store::redis::keys::index;
-use crate::store::redis::wire::info::{number_of, text_of};
 use crate::store::redis::wire::link::{Master, RedisLink};
 use crate::store::redis::wire::request::{LinkError, RefusedWritesFor, is_absent, parsed};
 use crate::store::redis::wire::zone::zone_names;
@@ -140,17 +139,17 @@ async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreErro
     let settings = settings.unwrap_or_default();
     let facts = ServerFacts {
         address: master.shown.clone(),
-        version: text_of(&info, "redis_version"),
-        run_id: text_of(&info, "run_id"),
-        role: text_of(&info, "role"),
-        uptime_seconds: number_of(&info, "uptime_in_seconds"),
-        replicas: number_of(&info, "connected_slaves"),
-        append_only: number_of(&info, "aof_enabled") == 1,
+        version: info.get("redis_version").unwrap_or_default(),
+        run_id: info.get("run_id").unwrap_or_default(),
+        role: info.get("role").unwrap_or_default(),
+        uptime_seconds: info.get("uptime_in_seconds").unwrap_or_default(),
+        replicas: info.get("connected_slaves").unwrap_or_default(),
+        append_only: info.get("aof_enabled") == Some(1),
         append_fsync: settings.get("appendfsync").cloned(),
         snapshots: settings.get("save").cloned(),
-        maxmemory_policy: text_of(&info, "maxmemory_policy"),
-        maxmemory_bytes: number_of(&info, "maxmemory"),
-        used_memory_bytes: number_of(&info, "used_memory"),
+        maxmemory_policy: info.get("maxmemory_policy").unwrap_or_default(),
+        maxmemory_bytes: info.get("maxmemory").unwrap_or_default(),
+        used_memory_bytes: info.get("used_memory").unwrap_or_default(),
     };
     let mut warnings = warnings_of(&facts, &info);
     if !is_permitted {
@@ -264,23 +263,28 @@ fn refusal_of_writes(
     info: &InfoDict,
     settings: &ServerSettings,
 ) -> Option<RefusedWritesFor> {
-    let counted = number_of(info, "mem_not_counted_for_evict");
+    let counted: u64 = info.get("mem_not_counted_for_evict").unwrap_or_default();
     let counted = server.used_memory_bytes.saturating_sub(counted);
     if server.maxmemory_bytes > 0 && counted > server.maxmemory_bytes {
         return Some(RefusedWritesFor::Memory);
     }
     let setting = |name: &str| settings.get(name).map_or("", String::as_str);
     // Absent unless replicas are needed; how many may be unknown.
-    let in_time: Option<u64> = text_of(info, "min_slaves_good_slaves").parse().ok();
+    let in_time: Option<u64> = info.get("min_slaves_good_slaves");
     let needed = setting("min-replicas-to-write").parse().unwrap_or(1);
     if in_time.is_some_and(|in_time| in_time < needed) {
         return Some(RefusedWritesFor::Replicas);
     }
-    let failed = |field| text_of(info, field) == "err";
+    let failed = |field| has_failed(info, field);
     let makes_snapshots = !setting("save").is_empty();
     let stops = setting("stop-writes-on-bgsave-error") == "yes";
     let cannot_save = makes_snapshots && stops && failed("rdb_last_bgsave_status");
     (cannot_save || failed("aof_last_write_status")).then_some(RefusedWritesFor::Saving)
+}
+
+/// Whether the server reports that something of it failed the last time.
+fn has_failed(info: &InfoDict, field: &str) -> bool {
+    info.get::<String>(field).as_deref() == Some("err")
 }
 
 /// The warning of a master that refuses writes; `keeps_register`: gateways report to it.
@@ -319,7 +323,7 @@ fn warnings_of(server: &ServerFacts, info: &InfoDict) -> Vec<String> {
             "its last write to the append-only file failed",
         ),
     ] {
-        if text_of(info, field) == "err" {
+        if has_failed(info, field) {
             warnings.push(format!("{what}: see its log and its disk"));
         }
     }

@@ -16,7 +16,6 @@ use redis::{Cmd, FromRedisValue, InfoDict, Pipeline, ToRedisArgs, Value};
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
-use super::info::text_of;
 use super::line::ServerLine;
 use super::preparation::Preparation;
 use super::request::{LinkError, parsed, pipeline, read_time};
@@ -289,7 +288,7 @@ impl RedisLink {
         let ask = redis::cmd("INFO").arg("server").to_owned();
         for master in self.masters() {
             let reply = self.ask_master(&master, &ask, self.deadline()).await;
-            run_ids.extend(reply.ok().map(|info: InfoDict| text_of(&info, "run_id")));
+            run_ids.extend(reply.ok().and_then(|info: InfoDict| info.get("run_id")));
         }
         run_ids
     }
