@@ -1,4 +1,4 @@
-//! The admin listener: `/livez`, `/readyz`, `/config`, `/metrics`, `/dashboard`, `/dashboard.json`.
+//! The admin listener: `/livez`, `/readyz`, `/config`, `/metrics`, `/dashboard` (where `/` leads), `/dashboard.json`.
 //!
 //! The listener is independent of the request path; its content comes from the store and the metric families. `/livez` reports that
 //! the process answers; `/readyz` whether a request sent now can be served, possibly without the store or another promise
@@ -14,7 +14,7 @@ use std::time::Instant;
 use async_trait::async_trait;
 use http::header::{
     ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE,
-    HOST, REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    HOST, LOCATION, REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 use pingora::apps::http_app::ServeHttp;
@@ -199,6 +199,7 @@ impl AdminService {
                     }
                 }
             }
+            ("/", _) => AdminAnswer::json(StatusCode::FOUND, PATHS),
             ("/dashboard", _) => AdminAnswer {
                 status: StatusCode::OK,
                 content_type: HTML_TYPE,
@@ -259,6 +260,9 @@ impl AdminService {
                 .header(X_FRAME_OPTIONS, "DENY")
                 .header(REFERRER_POLICY, "no-referrer")
                 .header(OPENER_POLICY, "same-origin");
+        }
+        if content.status == StatusCode::FOUND {
+            answer = answer.header(LOCATION, "/dashboard");
         }
         if content.status == StatusCode::UNAUTHORIZED {
             answer = answer.header(WWW_AUTHENTICATE, "Bearer realm=\"touchline admin\"");

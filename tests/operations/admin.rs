@@ -158,7 +158,7 @@ async fn a_gateway_that_denies_serves_on_without_one_master_of_a_cluster_and_is_
 async fn unknown_admin_paths_are_404_and_other_methods_405() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     for path in [
-        "/",
+        "//",
         "/metrics/",
         "/Livez",
         "/admin",
@@ -178,6 +178,19 @@ async fn unknown_admin_paths_are_404_and_other_methods_405() {
         assert_eq!((answer.status, answer.body.len()), (200, 0), "{path}");
         assert_eq!(ask(&scene, "GET", &format!("{path}?a=b")).await.status, 200);
     }
+}
+
+#[tokio::test]
+async fn the_root_of_the_admin_listener_leads_to_the_dashboard() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    for method in ["GET", "HEAD"] {
+        let answer = ask(&scene, method, "/").await;
+        assert_eq!(answer.status, 302, "{method}");
+        assert_eq!(answer.header("location"), Some("/dashboard"));
+    }
+    let posted = ask(&scene, "POST", "/").await;
+    assert_eq!((posted.status, posted.header("location")), (405, None));
+    assert_eq!(ask(&scene, "GET", "/dashboard").await.status, 200);
 }
 
 #[tokio::test]
@@ -217,7 +230,12 @@ async fn a_token_opens_the_metrics_and_health_needs_none() {
     assert_eq!(ask(&scene, "GET", "/livez").await.status, 200);
     let ready = ask(&scene, "GET", "/readyz").await;
     assert_eq!(ready.json(), serde_json::json!({ "status": "ready" }));
-    for path in ["/metrics", "/", "/none"] {
+    let root = ask(&scene, "GET", "/").await;
+    assert_eq!(
+        (root.status, root.header("location")),
+        (302, Some("/dashboard"))
+    );
+    for path in ["/metrics", "/config", "/none"] {
         let refused = ask(&scene, "GET", path).await;
         assert_eq!(refused.status, 401, "{path}");
         let challenge = refused.header("www-authenticate").unwrap();
