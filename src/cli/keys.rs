@@ -7,6 +7,7 @@
 use std::io::Write;
 
 use clap::Subcommand;
+use rustix::fs::{fstat, stat};
 
 pub(super) use arguments::ChangeOptions;
 use named::configured_tier;
@@ -15,7 +16,7 @@ use orders::ChangeCommand;
 use super::against_running::note_tiers_that_do_not_run;
 use super::key_argument::KeyArgument;
 use super::output::RecordFormat;
-use super::session::{Expected, Session};
+use super::session::{Expected, Session, UsageError};
 use crate::config::Config;
 
 mod arguments;
@@ -88,6 +89,9 @@ pub(super) fn run(
     config: Config,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    if let KeysCommand::Issue(_) | KeysCommand::Rotate(_) = command {
+        require_reader()?;
+    }
     // An unknown tier is reported without opening the store.
     if let KeysCommand::Issue(issue::IssueArguments { tier, .. })
     | KeysCommand::Change(ChangeCommand::SetTier { tier, .. }) = command
@@ -118,4 +122,14 @@ pub(super) fn run(
         KeysCommand::Import(order) => transfer::import(session, order, out).await,
         KeysCommand::Export(order) => transfer::export(session, order, out).await,
     })
+}
+
+/// Refuses to make a key that standard output would lose: the runtime opens `/dev/null` in the place of a closed one.
+fn require_reader() -> anyhow::Result<()> {
+    let (output, null) = (fstat(std::io::stdout())?, stat("/dev/null")?);
+    if output.st_rdev == null.st_rdev {
+        let message = "nothing was changed: a new key is shown only once, and standard output is closed or /dev/null";
+        return Err(UsageError(message.to_owned()).into());
+    }
+    Ok(())
 }

@@ -1,11 +1,12 @@
 //! `touchline keys` beside a running gateway, on both stores.
 
 use std::fs::File;
+use std::process::{Command, Stdio};
 
 use harness::{IssuedKey, Protocol, Scene, Store};
 use serde_json::Value;
 
-use super::{MARKETS, RANKINGS, STORES, TOUCHLINE, closed_pipe, run_beside, run_into};
+use super::{MARKETS, RANKINGS, Ran, STORES, TOUCHLINE, closed_pipe, run_beside, run_into};
 
 async fn scene(store: Store) -> Scene {
     Scene::builder(TOUCHLINE).store(store).start().await
@@ -212,6 +213,29 @@ async fn an_unknown_key_id_is_reported() {
             );
         }
     }
+}
+
+#[tokio::test]
+async fn no_key_is_made_for_an_output_that_loses_it() {
+    let scene = scene(Store::Embedded).await;
+    let key = scene.issue("starter").await;
+    let config = &scene.gateways[0].config;
+    let issue = ["keys", "issue", "--tier", "starter", "--customer", "Lost"];
+    let rotate = ["keys", "rotate", &key.id, "--overlap", "0s", "--yes"];
+    for arguments in [&issue[..], &rotate] {
+        let mut closed = Command::new("sh");
+        closed.args(["-c", r#"exec "$0" "$@" >&-"#, TOUCHLINE]);
+        closed.args(arguments).arg("--config").arg(config);
+        let null = run_into(config, Stdio::null(), arguments);
+        for ran in [closed.output().unwrap().into(), null] {
+            let message = Ran::failed(ran, 2);
+            assert!(message.contains("nothing was changed"), "{message}");
+        }
+    }
+    let listed = json(&scene.cli(&["keys", "list", "--output", "json"]).await);
+    assert_eq!(listed.as_array().unwrap().len(), 1, "{listed}");
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
 }
 
 #[tokio::test]
