@@ -286,6 +286,7 @@ fn both_ends_of_a_range_are_taken() {
         "limits: {exempt_addresses: [], failed_authentications: 1}",
         "limits: {exempt_addresses: ['2001:db8::/32', 192.0.2.1], failed_authentications: 10000}",
         "listen: {https: {hsts: 0s}}",
+        "listen: {https: {hsts: 1s}}",
         "listen: {https: {hsts: 1000d}}",
         "runtime: {threads: 256}",
         "store: {embedded: {durability: 10ms}}",
@@ -475,16 +476,20 @@ fn a_host_name_of_an_upstream_is_resolved_to_ipv4_where_it_can() {
     );
 }
 
+/// The lines of the warnings about a valid text.
+fn warnings(text: &str) -> Vec<String> {
+    let warnings = parse(text).unwrap().warnings;
+    warnings.iter().map(|one| one.warning("g.yaml")).collect()
+}
+
 #[test]
 fn a_cost_above_the_daily_units_of_an_enforced_tier_is_a_warning() {
     let warnings = |tiers: &str, cost: u32| {
         let text = format!(
-            "tiers: {{{tiers}}}\nendpoints: [{{path: /a, tiers: [pro], cost: {cost}, upstream: u}}]\n\
-             upstreams: {{u: {{servers: [127.0.0.1:9000]}}}}"
+            "tiers: {{{tiers}}}\nendpoints: [{{path: /a, tiers: [pro], cost: {cost}, upstream: u}}, \
+             {{path: /b, tiers: [other], upstream: u}}]\nupstreams: {{u: {{servers: [127.0.0.1:9000]}}}}"
         );
-        let warnings = parse(&text).unwrap().warnings;
-        let warnings = warnings.iter().map(|one| one.warning("g.yaml"));
-        warnings.collect::<Vec<_>>()
+        warnings(&text)
     };
     assert_eq!(
         warnings("pro: {daily: 5}, other: {daily: 1}", 6),
@@ -493,8 +498,40 @@ fn a_cost_above_the_daily_units_of_an_enforced_tier_is_a_warning() {
              (hint: lower the cost, raise tiers.pro.daily, or remove pro from tiers)"
         ]
     );
-    assert_eq!(warnings("pro: {daily: 6}", 6), [""; 0]);
-    assert_eq!(warnings("pro: {daily: 5, enforce: false}", 6), [""; 0]);
+    assert_eq!(warnings("pro: {daily: 6}, other: {daily: 1}", 6), [""; 0]);
+    let shadow = "pro: {daily: 5, enforce: false}, other: {daily: 1}";
+    assert_eq!(warnings(shadow, 6), [""; 0]);
+}
+
+#[test]
+fn a_tier_without_an_endpoint_is_a_warning() {
+    let tiers =
+        |tiers: &str| warnings(&NEEDED.replacen("tiers: {", &format!("tiers: {{{tiers}"), 1));
+    assert_eq!(
+        tiers("old: {daily: 1}, "),
+        [
+            "g.yaml:1:9: warning: tiers.old: no endpoint includes this tier: its keys get a 403 \
+             (hint: add it to tiers of an endpoint; a tier that only has a price for invoices may stay)"
+        ]
+    );
+    assert_eq!(tiers(""), [""; 0]);
+}
+
+#[test]
+fn a_timeout_above_that_of_the_whole_answer_is_a_warning() {
+    let timeouts = |timeouts: &str| {
+        warnings(&NEEDED.replace("9000]", &format!("9000], timeouts: {{{timeouts}}}")))
+    };
+    assert_eq!(
+        timeouts("total: 500ms, connect: 501ms, slow: 1s"),
+        [("78", "connect"), ("91", "slow")].map(|(column, key)| format!(
+            "g.yaml:3:{column}: warning: upstreams.u.timeouts.{key}: it has no effect, because total is shorter and ends the request \
+             before (hint: make it shorter than total, or total longer)"
+        ))
+    );
+    assert_eq!(timeouts("total: 1s, connect: 1s, slow: 1s"), [""; 0]);
+    // A default that is longer was not chosen.
+    assert_eq!(timeouts("total: 500ms"), [""; 0]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::upstream_tls;
-use super::values::{DAY, loopback, not_empty};
+use super::values::{DAY, SECOND, loopback, not_empty};
 use crate::config::check::Check;
 use crate::config::choices::{ClientMode, ProxyProtocol};
 use crate::config::outline::Path;
@@ -34,9 +34,9 @@ rows! {
             .not_empty("at least one is needed", CERTIFICATES_HINT);
         /// Certificates of clients; without this section, clients are not asked for one.
         client_certificates: Option<ClientCertificates> = optional();
-        // `max-age` of `Strict-Transport-Security`: browsers delete an earlier value when they receive 0.
-        /// How long browsers must use TLS only (Strict-Transport-Security); without it, the header is not sent.
-        hsts: Option<Duration> = between(Duration::ZERO..=DAY * 1_000);
+        /// How long browsers must use TLS only (Strict-Transport-Security); without it, the header is not sent. With 0s, browsers delete
+        /// an earlier value.
+        hsts: Option<Duration> = between(Duration::ZERO..=DAY * 1_000).then(max_age);
         /// If true, every connection must begin, before TLS, with a PROXY protocol header from one of listen.trusted_proxies.
         proxy_protocol: ProxyProtocol = leaf().or(ProxyProtocol::Absent);
     }
@@ -112,6 +112,15 @@ impl Certificate {
             Certificate::Files { certificate, .. } => certificate.display().to_string(),
         }
     }
+}
+
+/// Notes a duration that the header, in whole seconds, would have as 0.
+fn max_age(check: &mut Check<'_>, at: &Path, hsts: Option<Duration>) -> Option<Duration> {
+    if hsts.is_some_and(|hsts| !hsts.is_zero() && hsts < SECOND) {
+        let message = "below one second, browsers would delete an earlier value";
+        check.wrong(at, message, "write 0s for that, or at least 1s");
+    }
+    hsts
 }
 
 pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https {

@@ -157,6 +157,17 @@ pub(super) fn endpoints(
             endpoints.push(endpoint);
         }
     }
+    for (tier, _) in known.tiers.unwrap_or_default() {
+        if !endpoints.iter().any(|endpoint| endpoint.included_in(tier)) {
+            let hint = "add it to tiers of an endpoint; a tier that only has a price for invoices may stay";
+            let at = Path::default().key("tiers").key(tier.as_str());
+            check.warn(
+                &at,
+                "no endpoint includes this tier: its keys get a 403",
+                hint,
+            );
+        }
+    }
     match EndpointTable::new(endpoints) {
         Ok(table) => {
             own_paths_are_free(check, &table, &paths);

@@ -184,6 +184,14 @@ pub(super) fn upstream(
         let hint = "write http1 or http2, or add tls";
         check.wrong(&at.key("protocol"), message, hint);
     }
+    let timeouts = &upstream.timeouts;
+    for (name, timeout) in [("connect", timeouts.connect), ("slow", timeouts.slow)] {
+        let at = at.key("timeouts").key(name);
+        if timeout > timeouts.total && check.is_given(&at) {
+            let message = "it has no effect, because total is shorter and ends the request before";
+            check.warn(&at, message, "make it shorter than total, or total longer");
+        }
+    }
     Some((name.into(), upstream))
 }
 

@@ -111,6 +111,10 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
             "1:10 listen.https.private_key: the key is missing",
         ),
         (
+            "listen: {https: {hsts: 999ms}}",
+            "1:24 listen.https.hsts: below one second, browsers would delete an earlier value",
+        ),
+        (
             "listen: {https: {hsts: 1001d}}",
             "1:24 listen.https.hsts: 1001d is too large",
         ),
