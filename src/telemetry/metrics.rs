@@ -5,8 +5,11 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prometheus::core::Collector;
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder,
+    Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder, register_gauge_vec_with_registry,
+    register_gauge_with_registry as seconds, register_histogram_vec_with_registry as histograms,
+    register_int_counter_vec_with_registry as counters, register_int_counter_with_registry,
+    register_int_gauge_vec_with_registry as gauges, register_int_gauge_with_registry as gauge,
 };
 
 use super::diagnostics;
@@ -51,170 +54,123 @@ families! {
     pub struct Metrics {
         registry: Registry = Registry::new();
         /// `touchline_requests_total{endpoint,tier,outcome}`: answered requests.
-        pub requests: IntCounterVec = counters(&registry, "touchline_requests_total", &["endpoint", "tier", "outcome"],
-            "Answered requests by endpoint, tier and outcome")?;
+        pub requests: IntCounterVec = counters!("touchline_requests_total",
+            "Answered requests by endpoint, tier and outcome", &["endpoint", "tier", "outcome"], registry)?;
         /// `touchline_request_duration_seconds{endpoint}`: from the request's header to the end of its answer.
-        pub request_duration: HistogramVec = histograms(&registry, "touchline_request_duration_seconds",
-            "endpoint", &REQUEST_BUCKETS, "Seconds from the request's header to the end of its answer")?;
+        pub request_duration: HistogramVec = histograms!("touchline_request_duration_seconds",
+            "Seconds from the request's header to the end of its answer", &["endpoint"], REQUEST_BUCKETS.to_vec(), registry)?;
         /// `touchline_upstream_duration_seconds{upstream}`: from forwarding to the upstream's header.
-        pub upstream_duration: HistogramVec = histograms(&registry, "touchline_upstream_duration_seconds",
-            "upstream", &REQUEST_BUCKETS, "Seconds from forwarding a request to the upstream's header")?;
+        pub upstream_duration: HistogramVec = histograms!("touchline_upstream_duration_seconds",
+            "Seconds from forwarding a request to the upstream's header", &["upstream"], REQUEST_BUCKETS.to_vec(), registry)?;
         /// `touchline_upstream_server_answered{upstream,server}`: 1 if the last request or check was answered, 0 if it failed; no series for
         /// a server that nothing was sent to.
-        pub upstream_server_answered: IntGaugeVec = gauges(&registry, "touchline_upstream_server_answered", &["upstream", "server"],
-            "1 if the last request or check was answered, 0 if it failed")?;
+        pub upstream_server_answered: IntGaugeVec = gauges!("touchline_upstream_server_answered",
+            "1 if the last request or check was answered, 0 if it failed", &["upstream", "server"], registry)?;
         /// `touchline_upstream_server_up{upstream,server}`: 1 while neither checks nor requests have taken the server out.
-        pub upstream_server_up: IntGaugeVec = gauges(&registry, "touchline_upstream_server_up", &["upstream", "server"],
-            "1 while the server of an upstream gets requests")?;
+        pub upstream_server_up: IntGaugeVec = gauges!("touchline_upstream_server_up",
+            "1 while the server of an upstream gets requests", &["upstream", "server"], registry)?;
         /// `touchline_upstream_in_flight_requests{upstream,server}`: requests in flight.
-        pub upstream_in_flight: IntGaugeVec = gauges(&registry, "touchline_upstream_in_flight_requests", &["upstream", "server"],
-            "Requests in flight at a server of an upstream")?;
+        pub upstream_in_flight: IntGaugeVec = gauges!("touchline_upstream_in_flight_requests",
+            "Requests in flight at a server of an upstream", &["upstream", "server"], registry)?;
         /// `touchline_upstream_connections_total{upstream,kind}`: connections used for requests, `new` and `reused`.
-        pub upstream_connections: IntCounterVec = counters(&registry, "touchline_upstream_connections_total", &["upstream", "kind"],
-            "Connections used for requests, new and reused")?;
+        pub upstream_connections: IntCounterVec = counters!("touchline_upstream_connections_total",
+            "Connections used for requests, new and reused", &["upstream", "kind"], registry)?;
         /// `touchline_upstream_retries_total{upstream,reason}`: retried requests, by reason.
-        pub upstream_retries: IntCounterVec = counters(&registry, "touchline_upstream_retries_total", &["upstream", "reason"],
-            "Retried requests by reason")?;
+        pub upstream_retries: IntCounterVec = counters!("touchline_upstream_retries_total",
+            "Retried requests by reason", &["upstream", "reason"], registry)?;
         /// `touchline_upstream_ejections_total{upstream}`: servers taken out by failing requests.
-        pub upstream_ejections: IntCounterVec = counters(&registry, "touchline_upstream_ejections_total", &["upstream"],
-            "Servers taken out for a while by failing requests")?;
+        pub upstream_ejections: IntCounterVec = counters!("touchline_upstream_ejections_total",
+            "Servers taken out for a while by failing requests", &["upstream"], registry)?;
         /// `touchline_upstream_checks_total{upstream,outcome}`: health checks, `passed` and `failed`.
-        pub upstream_checks: IntCounterVec = counters(&registry, "touchline_upstream_checks_total", &["upstream", "outcome"],
-            "Health checks of servers")?;
+        pub upstream_checks: IntCounterVec = counters!("touchline_upstream_checks_total",
+            "Health checks of servers", &["upstream", "outcome"], registry)?;
         /// `touchline_upstream_resolve_failures_total{upstream}`: names that could not be resolved again.
-        pub upstream_resolve_failures: IntCounterVec = counters(&registry, "touchline_upstream_resolve_failures_total", &["upstream"],
-            "Names of servers that could not be resolved again")?;
+        pub upstream_resolve_failures: IntCounterVec = counters!("touchline_upstream_resolve_failures_total",
+            "Names of servers that could not be resolved again", &["upstream"], registry)?;
         /// `touchline_store_duration_seconds{operation}`: how long a request waited for the store.
-        pub store_duration: HistogramVec = histograms(&registry, "touchline_store_duration_seconds",
-            "operation", &STORE_BUCKETS, "Seconds that a request waited for the store")?;
+        pub store_duration: HistogramVec = histograms!("touchline_store_duration_seconds",
+            "Seconds that a request waited for the store", &["operation"], STORE_BUCKETS.to_vec(), registry)?;
         /// Its series of charges, which is in every gateway.
         charge_duration: Histogram = store_duration.with_label_values(&[CHARGE]);
         /// `touchline_store_errors_total{operation}`: charges and readings that failed, not those decided without Redis.
-        pub store_errors: IntCounterVec = counters(&registry, "touchline_store_errors_total", &["operation"],
-            "Calls of the store that failed")?;
+        pub store_errors: IntCounterVec = counters!("touchline_store_errors_total",
+            "Calls of the store that failed", &["operation"], registry)?;
         /// `touchline_quota_units_total{tier,change}`: units `charged` and `refunded`.
-        pub quota_units: IntCounterVec = counters(&registry, "touchline_quota_units_total", &["tier", "change"],
-            "Units charged and refunded")?;
+        pub quota_units: IntCounterVec = counters!("touchline_quota_units_total",
+            "Units charged and refunded", &["tier", "change"], registry)?;
         /// `touchline_refunds_total{reason}`: refunded requests.
-        pub refunds: IntCounterVec = counters(&registry, "touchline_refunds_total", &["reason"], "Refunded requests by reason")?;
+        pub refunds: IntCounterVec = counters!("touchline_refunds_total", "Refunded requests by reason", &["reason"], registry)?;
         /// `touchline_shadow_refusals_total{tier,refusal}`: forwarded requests that a tier that is not enforced would have refused.
-        pub shadow_refusals: IntCounterVec = counters(&registry, "touchline_shadow_refusals_total", &["tier", "refusal"],
-            "Forwarded requests that their tier would have refused if it were enforced")?;
+        pub shadow_refusals: IntCounterVec = counters!("touchline_shadow_refusals_total",
+            "Forwarded requests that their tier would have refused if it were enforced", &["tier", "refusal"], registry)?;
         /// `touchline_quota_crossings_total{tier,share}`: keys that reached a share of their limit, each once a day.
-        pub threshold_events: IntCounterVec = counters(&registry, "touchline_quota_crossings_total", &["tier", "share"],
-            "Keys that reached a share of their limit, each once a day")?;
+        pub threshold_events: IntCounterVec = counters!("touchline_quota_crossings_total",
+            "Keys that reached a share of their limit, each once a day", &["tier", "share"], registry)?;
         /// `touchline_webhook_attempts_total{outcome}`: attempts to deliver an event, `delivered` and `failed`, and events `given_up`: after
         /// events.webhook.give_up, or at once because too many were pending.
-        pub webhook_attempts: IntCounterVec = counters(&registry, "touchline_webhook_attempts_total", &["outcome"],
-            "Attempts to deliver an event, and events given up")?;
+        pub webhook_attempts: IntCounterVec = counters!("touchline_webhook_attempts_total",
+            "Attempts to deliver an event, and events given up", &["outcome"], registry)?;
         /// `touchline_webhook_pending`: events pending for the webhook, on the gateway that delivers them.
-        pub webhook_pending: IntGauge = gauge(&registry, "touchline_webhook_pending",
-            "Events pending for the webhook, on the gateway that delivers them")?;
+        pub webhook_pending: IntGauge = gauge!("touchline_webhook_pending",
+            "Events pending for the webhook, on the gateway that delivers them", registry)?;
         /// `touchline_webhook_age_seconds`: since the oldest pending event, on the gateway that delivers them; 0 if none is pending.
-        pub webhook_age: IntGauge = gauge(&registry, "touchline_webhook_age_seconds",
-            "Seconds since the oldest event pending for the webhook, on the gateway that delivers them")?;
+        pub webhook_age: IntGauge = gauge!("touchline_webhook_age_seconds",
+            "Seconds since the oldest event pending for the webhook, on the gateway that delivers them", registry)?;
         /// `touchline_trace_spans_total{outcome}`: spans `exported`, and `dropped` because the queue was full or the collector failed.
-        pub trace_spans: IntCounterVec = counters(&registry, "touchline_trace_spans_total", &["outcome"],
-            "Spans exported, and dropped because the queue was full or the collector failed")?;
+        pub trace_spans: IntCounterVec = counters!("touchline_trace_spans_total",
+            "Spans exported, and dropped because the queue was full or the collector failed", &["outcome"], registry)?;
         /// `touchline_limit_hits_total{limit}`: hits of a limit of the gateway.
-        pub limit_hits: LimitHits = LimitHits::new(counters(&registry, "touchline_limit_hits_total", &["limit"],
-            "Hits of a limit of the gateway")?);
+        pub limit_hits: LimitHits = LimitHits::new(counters!("touchline_limit_hits_total",
+            "Hits of a limit of the gateway", &["limit"], registry)?);
         /// `touchline_connections`: client connections.
-        pub connections: IntGauge = gauge(&registry, "touchline_connections", "Client connections")?;
+        pub connections: IntGauge = gauge!("touchline_connections", "Client connections", registry)?;
         /// `touchline_in_flight_requests`: requests being answered.
-        pub in_flight: IntGauge = gauge(&registry, "touchline_in_flight_requests", "Requests being answered")?;
+        pub in_flight: IntGauge = gauge!("touchline_in_flight_requests", "Requests being answered", registry)?;
         /// `touchline_store_up`: 1 while the store is expected to decide a charge made now.
-        pub store_up: IntGauge = gauge(&registry, "touchline_store_up", "1 while the store is expected to decide a charge made now")?;
+        pub store_up: IntGauge = gauge!("touchline_store_up", "1 while the store is expected to decide a charge made now", registry)?;
         /// `touchline_store_degraded`: 1 while charges are decided without the store.
-        pub store_degraded: IntGauge = gauge(&registry, "touchline_store_degraded",
-            "1 while charges are decided without the store")?;
+        pub store_degraded: IntGauge = gauge!("touchline_store_degraded",
+            "1 while charges are decided without the store", registry)?;
         /// `touchline_journal_pending_units`: units served without the store and not yet settled with it.
-        pub journal_pending: IntGauge = gauge(&registry, "touchline_journal_pending_units",
-            "Units served without the store and not yet settled with it")?;
+        pub journal_pending: IntGauge = gauge!("touchline_journal_pending_units",
+            "Units served without the store and not yet settled with it", registry)?;
         /// `touchline_journal_failed`: 1 while the journal cannot be written.
-        pub journal_failed: IntGauge = gauge(&registry, "touchline_journal_failed", "1 while the journal cannot be written")?;
+        pub journal_failed: IntGauge = gauge!("touchline_journal_failed", "1 while the journal cannot be written", registry)?;
         /// `touchline_clock_leap_seconds`: the size of the clock's last leap; 0 while the clock is reliable.
-        pub clock_leap: Gauge = seconds(&registry, "touchline_clock_leap_seconds",
-            "Size of the clock's last leap; 0 while the clock is reliable")?;
+        pub clock_leap: Gauge = seconds!("touchline_clock_leap_seconds",
+            "Size of the clock's last leap; 0 while the clock is reliable", registry)?;
         /// `touchline_keys`: keys in the replica of the key table.
-        keys: IntGauge = gauge(&registry, "touchline_keys", "Keys in the replica of the key table")?;
+        keys: IntGauge = gauge!("touchline_keys", "Keys in the replica of the key table", registry)?;
         /// `touchline_keys_loaded`: 1 once the key table was loaded.
-        keys_loaded: IntGauge = gauge(&registry, "touchline_keys_loaded", "1 once the key table was loaded")?;
+        keys_loaded: IntGauge = gauge!("touchline_keys_loaded", "1 once the key table was loaded", registry)?;
         /// `touchline_keys_age_seconds`: since the key table was known to be current; no series before it was.
-        keys_age: GaugeVec = registered(&registry, GaugeVec::new(
-            Opts::new("touchline_keys_age_seconds", "Seconds since the key table was known to be current"), &[]))?;
+        keys_age: GaugeVec = register_gauge_vec_with_registry!("touchline_keys_age_seconds",
+            "Seconds since the key table was known to be current", &[], registry)?;
         /// `touchline_gateways_silent`: silent gateways, which stopped reporting without signing off, as last read by this one.
-        pub gateways_silent: IntGauge = gauge(&registry, "touchline_gateways_silent",
-            "Silent gateways, which stopped reporting without signing off")?;
+        pub gateways_silent: IntGauge = gauge!("touchline_gateways_silent",
+            "Silent gateways, which stopped reporting without signing off", registry)?;
         /// `touchline_certificate_end_seconds{certificate}`: the Unix time at which a certificate shown to clients, or another of
         /// its chain, ends; the label is its file.
-        certificate_end: IntGaugeVec = gauges(&registry, "touchline_certificate_end_seconds", &["certificate"],
-            "Unix time at which a certificate shown to clients ends")?;
+        certificate_end: IntGaugeVec = gauges!("touchline_certificate_end_seconds",
+            "Unix time at which a certificate shown to clients ends", &["certificate"], registry)?;
         /// `touchline_tls_handshakes_failed_total{reason}`: failed handshakes of clients, except timeouts.
-        pub handshakes_failed: IntCounterVec = counters(&registry, "touchline_tls_handshakes_failed_total", &["reason"],
-            "TLS handshakes of clients that failed")?;
+        pub handshakes_failed: IntCounterVec = counters!("touchline_tls_handshakes_failed_total",
+            "TLS handshakes of clients that failed", &["reason"], registry)?;
         /// `touchline_access_log_dropped_lines_total`: lines lost because the log could not be written, or not fast enough.
-        pub access_log_dropped: IntCounter = registered(&registry, IntCounter::new("touchline_access_log_dropped_lines_total",
-            "Access log lines lost because they could not be written, or not fast enough"))?;
+        pub access_log_dropped: IntCounter = register_int_counter_with_registry!("touchline_access_log_dropped_lines_total",
+            "Access log lines lost because they could not be written, or not fast enough", registry)?;
         /// `touchline_config_reloads_total{outcome}`: configurations `applied` and `refused` since the start.
-        pub config_reloads: IntCounterVec = counters(&registry, "touchline_config_reloads_total", &["outcome"],
-            "Configurations applied and refused since the start")?;
+        pub config_reloads: IntCounterVec = counters!("touchline_config_reloads_total",
+            "Configurations applied and refused since the start", &["outcome"], registry)?;
         /// `touchline_config_refused`: 1 while the configuration file is refused.
-        pub config_refused: IntGauge = gauge(&registry, "touchline_config_refused", "1 while the configuration file is refused")?;
+        pub config_refused: IntGauge = gauge!("touchline_config_refused", "1 while the configuration file is refused", registry)?;
         /// `touchline_config_applied_timestamp_seconds`: when the running configuration was applied.
-        pub config_applied: Gauge = seconds(&registry, "touchline_config_applied_timestamp_seconds",
-            "When the running configuration was applied, in Unix seconds")?;
+        pub config_applied: Gauge = seconds!("touchline_config_applied_timestamp_seconds",
+            "When the running configuration was applied, in Unix seconds", registry)?;
         /// `touchline_config_info{hash}`: always 1; the running configuration.
-        config_info: IntGaugeVec = gauges(&registry, "touchline_config_info", &["hash"],
-            "Always 1; the hash of the running configuration is a label")?;
+        config_info: IntGaugeVec = gauges!("touchline_config_info",
+            "Always 1; the hash of the running configuration is a label", &["hash"], registry)?;
     }
-}
-
-/// Adds a family to the registry.
-fn registered<F: Collector + Clone + 'static>(
-    registry: &Registry,
-    family: Result<F, prometheus::Error>,
-) -> Result<F, prometheus::Error> {
-    let family = family?;
-    registry.register(Box::new(family.clone()))?;
-    Ok(family)
-}
-
-fn counters(
-    registry: &Registry,
-    name: &str,
-    labels: &[&str],
-    help: &str,
-) -> Result<IntCounterVec, prometheus::Error> {
-    registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
-}
-
-fn gauges(
-    registry: &Registry,
-    name: &str,
-    labels: &[&str],
-    help: &str,
-) -> Result<IntGaugeVec, prometheus::Error> {
-    registered(registry, IntGaugeVec::new(Opts::new(name, help), labels))
-}
-
-fn gauge(registry: &Registry, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
-    registered(registry, IntGauge::new(name, help))
-}
-
-fn seconds(registry: &Registry, name: &str, help: &str) -> Result<Gauge, prometheus::Error> {
-    registered(registry, Gauge::new(name, help))
-}
-
-fn histograms(
-    registry: &Registry,
-    name: &str,
-    label: &str,
-    buckets: &[f64],
-    help: &str,
-) -> Result<HistogramVec, prometheus::Error> {
-    let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-    registered(registry, HistogramVec::new(options, &[label]))
 }
 
 impl Metrics {
@@ -228,12 +184,11 @@ impl Metrics {
         metrics.registry.register(Box::new(
             prometheus::process_collector::ProcessCollector::for_self(),
         ))?;
-        registered(&metrics.registry, Ok(diagnostics::dropped_lines()))?;
-        let build = IntGauge::with_opts(
-            Opts::new("touchline_build_info", "Always 1; the version is a label")
-                .const_label("version", env!("CARGO_PKG_VERSION")),
-        );
-        registered(&metrics.registry, build)?.set(1);
+        let dropped_lines = Box::new(diagnostics::dropped_lines());
+        metrics.registry.register(dropped_lines)?;
+        let build = Opts::new("touchline_build_info", "Always 1; the version is a label")
+            .const_label("version", env!("CARGO_PKG_VERSION"));
+        gauge!(build, metrics.registry)?.set(1);
         // Created at the start, so that Prometheus sees the first event as an increase.
         let outcomes: [(&IntCounterVec, &[&str]); 5] = [
             (&metrics.store_errors, &[CHARGE, READ, USAGE]),
