@@ -28,16 +28,10 @@ words! {
 
 /// The writer of one format.
 type FormatLayer = Box<dyn Layer<Registry> + Send + Sync>;
-/// The filter of lines, and their writer.
-type Handles = (
-    reload::Handle<
-        EnvFilter,
-        tracing_subscriber::layer::Layered<reload::Layer<FormatLayer, Registry>, Registry>,
-    >,
-    reload::Handle<FormatLayer, Registry>,
-);
+/// Changes level and format of the installed subscriber.
+type Change = Box<dyn Fn(&str, Format) + Send + Sync>;
 
-static HANDLES: OnceLock<Handles> = OnceLock::new();
+static CHANGE: OnceLock<Change> = OnceLock::new();
 static QUEUE: OnceCell<LineQueue> = OnceCell::new();
 static DROPPED_LINES: LazyLock<IntCounter> = LazyLock::new(|| {
     let family = IntCounter::new(
@@ -80,23 +74,21 @@ pub fn install(level: &str, format: Format) -> io::Result<Installed> {
 
 /// Changes level and format of the installed log; events at that moment may be written either way.
 pub fn change(level: &str, format: Format) {
-    let mut first = false;
-    let (filter, writer) = HANDLES.get_or_init(|| {
-        first = true;
-        let (writer, writer_handle) = reload::Layer::new(writer(format));
-        let (filter, filter_handle) = reload::Layer::new(filter(level));
+    let change = CHANGE.get_or_init(|| {
+        let (writer, writer_handle) = reload::Layer::new(self::writer(format));
+        let (filter, filter_handle) = reload::Layer::new(self::filter(level));
         // Fails only if a subscriber is already installed, as in a test with its own.
         let _ = tracing_subscriber::registry()
             .with(writer)
             .with(filter)
             .try_init();
-        (filter_handle, writer_handle)
+        Box::new(move |level, format| {
+            // Fails only if the subscriber was dropped, which never happens.
+            let _ = writer_handle.reload(self::writer(format));
+            let _ = filter_handle.reload(self::filter(level));
+        })
     });
-    if !first {
-        // Fails only if the subscriber was dropped, which never happens.
-        let _ = writer.reload(self::writer(format));
-        let _ = filter.reload(self::filter(level));
-    }
+    change(level, format);
 }
 
 /// Puts each line, which is written at once, into the queue.
