@@ -35,7 +35,7 @@ pub mod today;
 
 use dashboard::{Dashboard, PAGE};
 use readiness::Readiness;
-pub use reloads::{Became, ConfigView, RefusedFile, Reload};
+pub use reloads::{ConfigView, RefusedFile, Reload};
 use today::{LastSurvey, SurveyTerms, Surveyor};
 
 /// The Prometheus text format.

@@ -27,24 +27,14 @@ pub struct ConfigView {
 pub struct Reload {
     /// When it was applied or refused.
     pub at: Timestamp,
-    /// Whether it was applied.
-    pub outcome: Became,
+    /// `applied`, or `refused`: the previous configuration continues, completely or in the part that the reason names.
+    pub outcome: &'static str,
     /// What caused it: `start`, `signal`, `change`, or `retry` of one that was refused.
     pub cause: &'static str,
     /// The hash of the configuration that runs since then.
     pub hash: String,
     /// Why the configuration was refused, if it was.
     pub reason: Option<String>,
-}
-
-/// Whether a configuration was applied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Became {
-    /// The configuration runs since then.
-    Applied,
-    /// The previous configuration continues, completely or in the part that the reason names.
-    Refused,
 }
 
 /// A configuration file that was not applied.
@@ -59,24 +49,21 @@ pub struct RefusedFile {
 impl ConfigView {
     /// The view at the start: the configuration with this hash is the first to run.
     pub fn started(hash: String, now: Timestamp) -> ConfigView {
-        let nothing = ConfigView {
-            hash: String::new(),
-            applied: now,
-            refused: None,
-            reloads: Vec::new(),
-        };
-        nothing.applied(hash, now, "start")
+        ConfigView::running(hash, now, Vec::new()).after(now, "start", None)
     }
 
     /// The view after a reload: the configuration with this hash runs from now on.
     pub fn applied(&self, hash: String, now: Timestamp, cause: &'static str) -> ConfigView {
-        let view = ConfigView {
+        ConfigView::running(hash, now, self.reloads.clone()).after(now, cause, None)
+    }
+
+    fn running(hash: String, applied: Timestamp, reloads: Vec<Reload>) -> ConfigView {
+        ConfigView {
             hash,
-            applied: now,
+            applied,
             refused: None,
-            reloads: self.reloads.clone(),
-        };
-        view.after(now, Became::Applied, cause, None)
+            reloads,
+        }
     }
 
     /// The view after a refusal: the same configuration runs, beside a file that was refused.
@@ -88,17 +75,16 @@ impl ConfigView {
             refused: Some(refused),
             ..self.clone()
         };
-        view.after(at, Became::Refused, cause, Some(reason))
+        view.after(at, cause, Some(reason))
     }
 
     /// The view with the reload that led to it.
-    fn after(
-        mut self,
-        at: Timestamp,
-        outcome: Became,
-        cause: &'static str,
-        reason: Option<String>,
-    ) -> ConfigView {
+    fn after(mut self, at: Timestamp, cause: &'static str, reason: Option<String>) -> ConfigView {
+        let outcome = if reason.is_none() {
+            "applied"
+        } else {
+            "refused"
+        };
         let reload = Reload {
             at,
             outcome,
@@ -131,8 +117,8 @@ mod tests {
         }
         view = view.applied("b".into(), now, "retry");
         assert_eq!(view.reloads.len(), RELOADS_MAX);
-        let outcomes: Vec<Became> = view.reloads.iter().map(|one| one.outcome).collect();
-        assert_eq!(outcomes[..2], [Became::Applied, Became::Refused]);
+        let outcomes: Vec<&str> = view.reloads.iter().map(|one| one.outcome).collect();
+        assert_eq!(outcomes[..2], ["applied", "refused"]);
         assert_eq!((&*view.reloads[0].hash, &*view.reloads[1].hash), ("b", "a"));
         let kept = view.reloads[1].reason.as_ref().unwrap();
         assert!(kept.len() <= REASON_BYTES_MAX && kept.len() > REASON_BYTES_MAX - 2);
