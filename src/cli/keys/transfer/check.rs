@@ -91,37 +91,41 @@ impl<'a> Checker<'a> {
     }
 
     /// Checks the next row; `make_id` generates an id.
-    pub(super) fn take(&mut self, row: ImportRow, make_id: impl FnOnce() -> KeyId) {
-        let line = row.line;
-        let read = row
-            .fields
-            .map_err(|problems| RejectedRow {
-                problems,
-                ..RejectedRow::default()
-            })
-            .and_then(|fields| self.read(&fields, make_id));
-        let record = match read {
-            Ok((record, id)) => self.place(line, record, id),
-            Err(wrong) => {
-                let mut problems = wrong.problems;
-                problems.extend(self.repeats(line, &wrong.digests, wrong.id));
-                Err(problems)
+    pub(super) fn take(&mut self, line: u64, row: ImportRow, make_id: impl FnOnce() -> KeyId) {
+        let mut reading = RowReading::default();
+        let key = match row {
+            Ok(fields) => {
+                reading.fields = fields;
+                self.read(&mut reading, make_id)
+            }
+            Err(problems) => {
+                reading.problems = problems;
+                None
             }
         };
-        match record {
-            Ok(_) if self.keys.len() == KEYS_MAX => self.note(
-                line,
-                [format!("a file may have at most {KEYS_MAX} keys: split it")],
-            ),
-            Ok(key) => self.keys.push(key),
-            Err(problems) => self.note(line, problems),
+        let RowReading {
+            mut problems,
+            digests,
+            id,
+            ..
+        } = reading;
+        // A later row must not repeat a wrong one either.
+        for digest in digests {
+            if let Some(before) = self.lines_of_digests.insert(digest, line) {
+                problems.push(format!("the row has the same key as line {before}"));
+            }
         }
-    }
-
-    fn note(&mut self, line: u64, problems: impl IntoIterator<Item = String>) {
-        let problems = problems
-            .into_iter()
-            .map(|text| ImportProblem { line, text });
+        let key = key.map(|(record, id)| self.place(line, record, id, &mut problems));
+        let id = key.as_ref().map(|key| key.record.id).or(id);
+        if let Some(before) = id.and_then(|id| self.lines_of_ids.insert(id, line)) {
+            problems.push(format!("the row has the same id as line {before}"));
+        }
+        if problems.is_empty() && self.keys.len() == KEYS_MAX {
+            problems.push(format!("a file may have at most {KEYS_MAX} keys: split it"));
+        }
+        self.keys.extend(key.filter(|_| problems.is_empty()));
+        let problems = problems.into_iter();
+        let problems = problems.map(|text| ImportProblem { line, text });
         self.problems.extend(problems);
     }
 
@@ -130,45 +134,40 @@ impl<'a> Checker<'a> {
         or_problems(self.keys, self.problems)
     }
 
-    /// The record of a row.
+    /// The record of a row, if the row itself has no problems.
     fn read(
         &self,
-        fields: &Fields,
+        row: &mut RowReading,
         make_id: impl FnOnce() -> KeyId,
-    ) -> Result<(KeyRecord, GivenId), RejectedRow> {
-        let mut reading = RowReading {
-            fields,
-            problems: Vec::new(),
-        };
-        let secret = reading.keep(self.secret(fields));
-        let customer = reading.required("customer", parse_name);
-        let label = reading.optional("label", parse_name);
-        let tier = reading.required("tier", |text| self.tier(text));
-        let state = reading.optional("state", state);
-        let expires = reading.optional("expires", |text| self.expires(text));
-        let grants = reading.optional("grants", grants);
-        let created = reading.optional("created", |text| self.created(text));
-        let previous = reading.previous();
-        let id = reading.optional("id", id);
-        if let (Some(id), Some(own)) = (id, secret.as_ref().and_then(|secret| secret.id))
+    ) -> Option<(KeyRecord, GivenId)> {
+        let secret = self.secret(&row.fields);
+        let (digest, own_id) = row.keep(secret).unzip();
+        let own_id = own_id.flatten();
+        let customer = row.required("customer", parse_name);
+        let label = row.optional("label", parse_name);
+        let tier = row.required("tier", |text| self.tier(text));
+        let state = row.optional("state", state);
+        let expires = row.optional("expires", |text| self.expires(text));
+        let grants = row.optional("grants", grants);
+        let created = row.optional("created", |text| self.created(text));
+        let previous = row.previous();
+        let id = row.optional("id", id);
+        if let (Some(id), Some(own)) = (id, own_id)
             && id != own
         {
-            reading.problems.push(format!(
+            row.problems.push(format!(
                 "id: the key contains the id {own}, but the row has {id}: leave id empty"
             ));
         }
-        let (Some(secret), Some(customer), Some(tier), true) =
-            (&secret, customer, tier, reading.problems.is_empty())
+        let former = previous.as_ref().map(|previous| previous.digest);
+        row.digests = digest.into_iter().chain(former).collect();
+        row.id = id.or(own_id);
+        let (Some(digest), Some(customer), Some(tier), true) =
+            (digest, customer, tier, row.problems.is_empty())
         else {
-            let digests = secret.iter().map(|secret| secret.digest);
-            let previous = previous.iter().map(|previous| previous.digest);
-            return Err(RejectedRow {
-                problems: reading.problems,
-                digests: digests.chain(previous).collect(),
-                id: id.or(secret.and_then(|secret| secret.id)),
-            });
+            return None;
         };
-        let (id, given) = match id.or(secret.id) {
+        let (id, given) = match row.id {
             Some(id) => (id, GivenId::Given),
             None => (make_id(), GivenId::Made),
         };
@@ -180,7 +179,7 @@ impl<'a> Checker<'a> {
             tier,
             state: state.unwrap_or(KeyState::Active),
             expires,
-            digest: secret.digest,
+            digest,
             previous,
             grants: grants.unwrap_or_default(),
             created,
@@ -188,11 +187,11 @@ impl<'a> Checker<'a> {
             version: 0,
             last_change: self.setting.change.clone(),
         };
-        Ok((record, given))
+        Some((record, given))
     }
 
-    /// A key by value or by digest.
-    fn secret(&self, fields: &Fields) -> Result<RowSecret, String> {
+    /// The digest of a key that is given by value or by digest, and the id in a key that was issued by a gateway like this.
+    fn secret(&self, fields: &Fields) -> Result<(KeyDigest, Option<KeyId>), String> {
         match (fields.get("key"), fields.get("digest")) {
             (Some(_), Some(_)) => {
                 Err("the row has a key and a digest: leave one of them empty".into())
@@ -202,21 +201,20 @@ impl<'a> Checker<'a> {
                 with --with-digests"
                     .into(),
             ),
-            (None, Some(text)) => Ok(RowSecret {
-                digest: digest(text).map_err(|problem| format!("digest: {problem}"))?,
-                id: None,
-            }),
+            (None, Some(text)) => digest(text)
+                .map(|digest| (digest, None))
+                .map_err(|problem| format!("digest: {problem}")),
             (Some(key), None) => {
                 let prefix = self.setting.prefix;
                 let digest = api_key::parse_presented(key.as_bytes(), prefix);
                 let digest = digest.map_err(|_| key_problem(key, prefix))?;
                 let rest = key.strip_prefix(prefix.as_str());
                 if rest.is_none_or(|rest| !rest.starts_with('_')) {
-                    return Ok(RowSecret { digest, id: None });
+                    return Ok((digest, None));
                 }
                 // A key made elsewhere may begin so too, but a part of a key issued here is more likely.
                 match api_key::issued_id(key) {
-                    Ok(id @ Some(_)) => Ok(RowSecret { digest, id }),
+                    Ok(id @ Some(_)) => Ok((digest, id)),
                     Ok(None) | Err(_) => Err(key_problem(key, prefix)),
                 }
             }
@@ -259,16 +257,14 @@ impl<'a> Checker<'a> {
         })
     }
 
-    /// Compares a row with the rows before it and with the keys of the store.
+    /// Compares a record with the keys of the store, which may have its key under another id.
     fn place(
-        &mut self,
+        &self,
         line: u64,
         mut record: KeyRecord,
         mut id: GivenId,
-    ) -> Result<ImportableKey, Vec<String>> {
-        let previous = record.previous.as_ref().map(|previous| previous.digest);
-        let digests: Vec<KeyDigest> = record.digests().collect();
-        let mut problems = self.repeats(line, &digests, None);
+        problems: &mut Vec<String>,
+    ) -> ImportableKey {
         match self.holders.get(&record.digest) {
             Some(holder) if id == GivenId::Given && *holder != record.id => problems.push(format!(
                 "the key is already in the store, under the id {holder}"
@@ -280,44 +276,15 @@ impl<'a> Checker<'a> {
             )),
             None => {}
         }
-        let others = previous.and_then(|digest| self.holders.get(&digest));
+        let previous = record.previous.as_ref();
+        let others = previous.and_then(|previous| self.holders.get(&previous.digest));
         if let Some(holder) = others.filter(|holder| **holder != record.id) {
             problems.push(format!(
                 "the previous key is already in the store, under the id {holder}"
             ));
         }
-        problems.extend(self.repeats(line, &[], Some(record.id)));
-        or_problems(ImportableKey { line, record, id }, problems)
+        ImportableKey { line, record, id }
     }
-
-    /// Notes keys and ids of a row that an earlier row has, even a wrong one.
-    fn repeats(&mut self, line: u64, digests: &[KeyDigest], id: Option<KeyId>) -> Vec<String> {
-        let mut problems = Vec::new();
-        for digest in digests {
-            if let Some(before) = self.lines_of_digests.insert(*digest, line) {
-                problems.push(format!("the row has the same key as line {before}"));
-            }
-        }
-        if let Some(before) = id.and_then(|id| self.lines_of_ids.insert(id, line)) {
-            problems.push(format!("the row has the same id as line {before}"));
-        }
-        problems
-    }
-}
-
-/// A row that cannot be imported, with its values that other rows may repeat.
-#[derive(Default)]
-struct RejectedRow {
-    problems: Vec<String>,
-    digests: Vec<KeyDigest>,
-    id: Option<KeyId>,
-}
-
-/// A row's data about a key's secret.
-struct RowSecret {
-    digest: KeyDigest,
-    /// The id in a key issued by a gateway like this.
-    id: Option<KeyId>,
 }
 
 /// The reason why a key is refused.
@@ -340,13 +307,17 @@ fn key_problem(key: &str, prefix: &KeyPrefix) -> String {
     )
 }
 
-/// A row's fields, and their problems so far.
-struct RowReading<'f> {
-    fields: &'f Fields,
+/// A row's fields, and what is known of it so far.
+#[derive(Default)]
+struct RowReading {
+    fields: Fields,
     problems: Vec<String>,
+    /// The digests of its key, and its id, which other rows might repeat.
+    digests: Vec<KeyDigest>,
+    id: Option<KeyId>,
 }
 
-impl RowReading<'_> {
+impl RowReading {
     fn keep<T>(&mut self, read: Result<T, String>) -> Option<T> {
         read.map_err(|problem| self.problems.push(problem)).ok()
     }
@@ -357,8 +328,8 @@ impl RowReading<'_> {
         name: &str,
         parse: impl FnOnce(&str) -> Result<T, String>,
     ) -> Option<T> {
-        let text = self.fields.get(name)?;
-        self.keep(parse(text).map_err(|problem| format!("{name}: {problem}")))
+        let read = parse(self.fields.get(name)?);
+        self.keep(read.map_err(|problem| format!("{name}: {problem}")))
     }
 
     fn required<T>(
@@ -456,8 +427,8 @@ mod tests {
             change: LastChange::first(Action::Import, "ann").into(),
         };
         let mut checker = Checker::new(setting, stored);
-        rows::read(FileFormat::Csv, csv.as_bytes(), |row| {
-            checker.take(row, || KeyId::generate(&mut os_entropy));
+        rows::read(FileFormat::Csv, csv.as_bytes(), |line, row| {
+            checker.take(line, row, || KeyId::generate(&mut os_entropy));
         })
         .unwrap();
         checker.finish()

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 
 use super::file::{FileFormat, is_standard};
-use super::rows::{self, COLUMNS, DIGEST_COLUMNS, Digests, ExportedGrants, ExportedRow};
+use super::rows::{self, COLUMNS, DIGEST_COLUMNS, Digests, ExportedRow};
 use crate::cli::output::new_file::NewFile;
 use crate::cli::session::{Session, note};
 use crate::policy::key_record::KeyRecord;
@@ -44,7 +44,7 @@ pub(in crate::cli::keys) async fn export(
         tier: &record.tier,
         state: record.state,
         expires: record.expires,
-        grants: ExportedGrants::of(&record.grants, format),
+        grants: rows::exported_grants(&record.grants, format),
         created: record.created,
         digests: order.with_digests.then(|| digests(record)),
     });

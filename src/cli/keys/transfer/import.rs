@@ -120,7 +120,7 @@ async fn check(
     };
     let stored = session.store.all_keys().await?;
     let mut checker = Checker::new(setting, &stored);
-    let take = |row| checker.take(row, || KeyId::generate(&mut os_entropy));
+    let take = |line, row| checker.take(line, row, || KeyId::generate(&mut os_entropy));
     let shown = order.file.display();
     let read = if is_standard(&order.file) {
         rows::read(

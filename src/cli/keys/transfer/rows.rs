@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::file::{FileFormat, or_problems};
 use crate::cli::output::write_csv;
@@ -40,15 +41,10 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// The fields of one row that are not empty, by name.
 pub(super) type Fields = BTreeMap<&'static str, String>;
 
-/// A row and its position, or the problems of its form.
-pub(super) struct ImportRow {
-    /// The line on which the row begins, from 1.
-    pub(super) line: u64,
-    /// The fields of the row.
-    pub(super) fields: Result<Fields, Vec<String>>,
-}
+/// The fields of one row, or the problems of its form.
+pub(super) type ImportRow = Result<Fields, Vec<String>>;
 
-/// Reads a file and passes on each row. A problem that makes the rest unreadable, such as a wrong header, is passed on as the last
+/// Reads a file and passes on each row with the line, from 1, on which it begins. A problem that makes the rest unreadable, such as a wrong header, is passed on as the last
 /// row.
 ///
 /// # Errors
@@ -56,7 +52,7 @@ pub(super) struct ImportRow {
 pub(super) fn read(
     format: FileFormat,
     file: impl BufRead,
-    take: impl FnMut(ImportRow),
+    take: impl FnMut(u64, ImportRow),
 ) -> io::Result<()> {
     match format {
         FileFormat::Csv => read_csv(file, take),
@@ -64,7 +60,7 @@ pub(super) fn read(
     }
 }
 
-fn read_csv(mut file: impl BufRead, mut take: impl FnMut(ImportRow)) -> io::Result<()> {
+fn read_csv(mut file: impl BufRead, mut take: impl FnMut(u64, ImportRow)) -> io::Result<()> {
     if file.fill_buf()?.starts_with(BYTE_ORDER_MARK) {
         file.consume(BYTE_ORDER_MARK.len());
     }
@@ -75,12 +71,10 @@ fn read_csv(mut file: impl BufRead, mut take: impl FnMut(ImportRow)) -> io::Resu
         .from_reader(io::Read::chain(file, b"\n".as_slice()));
     let mut record = csv::ByteRecord::new();
     let mut columns: Option<Vec<&'static str>> = None;
-    loop {
-        match reader.read_byte_record(&mut record) {
-            Ok(true) => {}
-            Ok(false) => break,
-            Err(error) => return Err(io::Error::other(error)),
-        }
+    while reader
+        .read_byte_record(&mut record)
+        .map_err(io::Error::other)?
+    {
         // The reader counts a row from the empty lines before it.
         let breaks = record.as_slice().iter().filter(|byte| **byte == b'\n');
         let lines = u64::try_from(breaks.count()).unwrap_or(0) + 1;
@@ -89,23 +83,16 @@ fn read_csv(mut file: impl BufRead, mut take: impl FnMut(ImportRow)) -> io::Resu
             None => match header(&record) {
                 Ok(names) => columns = Some(names),
                 Err(problems) => {
-                    let fields = Err(problems);
-                    take(ImportRow { line, fields });
+                    take(line, Err(problems));
                     return Ok(());
                 }
             },
-            Some(names) => {
-                let fields = csv_fields(names, &record);
-                take(ImportRow { line, fields });
-            }
+            Some(names) => take(line, csv_fields(names, &record)),
         }
     }
     if columns.is_none() {
         let problem = "the header line is missing: write the names of the columns first";
-        take(ImportRow {
-            line: 1,
-            fields: Err(vec![problem.to_owned()]),
-        });
+        take(1, Err(vec![problem.to_owned()]));
     }
     Ok(())
 }
@@ -130,7 +117,7 @@ fn header(record: &csv::ByteRecord) -> Result<Vec<&'static str>, Vec<String>> {
     or_problems(names, problems)
 }
 
-fn csv_fields(names: &[&'static str], record: &csv::ByteRecord) -> Result<Fields, Vec<String>> {
+fn csv_fields(names: &[&'static str], record: &csv::ByteRecord) -> ImportRow {
     if record.len() != names.len() {
         return Err(vec![format!(
             "the row has {} fields and the header {}",
@@ -156,7 +143,7 @@ fn csv_fields(names: &[&'static str], record: &csv::ByteRecord) -> Result<Fields
     or_problems(fields, problems)
 }
 
-fn read_lines(mut file: impl BufRead, mut take: impl FnMut(ImportRow)) -> io::Result<()> {
+fn read_lines(mut file: impl BufRead, mut take: impl FnMut(u64, ImportRow)) -> io::Result<()> {
     let mut text = Vec::new();
     for line in 1.. {
         text.clear();
@@ -168,8 +155,7 @@ fn read_lines(mut file: impl BufRead, mut take: impl FnMut(ImportRow)) -> io::Re
         if text.len() > ROW_BYTES_MAX && !text.ends_with(b"\n") {
             let problem =
                 format!("the row is longer than {ROW_BYTES_MAX} bytes; the rest was not read");
-            let fields = Err(vec![problem]);
-            take(ImportRow { line, fields });
+            take(line, Err(vec![problem]));
             break;
         }
         let bare = match line {
@@ -177,14 +163,13 @@ fn read_lines(mut file: impl BufRead, mut take: impl FnMut(ImportRow)) -> io::Re
             _ => &text,
         };
         if !bare.trim_ascii().is_empty() {
-            let fields = json_fields(bare);
-            take(ImportRow { line, fields });
+            take(line, json_fields(bare));
         }
     }
     Ok(())
 }
 
-fn json_fields(text: &[u8]) -> Result<Fields, Vec<String>> {
+fn json_fields(text: &[u8]) -> ImportRow {
     // The position of an error, but not the text, which may be a key.
     let row = serde_json::from_slice::<Members<JsonValue>>(text).map_err(|error| {
         vec![match error.is_data() {
@@ -278,32 +263,18 @@ pub(super) struct ExportedRow<'a> {
     pub(super) tier: &'a TierName,
     pub(super) state: KeyState,
     pub(super) expires: Option<Timestamp>,
-    pub(super) grants: ExportedGrants<'a>,
+    pub(super) grants: Value,
     pub(super) created: Timestamp,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(super) digests: Option<Digests>,
 }
 
-/// The grants of a key that a row may have.
-#[derive(Serialize)]
-#[serde(untagged)]
-pub(super) enum ExportedGrants<'a> {
-    /// An object of dates and units.
-    Days(&'a BTreeMap<Date, u64>),
-    /// A text such as `2026-11-21=500 2026-11-28=200`.
-    Text(String),
-}
-
-impl ExportedGrants<'_> {
-    /// The grants as a file of this format has them.
-    pub(super) fn of(days: &BTreeMap<Date, u64>, format: FileFormat) -> ExportedGrants<'_> {
-        let text = |(date, units)| format!("{date}={units}");
-        match format {
-            FileFormat::Csv => {
-                ExportedGrants::Text(days.iter().map(text).collect::<Vec<_>>().join(" "))
-            }
-            FileFormat::Jsonl => ExportedGrants::Days(days),
-        }
+/// Grants as a file of this format has them: an object of dates and units, or a text such as `2026-11-21=500 2026-11-28=200`.
+pub(super) fn exported_grants(days: &BTreeMap<Date, u64>, format: FileFormat) -> Value {
+    let text = |(date, units)| format!("{date}={units}");
+    match format {
+        FileFormat::Csv => days.iter().map(text).collect::<Vec<_>>().join(" ").into(),
+        FileFormat::Jsonl => json!(days),
     }
 }
 
@@ -347,8 +318,8 @@ mod tests {
     /// What was read: the line, and its fields or mistakes in one text.
     fn rows(format: FileFormat, text: &[u8]) -> Vec<(u64, String)> {
         let mut rows = Vec::new();
-        read(format, text, |row| {
-            let read = match row.fields {
+        read(format, text, |line, row| {
+            let read = match row {
                 Ok(fields) => fields
                     .iter()
                     .map(|(name, value)| format!("{name}:{value}"))
@@ -356,7 +327,7 @@ mod tests {
                     .join("|"),
                 Err(problems) => format!("!{}", problems.join("|")),
             };
-            rows.push((row.line, read));
+            rows.push((line, read));
         })
         .unwrap();
         rows
