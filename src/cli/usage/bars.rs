@@ -29,47 +29,22 @@ impl Screen {
         }
     }
 
-    /// The longest bar behind lines of `width` columns; `None` if there is no space for bars.
-    fn room(&self, width: usize) -> Option<usize> {
-        let left = self.columns?.checked_sub(width + GAP)?.min(WIDTH_MAX);
-        (left >= WIDTH_MIN).then_some(left)
-    }
-}
-
-/// Bars of one scale.
-#[derive(Debug)]
-pub(super) struct Bars {
-    /// The width of the lines before the bars.
-    width: usize,
-    /// The length of the bar of `most`, or `None` if there is no space for bars.
-    room: Option<usize>,
-    most: i64,
-    is_coloured: bool,
-}
-
-impl Bars {
-    /// Bars behind lines of at most `width` columns, for amounts of at most `most`.
-    pub(super) fn new(screen: Screen, width: usize, most: i64) -> Bars {
-        Bars {
-            width,
-            room: screen.room(width),
-            most,
-            is_coloured: screen.is_coloured,
-        }
-    }
-
-    /// Puts a bar behind each line.
-    pub(super) fn put_behind(&self, lines: &mut [String], amounts: &[i64]) {
+    /// Puts a bar behind each line, none of which is wider than `width` columns; that of `most` is the longest.
+    pub(super) fn put_bars(self, lines: &mut [String], amounts: &[i64], width: usize, most: i64) {
+        let left = self
+            .columns
+            .and_then(|columns| columns.checked_sub(width + GAP));
         // If rows take several lines, the terminal has no space for bars.
-        let Some(room) = self.room.filter(|_| lines.len() == amounts.len()) else {
+        let Some(room) = left.filter(|left| *left >= WIDTH_MIN && lines.len() == amounts.len())
+        else {
             return;
         };
         for (line, amount) in lines.iter_mut().zip(amounts) {
-            let bar = bar(*amount, self.most, room);
+            let bar = bar(*amount, most, room.min(WIDTH_MAX));
             if bar.is_empty() {
                 continue;
             }
-            let gap = self.width.saturating_sub(line.chars().count()) + GAP;
+            let gap = width.saturating_sub(line.chars().count()) + GAP;
             line.push_str(&" ".repeat(gap));
             if self.is_coloured {
                 line.push_str(&format!("\u{1b}[36m{bar}\u{1b}[0m"));
@@ -108,7 +83,7 @@ mod tests {
             columns,
             is_coloured,
         };
-        Bars::new(screen, 5, 100).put_behind(&mut lines, &[100, 1, 0]);
+        screen.put_bars(&mut lines, &[100, 1, 0], 5, 100);
         lines
     }
 

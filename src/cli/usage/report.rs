@@ -7,7 +7,7 @@ use std::io::{BufWriter, Write};
 use jiff::civil::Date;
 use serde::Serialize;
 
-use super::bars::{Bars, Screen};
+use super::bars::Screen;
 use super::grouping::{GroupRow, Grouping, Groups, NUMBERS, UsageCounts};
 use super::query::{LedgerQuery, Records, records};
 use crate::cli::output::long_table::{BATCH_ROWS, LongTable};
@@ -141,13 +141,12 @@ fn table(
     let batches = || rows.chunks(BATCH_ROWS);
     batches().for_each(|rows| table.measure(&lines(rows)));
     table.measure(&sum);
-    let most = rows.iter().map(|row| row.counts.used).max();
-    let bars = Bars::new(screen, table.width(), most.unwrap_or(0));
+    let most = rows.iter().map(|row| row.counts.used).max().unwrap_or(0);
     table.write_header(out)?;
     for rows in batches() {
         let mut text = table.lines(&lines(rows));
         let used: Vec<i64> = rows.iter().map(|row| row.counts.used).collect();
-        bars.put_behind(&mut text, &used);
+        screen.put_bars(&mut text, &used, table.width(), most);
         for line in text {
             writeln!(out, "{line}")?;
         }
