@@ -19,24 +19,17 @@ const STRUCK: &str = "(an API key, not repeated)";
 /// The least characters of a secret that are worth hiding.
 const SECRET_CHARS_MIN: usize = 8;
 
-/// A key named by an argument.
+/// A key named by an argument: by its id, or by the key itself, of which only the digest is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeyArgument {
     /// Its id.
     Id(KeyId),
-    /// The key itself, of which only the digest is kept.
-    Key(KeyDigest, KeyForm),
-}
-
-/// The kind of a key given as an argument.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum KeyForm {
     /// A key issued here, with its id.
-    Issued(KeyId),
+    Issued(KeyDigest, KeyId),
     /// A key issued here, but incomplete or with a wrong checksum; an imported key may look the same.
-    Broken,
+    Broken(KeyDigest),
     /// A key made elsewhere, without an id.
-    External,
+    External(KeyDigest),
 }
 
 impl KeyArgument {
@@ -46,12 +39,14 @@ impl KeyArgument {
     /// # Errors
     /// [`UsageError`] for a key that is not stored and has a wrong checksum; another for a key made elsewhere that is not stored.
     pub(super) async fn id(self, session: &Session) -> anyhow::Result<KeyId> {
-        let (digest, form) = match self {
+        let digest = match self {
             KeyArgument::Id(id) => return Ok(id),
-            KeyArgument::Key(digest, form) => (digest, form),
+            KeyArgument::Issued(digest, _)
+            | KeyArgument::Broken(digest)
+            | KeyArgument::External(digest) => digest,
         };
         let holds = |record: &KeyRecord| record.digests().any(|held| held == digest);
-        if let KeyForm::Issued(id) = form
+        if let KeyArgument::Issued(_, id) = self
             && session.store.key(id).await?.as_ref().is_some_and(holds)
         {
             return Ok(id);
@@ -64,15 +59,17 @@ impl KeyArgument {
             }
         };
         session.store.walk_keys(&mut look).await?;
-        match (holder, form) {
-            (Some(record), _) => Ok(record.id),
-            (None, KeyForm::Issued(id)) => Ok(id),
-            (None, KeyForm::Broken) => bail!(UsageError(
+        if let Some(record) = holder {
+            return Ok(record.id);
+        }
+        match self {
+            KeyArgument::Id(id) | KeyArgument::Issued(_, id) => Ok(id),
+            KeyArgument::Broken(_) => bail!(UsageError(
                 "the API key is mistyped or incomplete (its checksum is wrong): write the whole key, or its id, the \
                  12 characters after the first `_`"
                     .to_owned(),
             )),
-            (None, KeyForm::External) => bail!(
+            KeyArgument::External(_) => bail!(
                 "there is no such key: neither an id, which has 12 characters, nor an API key that is stored. Look for its \
                  customer with `touchline keys list`"
             ),
@@ -127,18 +124,15 @@ impl TypedValueParser for KeyParser {
 fn read(text: &str) -> Result<KeyArgument, &'static str> {
     let is_key = (KEY_CHARS_MIN..=KEY_CHARS_MAX).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_graphic());
-    let key = |form| KeyArgument::Key(KeyDigest::of(text.as_bytes()), form);
+    let digest = KeyDigest::of(text.as_bytes());
     match (api_key::issued_id(text), is_key) {
-        (Ok(Some(id)), _) => Ok(key(KeyForm::Issued(id))),
-        (Err(_), _) => Ok(key(KeyForm::Broken)),
-        (Ok(None), true) => Ok(key(KeyForm::External)),
-        (Ok(None), false) => {
-            let id = text.parse().map_err(|_: KeyError| {
-                "a key id has 12 characters of 0-9, A-Z and a-z: `touchline keys list` shows it. An API key has 24 to 256 \
-                 visible ASCII characters"
-            })?;
-            Ok(KeyArgument::Id(id))
-        }
+        (Ok(Some(id)), _) => Ok(KeyArgument::Issued(digest, id)),
+        (Err(_), _) => Ok(KeyArgument::Broken(digest)),
+        (Ok(None), true) => Ok(KeyArgument::External(digest)),
+        (Ok(None), false) => text.parse().map(KeyArgument::Id).map_err(|_: KeyError| {
+            "a key id has 12 characters of 0-9, A-Z and a-z: `touchline keys list` shows it. An API key has 24 to 256 \
+             visible ASCII characters"
+        }),
     }
 }
 
@@ -195,14 +189,14 @@ mod tests {
     #[test]
     fn a_key_is_read_as_what_it_is_and_an_impossible_one_is_an_error() {
         let key = ApiKey::generate(&"live".parse().unwrap(), &mut os_entropy);
-        let of = |text: &str, form| Ok(KeyArgument::Key(KeyDigest::of(text.as_bytes()), form));
-        let issued = KeyForm::Issued(key.id());
-        assert_eq!(read(key.reveal()), of(key.reveal(), issued));
+        let digest = |text: &str| KeyDigest::of(text.as_bytes());
+        let issued = KeyArgument::Issued(digest(key.reveal()), key.id());
+        assert_eq!(read(key.reveal()), Ok(issued));
         assert_eq!(read(key.id().as_str()), Ok(KeyArgument::Id(key.id())));
         let (short, _) = key.reveal().split_at(40);
-        assert_eq!(read(short), of(short, KeyForm::Broken));
+        assert_eq!(read(short), Ok(KeyArgument::Broken(digest(short))));
         let external = "acme-live-0123456789abcdef";
-        assert_eq!(read(external), of(external, KeyForm::External));
+        assert_eq!(read(external), Ok(KeyArgument::External(digest(external))));
         let long = "x".repeat(KEY_CHARS_MAX + 1);
         for bad in ["short", "acme live 0123456789abcdef", &long] {
             assert!(read(bad).unwrap_err().contains("12 characters"));
