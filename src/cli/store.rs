@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use serde_json::json;
 
 use super::keys::ChangeOptions;
 use super::output::long_table::write_table;
@@ -71,14 +72,6 @@ pub(super) struct ForgetArguments {
     options: ChangeOptions,
 }
 
-/// A removed gateway.
-#[derive(Debug, Serialize)]
-struct ForgottenView<'a> {
-    gateway: &'a str,
-    /// When it last reported.
-    heard: jiff::Timestamp,
-}
-
 /// The status without Redis.
 #[derive(Debug, Serialize)]
 struct WithoutRedis {
@@ -111,10 +104,7 @@ fn forget(config: Config, order: &ForgetArguments, out: &mut dyn Write) -> anyho
         let author = order.options.author();
         match session.store.forget_gateway(&node, &author).await? {
             Forgotten::Struck { heard } => {
-                let forgotten = ForgottenView {
-                    gateway: &order.node,
-                    heard,
-                };
+                let forgotten = json!({ "gateway": order.node, "heard": heard });
                 let since = to_the_second(heard);
                 let sentence =
                     format!("{name} is removed from the register; it last reported at {since}\n");

@@ -6,11 +6,12 @@ use anyhow::Context;
 use clap::Args;
 use jiff::civil::Date;
 use serde::Serialize;
+use serde_json::json;
 
 use super::query::range;
 use crate::cli::output::parse_date;
 use crate::cli::session::{Session, piped};
-use crate::store::chain::{ChainCheck, ChainItem, CheckedChain, NO_DIGEST};
+use crate::store::chain::{ChainCheck, CheckedChain, NO_DIGEST};
 
 /// The format of an export.
 const FORMAT: u64 = 1;
@@ -27,22 +28,6 @@ pub(super) struct ExportedDays {
     /// The last quota day; today if left out.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     to: Option<Date>,
-}
-
-/// A line of an export.
-#[derive(Serialize)]
-#[serde(rename_all = "snake_case")]
-enum ExportLine<'a> {
-    TouchlineLedger(ExportHead),
-    #[serde(untagged)]
-    Piece(&'a ChainItem),
-}
-
-#[derive(Serialize)]
-struct ExportHead {
-    format: u64,
-    from: Date,
-    to: Date,
 }
 
 /// Parses a digest of the chain, whose letters may be capitals.
@@ -89,23 +74,14 @@ pub(super) async fn export(
     let today = session.config.calendar.day_at(now)?.date;
     let first = span.from.unwrap_or(FIRST);
     let (from, to) = range(Some(first), span.to, today)?;
-    write_line(
-        out,
-        &ExportLine::TouchlineLedger(ExportHead {
-            format: FORMAT,
-            from,
-            to,
-        }),
-    )?;
+    let head = json!({ "format": FORMAT, "from": from, "to": to });
+    write_line(out, &json!({ "touchline_ledger": head }))?;
     let read = async |sender| chained.read_chain(Some((from, to)), sender).await;
-    piped(read, async |piece| {
-        write_line(out, &ExportLine::Piece(&piece))
-    })
-    .await?;
+    piped(read, async |piece| write_line(out, &piece)).await?;
     Ok(out.flush()?)
 }
 
-fn write_line(out: &mut dyn Write, line: &ExportLine<'_>) -> anyhow::Result<()> {
+fn write_line(out: &mut dyn Write, line: &impl Serialize) -> anyhow::Result<()> {
     serde_json::to_writer(&mut *out, line)?;
     Ok(out.write_all(b"\n")?)
 }
