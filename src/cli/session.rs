@@ -163,21 +163,16 @@ impl Session {
         on_runtime(async {
             let store = server::open_store(&config, Role::Command, Clock::system()).await?;
             let session = Session { config, store };
-            let outcome = session.work(expected, work).await;
+            let outcome = async {
+                if expected == Expected::Content {
+                    require_content(&*session.store).await?;
+                }
+                work(&session).await
+            };
+            let outcome = outcome.await;
             session.store.close(CLOSE_DEADLINE).await;
             outcome
         })
-    }
-
-    async fn work<T>(
-        &self,
-        expected: Expected,
-        work: impl AsyncFnOnce(&Session) -> anyhow::Result<T>,
-    ) -> anyhow::Result<T> {
-        if expected == Expected::Content {
-            require_content(&*self.store).await?;
-        }
-        work(self).await
     }
 
     /// Waits until every gateway has applied a change; without a mark, the store's last change.

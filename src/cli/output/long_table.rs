@@ -35,7 +35,7 @@ pub(in crate::cli) fn write_long_table<T>(
     for items in items.chunks(BATCH_ROWS) {
         table.measure(&rows(items)?);
     }
-    total.chunks(1).for_each(|row| table.measure(row));
+    table.measure(total);
     table.write_header(out)?;
     for items in items.chunks(BATCH_ROWS) {
         table.write(out, &rows(items)?)?;
