@@ -18,13 +18,31 @@ pub(super) fn note_shared(
     store: &StoreConfig,
     access_log: &Destination,
 ) {
-    let files = of_store(store).into_iter();
-    let files = match check.surroundings.purpose {
-        Purpose::Serve | Purpose::Check | Purpose::Offline => {
-            files.chain(of_gateway(listen, access_log)).collect()
-        }
-        Purpose::Commands => files.collect::<Vec<_>>(),
+    let (embedded, redis) = match store {
+        StoreConfig::Embedded(embedded) => (Some(&*embedded.path), None),
+        StoreConfig::Redis(redis) => (None, Some(redis)),
     };
+    let outage = redis.and_then(|redis| redis.outage.as_ref());
+    let log = match access_log {
+        Destination::File(file) => Some(&**file),
+        Destination::Stdout | Destination::Stderr | Destination::Off => None,
+    };
+    let of_store = [
+        ("store.embedded.path", embedded),
+        (
+            "store.redis.replica",
+            redis.and_then(|redis| redis.replica.as_deref()),
+        ),
+        ("store.redis.journal", outage.map(|outage| &*outage.journal)),
+    ];
+    let of_gateway = [
+        ("listen.upgrade", listen.upgrade.as_deref()),
+        ("logging.access_log", log),
+    ];
+    let is_command = check.surroundings.purpose == Purpose::Commands;
+    let of_gateway = of_gateway.into_iter().filter(|_| !is_command);
+    let files = of_store.into_iter().chain(of_gateway);
+    let files = files.filter_map(|(setting, file)| Some((setting, file?)));
     let place = |file: &Path| place_of(file, check.surroundings.purpose);
     let own = check.surroundings.file.map(place);
     let mut problems = Vec::new();
@@ -53,30 +71,4 @@ pub(super) fn note_shared(
         let at = outline::Path::written(setting);
         check.wrong(&at, message, "write a file of its own");
     }
-}
-
-fn of_store(store: &StoreConfig) -> Vec<(&'static str, &Path)> {
-    match store {
-        StoreConfig::Embedded(embedded) => vec![("store.embedded.path", &embedded.path)],
-        StoreConfig::Redis(redis) => {
-            let replica = redis.replica.as_deref();
-            let replica = replica.map(|file| ("store.redis.replica", file));
-            let outage = redis.outage.as_ref();
-            let journal = outage.map(|outage| ("store.redis.journal", &*outage.journal));
-            replica.into_iter().chain(journal).collect()
-        }
-    }
-}
-
-fn of_gateway<'c>(
-    listen: &'c Listen,
-    access_log: &'c Destination,
-) -> impl Iterator<Item = (&'static str, &'c Path)> {
-    let upgrade = listen.upgrade.as_deref();
-    let upgrade = upgrade.map(|file| ("listen.upgrade", file));
-    let log = match access_log {
-        Destination::File(file) => Some(("logging.access_log", &**file)),
-        Destination::Stdout | Destination::Stderr | Destination::Off => None,
-    };
-    upgrade.into_iter().chain(log)
 }
