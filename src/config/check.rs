@@ -306,7 +306,7 @@ impl<'a> Check<'a> {
         let (found, hint) = match written {
             Value::String(text) => {
                 let expanded = expand(text, self.surroundings.env)?;
-                if !(T::NUMBER || T::BOOLEAN) || expanded != *text {
+                if T::TYPE == "string" || expanded != *text {
                     return Ok(expanded);
                 }
                 let is_scalar = |value: Value| value.is_number() || value.is_bool();
@@ -315,13 +315,15 @@ impl<'a> Check<'a> {
                         "remove the quotes"
                     }
                     // YAML takes such digits for a text.
-                    Some(_) if T::NUMBER => "write it without the leading zero",
-                    Some(_) | None => T::HINT,
+                    Some(_) => "write it without the leading zero",
+                    None => T::HINT,
                 };
                 (format!("{:?}", brief(text)), hint)
             }
-            Value::Number(number) if T::NUMBER => return Ok(number.to_string()),
-            Value::Bool(value) if T::BOOLEAN => return Ok(value.to_string()),
+            Value::Number(number) if matches!(T::TYPE, "integer" | "number") => {
+                return Ok(number.to_string());
+            }
+            Value::Bool(value) if T::TYPE == "boolean" => return Ok(value.to_string()),
             Value::Number(number) if !T::SECRET => (format!("the number {number}"), T::HINT),
             Value::Null
             | Value::Bool(_)

@@ -6,16 +6,16 @@
 //! types, are functions passed to [`always`] or [`section`]. No kind stops at a problem: it notes the problem and uses a
 //! substitute for the value, so that the rest is checked too; the result of a file with problems is discarded.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 use serde_yaml::{Mapping, Value};
 
 use super::check::{Check, Wrong, key_text, kind_of};
 use super::outline::Path;
-use super::scalar::{ByteSize, Percent, Scalar, Text};
+use super::scalar::{ByteSize, Percent, Scalar, Text, VARIABLE};
 use crate::policy::secret::Secret;
 
 /// Reads the value at a path as a `T`; `None` if nothing is written there.
@@ -36,25 +36,14 @@ pub(super) struct Form {
     pub(super) default: Option<Json>,
     /// The least and the most.
     pub(super) bounds: Option<(String, String)>,
-    /// Which lists are permitted.
-    pub(super) items: Items,
+    /// Further keywords of JSON Schema, such as `minItems`.
+    pub(super) rules: Map<String, Json>,
     /// Whether a value is required.
     pub(super) is_required: bool,
     /// Whether a change of the value, or of any beneath it, needs a restart.
     pub(super) needs_restart: bool,
     /// Whether it is a secret, which is never shown.
     pub(super) is_secret: bool,
-}
-
-/// Which lists are permitted, besides the kind of their items.
-#[derive(Default)]
-pub(super) struct Items {
-    /// The least number of items.
-    pub(super) least: usize,
-    /// The most items.
-    pub(super) most: Option<usize>,
-    /// Whether no item may be there twice.
-    pub(super) are_distinct: bool,
 }
 
 /// The kind of the value.
@@ -171,6 +160,14 @@ impl<T: 'static> Kind<T> {
         }
     }
 
+    /// Adds a keyword of JSON Schema, without a check.
+    pub(super) fn ruled(self, keyword: &'static str, value: impl Into<Json>) -> Kind<T> {
+        let value = value.into();
+        self.formed(move |form| {
+            form.rules.insert(keyword.to_owned(), value.clone());
+        })
+    }
+
     pub(super) fn map<U: 'static>(self, make: fn(T) -> U) -> Kind<U> {
         self.around(move |read, check, at, written| make(read(check, at, written)))
     }
@@ -185,7 +182,7 @@ impl<T: 'static> Kind<T> {
 
     /// Requires at least one item of a list, if the list is written.
     pub(super) fn not_empty(self, message: &'static str, hint: &'static str) -> Kind<T> {
-        let kind = self.formed(|form| form.items.least = 1);
+        let kind = self.ruled("minItems", 1);
         kind.around(move |read, check, at, written| {
             if let Some(Value::Sequence(items)) = &written
                 && items.is_empty()
@@ -204,7 +201,7 @@ impl Form {
             values: String::new(),
             default: None,
             bounds: None,
-            items: Items::default(),
+            rules: Map::new(),
             is_required: false,
             needs_restart: false,
             is_secret: false,
@@ -286,6 +283,13 @@ pub(super) fn between<T: Scalar + PartialOrd + 'static>(
     made(check).formed(move |form| form.bounds = Some(shown.clone()))
 }
 
+impl<T: 'static> Kind<Option<T>> {
+    /// Describes the accepted texts by a regular expression that matches each of them, and perhaps others.
+    pub(super) fn like(self, pattern: &str) -> Kind<Option<T>> {
+        self.ruled("pattern", format!("{pattern}|{VARIABLE}"))
+    }
+}
+
 impl<T: Scalar + 'static> Kind<Option<T>> {
     /// Adds a default.
     pub(super) fn or(self, default: T) -> Kind<T> {
@@ -324,7 +328,7 @@ impl<T: 'static> Kind<Vec<T>> {
     }
 
     pub(super) fn at_most(self, most: usize) -> Kind<Vec<T>> {
-        let kind = self.formed(move |form| form.items.most = Some(most));
+        let kind = self.ruled("maxItems", most);
         kind.around(move |read, check, at, written| {
             if let Some(Value::Sequence(items)) = &written
                 && items.len() > most
@@ -363,6 +367,12 @@ macro_rules! numbers {
 
 numbers! { u8 u16 u32 u64 usize }
 
+impl Number for NonZeroU32 {
+    fn of(number: u64) -> NonZeroU32 {
+        NonZeroU32::new(u32::of(number)).unwrap_or(NonZeroU32::MIN)
+    }
+}
+
 impl Number for NonZeroU64 {
     fn of(number: u64) -> NonZeroU64 {
         NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN)
@@ -395,15 +405,18 @@ pub(super) fn list<T: 'static>(item: fn() -> Kind<T>) -> Kind<Vec<T>> {
     Kind::new(read, move || Form::of(What::List(Box::new(item().form()))))
 }
 
-/// A list of texts that `parse` accepts, none twice. The list is noted as a whole.
-pub(super) fn texts<T: PartialEq + 'static>(parse: fn(&str) -> Result<T, Wrong>) -> Kind<Vec<T>> {
-    placed_texts(parse).map(|texts| texts.into_iter().map(|(_, text)| text).collect())
+/// A list of values of a kind, none twice. The list is noted as a whole.
+pub(super) fn distinct<T: PartialEq + 'static>(
+    item: impl Fn() -> Kind<Option<T>> + Clone + 'static,
+) -> Kind<Vec<T>> {
+    placed(item).map(|values| values.into_iter().map(|(_, value)| value).collect())
 }
 
-/// The list with the path of each text.
-pub(super) fn placed_texts<T: PartialEq + 'static>(
-    parse: fn(&str) -> Result<T, Wrong>,
+/// The list with the path of each value.
+pub(super) fn placed<T: PartialEq + 'static>(
+    item: impl Fn() -> Kind<Option<T>> + Clone + 'static,
 ) -> Kind<Vec<(Path, T)>> {
+    let form = item.clone();
     let read = move |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
         let is_written = written.is_some();
         let items = check.items(at, written);
@@ -411,7 +424,7 @@ pub(super) fn placed_texts<T: PartialEq + 'static>(
             let texts: Vec<&str> = items.iter().filter_map(|(_, item)| item.as_str()).collect();
             check.note(at, texts.join(", "), texts.join(", "));
         }
-        let item = text(parse);
+        let item = item();
         let mut values: Vec<(Path, T)> = Vec::new();
         for (at, written) in items {
             let value = check.silently(|check| item.read(check, &at, Some(written)));
@@ -424,12 +437,8 @@ pub(super) fn placed_texts<T: PartialEq + 'static>(
         }
         values
     };
-    let form = || {
-        let mut form = Form::of(What::List(Box::new(leaf::<Text>().form())));
-        form.items.are_distinct = true;
-        form
-    };
-    Kind::new(read, form)
+    let form = move || Form::of(What::List(Box::new(form().form())));
+    Kind::new(read, form).ruled("uniqueItems", true)
 }
 
 /// A mapping of names to sections, at least one.

@@ -1,16 +1,17 @@
 //! The types of single scalars in the file: durations, sizes, numbers, addresses, words.
 
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::Method;
 use serde_json::{Value as Json, json};
 
 use super::choices::{Cleartext, ClientMode, Level, Protocol, ProxyProtocol};
 use crate::policy::billing::{Months, UnusedKeys};
 use crate::policy::choice::Choice;
+use crate::policy::compression::Coding;
 use crate::policy::enforcement::Enforcement;
 use crate::policy::secret::Secret;
 use crate::policy::store_settings::{Durability, OutagePolicy};
@@ -18,7 +19,7 @@ use crate::telemetry::access_log::Destination;
 use crate::telemetry::diagnostics::Format;
 
 /// A value with a `${VARIABLE}`, which may be anything.
-const VARIABLE: &str = r"\$\{";
+pub(super) const VARIABLE: &str = r"\$\{";
 
 /// A type that is read from one scalar.
 pub(super) trait Scalar: Clone {
@@ -26,12 +27,8 @@ pub(super) trait Scalar: Clone {
     const WHAT: &'static str;
     /// How to write it.
     const HINT: &'static str;
-    /// Whether the value is written as a YAML number rather than a text.
-    const NUMBER: bool = false;
-    /// Whether the number has no fraction.
-    const WHOLE: bool = true;
-    /// Whether the value is written as YAML's `true` or `false` rather than a text.
-    const BOOLEAN: bool = false;
+    /// The JSON type of the value as written; if it is not `string`, only a variable is written as a text.
+    const TYPE: &'static str = "string";
     /// Whether the value is a secret, of which no fact and no problem shows anything.
     const SECRET: bool = false;
     /// The permitted values in a word or two, besides [`Self::CHOICES`]; empty if there are no others.
@@ -54,10 +51,9 @@ pub(super) trait Scalar: Clone {
     /// The value as JSON.
     fn json(&self) -> Json {
         let shown = self.show();
-        if Self::NUMBER || Self::BOOLEAN {
-            serde_json::from_str(&shown).unwrap_or(Json::Null)
-        } else {
-            Json::String(shown)
+        match Self::TYPE {
+            "string" => Json::String(shown),
+            _ => serde_json::from_str(&shown).unwrap_or(Json::Null),
         }
     }
 
@@ -73,19 +69,18 @@ pub(super) trait Scalar: Clone {
     fn values() -> String {
         let words = Self::CHOICES.iter().map(|word| format!("`{word}`"));
         let others = Some(Self::OTHERS.to_owned()).filter(|others| !others.is_empty());
-        let separator = if Self::BOOLEAN { " or " } else { ", " };
+        let separator = match Self::TYPE {
+            "boolean" => " or ",
+            _ => ", ",
+        };
         words.chain(others).collect::<Vec<_>>().join(separator)
     }
 
     /// The JSON Schema of the type's values.
     fn schema() -> Json {
         let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
-        if Self::NUMBER {
-            let number = if Self::WHOLE { "integer" } else { "number" };
-            return json!({ "type": [number, "string"], "pattern": VARIABLE });
-        }
-        if Self::BOOLEAN {
-            return json!({ "type": ["boolean", "string"], "pattern": VARIABLE });
+        if Self::TYPE != "string" {
+            return json!({ "type": [Self::TYPE, "string"], "pattern": VARIABLE });
         }
         let pattern = match Self::PATTERN {
             "" => VARIABLE.to_owned(),
@@ -213,27 +208,10 @@ impl Scalar for u64 {
     const WHAT: &'static str = "a whole number";
     const HINT: &'static str = "write digits only, such as 1000";
     const OTHERS: &'static str = "whole number";
-    const NUMBER: bool = true;
+    const TYPE: &'static str = "integer";
 
     fn parse(text: &str) -> Option<u64> {
         whole_number(text)
-    }
-
-    fn show(&self) -> String {
-        self.to_string()
-    }
-}
-
-impl Scalar for NonZeroU32 {
-    const WHAT: &'static str = "a positive whole number";
-    const HINT: &'static str = "write digits only, such as 1";
-    const OTHERS: &'static str = "whole number";
-    const NUMBER: bool = true;
-
-    fn parse(text: &str) -> Option<NonZeroU32> {
-        whole_number(text)
-            .and_then(|number| u32::try_from(number).ok())
-            .and_then(NonZeroU32::new)
     }
 
     fn show(&self) -> String {
@@ -275,11 +253,11 @@ impl Scalar for PathBuf {
 
 /// Implements scalars for enums of words.
 macro_rules! choices {
-    ($($type:ty, $what:literal, $hint:literal, $boolean:literal;)*) => {$(
+    ($($type:ty, $json:literal, $what:literal, $hint:literal;)*) => {$(
         impl Scalar for $type {
             const WHAT: &'static str = $what;
             const HINT: &'static str = $hint;
-            const BOOLEAN: bool = $boolean;
+            const TYPE: &'static str = $json;
             const OTHERS: &'static str = "";
             const CHOICES: &'static [&'static str] = <$type>::WORDS;
 
@@ -295,17 +273,35 @@ macro_rules! choices {
 }
 
 choices! {
-    Enforcement, "true or false", "write true, or false to count requests of the tier without refusing any", true;
-    ProxyProtocol, "true or false", "write true, or false for connections without such a header", true;
-    Cleartext, "a choice for cleartext", "write loopback or allowed", false;
-    ClientMode, "a mode of client certificates", "write required or optional", false;
-    OutagePolicy, "an outage policy", "write bounded, deny or open", false;
-    Choice, "a way to choose a server", "write round_robin, least_loaded or by_key", false;
-    Protocol, "a version of HTTP", "write http1, http2 or auto", false;
-    Level, "a log level", "write error, warn, info, debug or trace", false;
-    Months, "a way to bill months", "write by_day or whole", false;
-    UnusedKeys, "a way to bill unused keys", "write bill or skip", false;
-    Format, "a log format", "write json or pretty", false;
+    Enforcement, "boolean", "true or false", "write true, or false to count requests of the tier without refusing any";
+    ProxyProtocol, "boolean", "true or false", "write true, or false for connections without such a header";
+    Cleartext, "string", "a choice for cleartext", "write loopback or allowed";
+    ClientMode, "string", "a mode of client certificates", "write required or optional";
+    OutagePolicy, "string", "an outage policy", "write bounded, deny or open";
+    Choice, "string", "a way to choose a server", "write round_robin, least_loaded or by_key";
+    Protocol, "string", "a version of HTTP", "write http1, http2 or auto";
+    Level, "string", "a log level", "write error, warn, info, debug or trace";
+    Months, "string", "a way to bill months", "write by_day or whole";
+    UnusedKeys, "string", "a way to bill unused keys", "write bill or skip";
+    Format, "string", "a log format", "write json or pretty";
+    Coding, "string", "a coding that the gateway supports", "write zstd or gzip";
+}
+
+/// The methods of endpoints. `CONNECT` and `TRACE` are not forwarded by a gateway; `HEAD` is allowed with `GET`.
+impl Scalar for Method {
+    const WHAT: &'static str = "a method that an endpoint can have";
+    const HINT: &'static str = "write GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS";
+    const OTHERS: &'static str = "";
+    const CHOICES: &'static [&'static str] =
+        &["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+
+    fn parse(text: &str) -> Option<Method> {
+        Self::CHOICES.contains(&text).then(|| text.parse().ok())?
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
 }
 
 impl Scalar for Durability {
@@ -361,8 +357,7 @@ impl Scalar for Price {
     const WHAT: &'static str = "a price";
     const HINT: &'static str = "write US dollars, with or without cents, such as 99 or 99.50";
     const OTHERS: &'static str = "number";
-    const NUMBER: bool = true;
-    const WHOLE: bool = false;
+    const TYPE: &'static str = "number";
 
     /// Parses digits only: the gateway holds no amount as a floating-point number.
     fn parse(text: &str) -> Option<Price> {

@@ -3,11 +3,11 @@
 //! The schema is made from the rows that read the file, so it cannot differ from them. Editors accept more than
 //! [`super::Config::load`] does: a schema cannot express rules about two places of the file (an endpoint's upstream, a
 //! certificate's key, patterns that overlap), and this one leaves out what its patterns would only obscure: the bounds of durations,
-//! sizes and percentages, which are in the descriptions, and the form of names, paths and URLs.
+//! sizes and percentages, which are in the descriptions, and all but the simplest forms of texts.
 
 use serde_json::{Value as Json, json};
 
-use super::rows::{Form, Items, Row, What};
+use super::rows::{Form, Row, What};
 
 /// The schema of the file whose permitted content is `form`.
 pub(super) fn document(form: &Form) -> Json {
@@ -24,13 +24,14 @@ pub(super) fn document(form: &Form) -> Json {
 fn shape(form: &Form) -> Json {
     let mut shape = match &form.what {
         What::Scalar(shape) => shape.clone(),
-        What::List(item) => list(item, &form.items),
+        What::List(item) => json!({ "type": "array", "items": self::shape(item) }),
         What::Named(rows) => {
             json!({ "type": "object", "minProperties": 1, "additionalProperties": section(rows) })
         }
         What::Section(rows) => section(rows),
         What::Either(forms) => json!({ "anyOf": forms.each_ref().map(self::shape) }),
     };
+    merge(&mut shape, Json::Object(form.rules.clone()));
     // The default of a required value only serves to check the rest of the file.
     if let (Some(default), false) = (&form.default, form.is_required) {
         merge(&mut shape, json!({ "default": default }));
@@ -43,20 +44,6 @@ fn shape(form: &Form) -> Json {
         merge(&mut shape, bounds);
     }
     shape
-}
-
-fn list(item: &Form, permitted: &Items) -> Json {
-    let mut list = json!({ "type": "array", "items": shape(item) });
-    if permitted.least > 0 {
-        merge(&mut list, json!({ "minItems": permitted.least }));
-    }
-    if let Some(most) = permitted.most {
-        merge(&mut list, json!({ "maxItems": most }));
-    }
-    if permitted.are_distinct {
-        merge(&mut list, json!({ "uniqueItems": true }));
-    }
-    list
 }
 
 fn section(rows: &[Row]) -> Json {

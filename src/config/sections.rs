@@ -14,8 +14,8 @@ use super::outside::missing_directory;
 use super::places::SourcePositions;
 use super::problem::Problem;
 use super::rows::{
-    Form, always, leaf, list, named, number, optional, percent, plain, required, restart, rows,
-    section, serving, text, texts, within,
+    Form, always, distinct, leaf, list, named, number, optional, percent, plain, required, restart,
+    rows, section, serving, text, within,
 };
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::billing::{Months, Rules, UnusedKeys};
@@ -135,10 +135,10 @@ rows! {
     pub struct Forward {
         /// Request headers that are not forwarded to upstreams, besides X-API-Key, X-Consumer-*, X-Forwarded-* and hop-by-hop headers.
         /// A * at the end matches any rest of a name.
-        headers_denied: Vec<HeaderPattern> = texts(header_pattern).or_list(&HEADERS_DENIED);
+        headers_denied: Vec<HeaderPattern> = distinct(|| text(header_pattern)).or_list(&HEADERS_DENIED);
         /// Headers of upstreams' answers that are not passed on to clients, besides Server, X-RateLimit-* and hop-by-hop headers. A * at
         /// the end matches any rest of a name. The gateway's own Strict-Transport-Security is not removed.
-        answer_headers_denied: Vec<HeaderPattern> = texts(header_pattern).or_list(&ANSWER_HEADERS_DENIED);
+        answer_headers_denied: Vec<HeaderPattern> = distinct(|| text(header_pattern)).or_list(&ANSWER_HEADERS_DENIED);
     }
 
     /// Threads of the process.

@@ -339,8 +339,8 @@ fn a_tier_has_the_rates_that_are_written_and_else_none() {
         (
             "burst: {rate: 0, burst: 0}",
             vec![
-                "1:39 tiers.pro.burst.rate: \"0\" is not a positive whole number",
-                "1:49 tiers.pro.burst.burst: \"0\" is not a positive whole number",
+                "1:39 tiers.pro.burst.rate: 0 is too small",
+                "1:49 tiers.pro.burst.burst: 0 is too small",
             ],
         ),
         (
@@ -357,7 +357,7 @@ fn a_tier_has_the_rates_that_are_written_and_else_none() {
         ),
         (
             "concurrent: none",
-            vec!["1:37 tiers.pro.concurrent: expected a positive whole number, found \"none\""],
+            vec!["1:37 tiers.pro.concurrent: expected a whole number, found \"none\""],
         ),
     ] {
         assert_eq!(problems_of(tier_with(more), 0), expected, "{more}");

@@ -175,6 +175,17 @@ fn mistakes_that_the_gateway_refuses_are_underlined_at_their_places() {
             "/upstreams/prediction-data/servers",
         ),
         ("methods: [GET]", "methods: []", "/endpoints/0/methods"),
+        ("methods: [GET]", "methods: [get]", "/endpoints/0/methods/0"),
+        (
+            "path: /api/v1/data/markets",
+            "path: api/v1/data/markets",
+            "/endpoints/0/path",
+        ),
+        (
+            "servers: [127.0.0.1:9000]",
+            "servers: [http://127.0.0.1]",
+            "/upstreams/prediction-data/servers/0",
+        ),
         (
             "tiers: [starter, pro, enterprise]",
             "tiers: [starter, pro, pro]",

@@ -6,7 +6,7 @@ use super::pairs::one_of;
 use super::values::{HOUR, MINUTE, MS, http_url, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
-use crate::config::rows::{leaf, rows, secret_file, section, texts, within};
+use crate::config::rows::{distinct, leaf, rows, secret_file, section, text, within};
 use crate::policy::secret::Secret;
 use crate::policy::threshold_event::{SHARES_MAX, Share, Shares, SigningSecret};
 
@@ -16,7 +16,7 @@ rows! {
     pub struct Events {
         /// Shares of a key's limit, such as 80%. Each is reported once for a key and day, by log line, metric and webhook; [] reports
         /// nothing.
-        shares: Shares = texts(share).or_list(&["80%", "95%", "100%"]).then(shares);
+        shares: Shares = distinct(|| text(share)).or_list(&["80%", "95%", "100%"]).then(shares);
         /// The webhook that receives events by HTTP POST; without it, none is sent.
         webhook: Option<Webhook> = section(webhook);
     }

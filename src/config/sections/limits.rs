@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::values::{DAY, HOUR, MS, SECOND, network, seconds};
-use crate::config::rows::{number, rows, size, texts, within};
+use crate::config::rows::{distinct, number, rows, size, text, within};
 use crate::policy::address::Network;
 
 const KIB: u64 = 1024;
@@ -34,7 +34,7 @@ rows! {
         /// arrive at once.
         failed_authentications: u32 = number(20, 1..=10_000);
         /// Networks exempt from the limits of one client address.
-        exempt_addresses: Vec<Network> = texts(network).or_list(&["127.0.0.0/8", "::1/128"]);
+        exempt_addresses: Vec<Network> = distinct(|| text(network)).or_list(&["127.0.0.0/8", "::1/128"]);
         /// A connection accepts no further request after this many.
         requests_per_connection: u64 = number(100_000, 1..=1_000_000_000);
         /// A connection accepts no further request after this time.

@@ -8,11 +8,13 @@ use rustls::pki_types::PrivateKeyDer;
 
 use super::pairs::certificate_and_key;
 use super::upstream_tls::{Chain, certificates, pair, private_key};
-use super::values::{HOUR, MINUTE, MS, SECOND, is_host_and_port, not_empty, seconds};
+use super::values::{
+    HOST_AND_PORT, HOUR, MINUTE, MS, SECOND, is_host_and_port, not_empty, seconds,
+};
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::rows::{
-    Number, between, file, leaf, number, percent, rows, secret_file, section, text, texts, url,
+    Number, between, distinct, file, leaf, number, percent, rows, secret_file, section, text, url,
     within,
 };
 use crate::policy::secret::Secret;
@@ -30,15 +32,15 @@ rows! {
     pub(super) struct RedisRows {
         /// The address of Redis, one of url, url_file, sentinels, cluster: `redis://[user:password@]host[:port][/database]`, rediss://
         /// for TLS.
-        url: Option<Secret> = url(redis_url);
+        url: Option<Secret> = url(redis_url).like("^rediss?://");
         /// A file with the URL, for a URL with a password.
         url_file: Option<Secret> = secret_file();
         /// The sentinels, each host:port; with `master`.
-        sentinels: Vec<String> = texts(server).not_empty("at least one is needed", "write [host:port, …]");
+        sentinels: Vec<String> = distinct(|| text(server).like(HOST_AND_PORT)).not_empty("at least one is needed", "write [host:port, …]");
         /// The sentinels' name for the master.
         master: Option<String> = text(|text| not_empty(text, "write a name, or remove it"));
         /// Some nodes of the cluster, each host:port; the others are discovered.
-        cluster: Vec<String> = texts(server).not_empty("at least one is needed", "write [host:port, …]");
+        cluster: Vec<String> = distinct(|| text(server).like(HOST_AND_PORT)).not_empty("at least one is needed", "write [host:port, …]");
         /// The database; takes precedence over the one in the URL. A cluster has only 0.
         database: Option<u32> = between(0..=DATABASE_MAX).map(|database| database.map(u32::of));
         /// The ACL user; takes precedence over the one in the URL.

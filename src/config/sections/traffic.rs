@@ -11,10 +11,10 @@ use super::upstreams::UpstreamConfig;
 use crate::config::check::{Check, Wrong, name_hint};
 use crate::config::outline::Path;
 use crate::config::rows::{
-    between, leaf, number, optional, placed_texts, plain, required, required_as, rows, section,
-    text, texts, within,
+    Number, between, distinct, leaf, number, optional, placed, plain, required, required_as, rows,
+    section, text,
 };
-use crate::config::scalar::Price;
+use crate::config::scalar::{Price, Scalar};
 use crate::policy::admission::Terms;
 use crate::policy::calendar::Calendar;
 use crate::policy::endpoint::{Endpoint, EndpointTable, PatternError};
@@ -24,26 +24,15 @@ use crate::policy::maintenance::Maintenance;
 use crate::policy::own_path::OwnPath;
 use crate::policy::token_bucket::Rate;
 
-const MILLION: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
+const MILLION: u64 = 1_000_000;
 /// The largest quota: far above any real one, and exact in every number format that it passes through.
 const DAILY_MAX: u64 = 1_000_000_000_000;
 /// The highest price: a million dollars a month.
 const PRICE_MAX: Price = Price(100_000_000);
 /// The highest rate of one key on one gateway, in requests a second, that is still computed exactly.
-const RATE_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(9_999);
+const RATE_MAX: u64 = 10_000;
 /// The longest maintenance message: a sentence or two.
 const MESSAGE_CHARS_MAX: usize = 500;
-/// The methods of endpoints. `CONNECT` and `TRACE` are not forwarded by a gateway; `HEAD` is allowed with `GET`.
-const METHODS: [Method; 7] = [
-    Method::GET,
-    Method::HEAD,
-    Method::POST,
-    Method::PUT,
-    Method::PATCH,
-    Method::DELETE,
-    Method::OPTIONS,
-];
-const METHODS_HINT: &str = "write GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS";
 pub(super) const ENDPOINTS_HINT: &str =
     "write one such as { path: /api/v1/data/markets, tiers: [starter], upstream: prediction-data }";
 const NO_TIER: &str = "no tier includes this endpoint";
@@ -65,25 +54,25 @@ rows! {
         burst: Option<Rate> = section(|_, _, rows: BurstRows| Some(Rate::per_second(rows.rate, rows.burst)));
         /// Requests that one key may have in flight, on each gateway; without it, any number. Requests above it get a 429 and are never
         /// charged.
-        concurrent: Option<NonZeroU32> = between(NonZeroU32::MIN..=MILLION);
+        concurrent: Option<NonZeroU32> = between(1..=MILLION).map(|most| most.map(Number::of));
     }
 
     struct BurstRows {
         /// Requests a second, once the burst is used.
-        rate: NonZeroU32 = required(BURST_HINT, within(NonZeroU32::MIN, NonZeroU32::MIN..=RATE_MAX));
+        rate: NonZeroU32 = required(BURST_HINT, number(1, 1..=RATE_MAX));
         /// Requests at once.
-        burst: NonZeroU32 = required(BURST_HINT, within(NonZeroU32::MIN, NonZeroU32::MIN..=MILLION));
+        burst: NonZeroU32 = required(BURST_HINT, number(1, 1..=MILLION));
     }
 
     pub(super) struct EndpointRows {
         /// The path, matched exactly; `{name}` matches one segment, `{rest...}` at the end one or more.
-        path: Option<Arc<str>> = required("write path: /api/v1/data/…", text(any));
+        path: Option<Arc<str>> = required("write path: /api/v1/data/…", text(any).like("^/"));
         /// The allowed methods: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS. HEAD is allowed wherever GET is.
-        methods: Vec<Method> = texts(method).or_list(&["GET"]).not_empty("there is no method", METHODS_HINT);
+        methods: Vec<Method> = distinct(leaf).or_list(&["GET"]).not_empty("there is no method", Method::HINT);
         /// The tiers that include the endpoint.
-        tiers: Vec<(Path, Arc<str>)> = required_as(NO_TIER, TIERS_HINT, placed_texts(any).not_empty(NO_TIER, TIERS_HINT));
+        tiers: Vec<(Path, Arc<str>)> = required_as(NO_TIER, TIERS_HINT, placed(|| text(any)).not_empty(NO_TIER, TIERS_HINT));
         /// The units that one request takes from the daily quota.
-        cost: NonZeroU32 = within(NonZeroU32::MIN, NonZeroU32::MIN..=MILLION);
+        cost: NonZeroU32 = number(1, 1..=MILLION);
         /// The upstream that requests are forwarded to.
         upstream: Option<Arc<str>> = required("write upstream: and the name of an upstream", text(any));
         /// The time from which clients should no longer use the endpoint: an instant such as 2027-06-30T12:00:00Z, or a date, which
@@ -272,11 +261,6 @@ fn unaffordable(check: &mut Check<'_>, at: &Path, cost: NonZeroU32, tier: &TierN
 
 fn any(text: &str) -> Result<Arc<str>, Wrong> {
     Ok(text.into())
-}
-
-fn method(text: &str) -> Result<Method, Wrong> {
-    let known = METHODS.into_iter().find(|method| method.as_str() == text);
-    known.ok_or_else(|| Wrong::not("a method that an endpoint can have", METHODS_HINT))
 }
 
 fn message(text: &str) -> Result<Arc<str>, Wrong> {

@@ -10,14 +10,15 @@ use serde_yaml::Value;
 
 use super::pairs::one_of;
 use super::upstream_tls::{UpstreamTls, tls};
-use super::values::{HOUR, MINUTE, MS, SECOND, is_host_and_port, seconds};
+use super::values::{HOST_AND_PORT, HOUR, MINUTE, MS, SECOND, is_host_and_port, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::choices::Protocol;
 use crate::config::outline::Path;
 use crate::config::rows::{
-    Form, Kind, always, leaf, list, needed, number, optional, plain, required, rows, secret_file,
-    section, size, text, texts, within,
+    Form, Kind, always, distinct, leaf, list, needed, number, optional, plain, required, rows,
+    secret_file, section, size, text, within,
 };
+use crate::config::scalar::Scalar;
 use crate::policy::choice::Choice;
 use crate::policy::compression::{Coding, Compression};
 use crate::policy::own_header;
@@ -31,10 +32,8 @@ const SERVERS_HINT: &str = "write servers: [127.0.0.1:9000]";
 const SERVER_HINT: &str = "write host:port, such as 127.0.0.1:9000";
 const URL_HINT: &str =
     "write host:port without a scheme or a path; for HTTPS, add tls: {} to the upstream";
-const CODINGS_HINT: &str = "write zstd or gzip";
-const ONE: NonZeroU32 = NonZeroU32::MIN;
 /// The largest number of checks in a row.
-const IN_A_ROW_MAX: NonZeroU32 = ONE.saturating_add(99);
+const IN_A_ROW_MAX: u64 = 100;
 
 rows! {
     /// A service behind the gateway. It has at least one server, and none twice; only with TLS, the protocol is negotiated.
@@ -74,7 +73,7 @@ rows! {
 
     struct CompressionRows {
         /// The codings, zstd or gzip; of those that a client prefers equally (Accept-Encoding), the first is used.
-        codings: Vec<Coding> = texts(coding).or_list(&["zstd", "gzip"]).not_empty("there is no coding", CODINGS_HINT);
+        codings: Vec<Coding> = distinct(leaf).or_list(&["zstd", "gzip"]).not_empty("there is no coding", Coding::HINT);
         // Below this size, an answer and its header fit into one packet whether compressed or not.
         /// An answer known to be shorter is passed on uncompressed.
         min_bytes: u64 = size(1024, 1..=1024 * 1024);
@@ -82,24 +81,24 @@ rows! {
 
     struct ServerRows {
         /// host:port.
-        address: Option<String> = required("write address: 127.0.0.1:9000", text(server));
+        address: Option<String> = required("write address: 127.0.0.1:9000", text(server).like(HOST_AND_PORT));
         /// The server's share of the requests, relative to the others.
-        weight: NonZeroU32 = within(ONE, ONE..=ONE.saturating_add(999));
+        weight: NonZeroU32 = number(1, 1..=1_000);
     }
 
     /// Health checks of the servers.
     #[derive(Debug, Clone, PartialEq, Eq, Hash)]
     pub struct HealthCheck {
         /// The path requested with GET; any 2xx passes.
-        path: String = needed("write path: /healthz", text(path));
+        path: String = needed("write path: /healthz", text(path).like("^/"));
         /// The time between two checks of a server.
         interval: Duration = within(seconds(5), MS * 100..=HOUR);
         /// The timeout of one check.
         timeout: Duration = within(SECOND, MS..=MINUTE);
         /// The number of failed checks in a row after which the server gets no requests.
-        unhealthy_after: NonZeroU32 = within(ONE.saturating_add(2), ONE..=IN_A_ROW_MAX);
+        unhealthy_after: NonZeroU32 = number(3, 1..=IN_A_ROW_MAX);
         /// The number of passed checks in a row after which it gets requests again.
-        healthy_after: NonZeroU32 = within(ONE.saturating_add(1), ONE..=IN_A_ROW_MAX);
+        healthy_after: NonZeroU32 = number(2, 1..=IN_A_ROW_MAX);
     }
 
     struct EjectionRows {
@@ -216,7 +215,11 @@ fn server_item() -> Kind<ServerItem> {
                     let rows: ServerRows = plain().read(check, at, written);
                     (at.key("address"), rows.address, rows.weight)
                 } else {
-                    (at.clone(), text(server).read(check, at, written), ONE)
+                    (
+                        at.clone(),
+                        text(server).read(check, at, written),
+                        NonZeroU32::MIN,
+                    )
                 };
                 ServerItem {
                     at,
@@ -226,7 +229,12 @@ fn server_item() -> Kind<ServerItem> {
                 }
             })
         },
-        || Form::either(text(server).form(), plain::<ServerRows>().form()),
+        || {
+            Form::either(
+                text(server).like(HOST_AND_PORT).form(),
+                plain::<ServerRows>().form(),
+            )
+        },
     )
 }
 
@@ -347,11 +355,6 @@ fn compression(_: &mut Check<'_>, _: &Path, rows: CompressionRows) -> Option<Com
         codings: rows.codings,
         bytes_min: rows.min_bytes,
     })
-}
-
-fn coding(text: &str) -> Result<Coding, Wrong> {
-    Coding::of_str(text)
-        .ok_or_else(|| Wrong::not("a coding that the gateway supports", CODINGS_HINT))
 }
 
 #[cfg(test)]

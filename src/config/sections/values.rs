@@ -34,6 +34,9 @@ pub(super) fn not_empty(text: &str, hint: &str) -> Result<String, Wrong> {
     }
 }
 
+/// The form of a `host:port`, as far as the schema describes it.
+pub(super) const HOST_AND_PORT: &str = ":[0-9]+$";
+
 /// Whether a text is `host:port`: a name, an IPv4 address or an IPv6 address in brackets, and a port above 0.
 pub(super) fn is_host_and_port(text: &str) -> bool {
     if let Ok(address) = text.parse::<SocketAddr>() {

@@ -488,7 +488,7 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_reported_at_their_places() {
                 "2:13 endpoints[0].tiers: no tier includes this endpoint",
                 "2:13 endpoints[0].upstream: the key is missing",
                 "2:24 endpoints[0].methods[0]: \"get\" is not a method that an endpoint can have",
-                "2:36 endpoints[0].cost: \"0\" is not a positive whole number",
+                "2:36 endpoints[0].cost: 0 is too small",
             ],
         ),
         (

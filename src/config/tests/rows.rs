@@ -130,6 +130,8 @@ const OTHERWISE: [(&str, &str); 36] = [
 /// A row that is no section.
 struct Leaf {
     path: String,
+    /// The least and the most.
+    bounds: Option<(String, String)>,
     is_secret: bool,
     needs_restart: bool,
     /// Values that it may have, as far as its form has any.
@@ -145,6 +147,7 @@ fn leaves(rows: &[Row], at: &outline::Path, needs_restart: bool) -> Vec<Leaf> {
         let mut leaf = |is_secret, values| {
             found.push(Leaf {
                 path: at.as_str().to_owned(),
+                bounds: form.bounds.clone(),
                 is_secret,
                 needs_restart,
                 values,
@@ -544,4 +547,62 @@ fn each_row_is_looked_up_outside_the_file_only_for_what_uses_it() {
             );
         }
     }
+}
+
+/// Where an editor underlines something in a file.
+fn underlined(schema: &jsonschema::Validator, file: &Value) -> Vec<String> {
+    let file = serde_json::to_value(file).unwrap();
+    let errors = schema.iter_errors(&file);
+    errors
+        .map(|error| error.instance_path().to_string())
+        .collect()
+}
+
+#[test]
+fn the_schema_and_the_check_agree_on_files_and_at_both_ends_of_each_range() {
+    let directory = directory();
+    let schema = jsonschema::draft202012::new(&crate::config::schema()).unwrap();
+    let root = sections::form();
+    let What::Section(rows) = &root.what else {
+        panic!()
+    };
+    let files = files(directory.path());
+    for file in &files {
+        assert_eq!(underlined(&schema, file), [""; 0]);
+    }
+    let mut refused = 0;
+    for leaf in leaves(rows, &outline::Path::default(), false) {
+        let Some((least, most)) = &leaf.bounds else {
+            continue;
+        };
+        let has = |file: &&Value| place(&mut (*file).clone(), &leaf.path).is_some();
+        let mut file = files.iter().find(has).unwrap().clone();
+        let mut check = |value: Value, is_taken: bool| {
+            *place(&mut file, &leaf.path).unwrap() = value.clone();
+            let problems = parse(&serde_yaml::to_string(&file).unwrap());
+            let problems = problems.err().map(|errors| errors.problems);
+            // Some rows are also compared with others.
+            let is_here = |problem: &Problem| {
+                problem.path == leaf.path && problem.message.contains(" is too ")
+            };
+            let found = problems.unwrap_or_default().iter().any(is_here);
+            assert_eq!(found, !is_taken, "{} = {value:?}", leaf.path);
+            let found = underlined(&schema, &file);
+            assert_eq!(found.is_empty(), is_taken, "{} = {value:?}", leaf.path);
+        };
+        for end in [least, most] {
+            check(serde_yaml::from_str(end).unwrap(), true);
+        }
+        // The neighbours of a duration or a size are left to the check.
+        let whole = |end: &String| end.parse::<u64>().ok();
+        let below = whole(least).and_then(|least| least.checked_sub(1));
+        for value in [below, whole(most).map(|most| most + 1)]
+            .into_iter()
+            .flatten()
+        {
+            check(value.into(), false);
+            refused += 1;
+        }
+    }
+    assert!(refused > 20, "{refused}");
 }
