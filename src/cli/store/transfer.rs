@@ -92,10 +92,8 @@ struct TransferOutcome {
 struct TransferTarget {
     /// `None` for a missing database, which a rehearsal does not create.
     store: Option<Arc<dyn Store>>,
-    mode: ImportMode,
     batch: Vec<Exported>,
-    read: Contents,
-    imported: ImportCounts,
+    outcome: TransferOutcome,
 }
 
 pub(super) fn backup(
@@ -160,14 +158,15 @@ pub(super) fn restore(
         header.store,
         header.by
     ));
-    let mut target = on_runtime(TransferTarget::filled(to, &order.how, async |target| {
+    let fill = async |target: &mut TransferTarget| {
         let mut reader = opened(&order.file)?;
         while let Some(piece) = reader.next_piece().with_context(|| shown.clone())? {
             target.put(piece).await?;
         }
         Ok(())
-    }))?;
-    target.report((shown, place::shown(&to.store)), &order.how, out)
+    };
+    let from = shown.clone();
+    on_runtime(TransferTarget::filled(from, to, &order.how, fill))?.report(order.how.output, out)
 }
 
 fn opened(file: &Path) -> anyhow::Result<BackupReader<BufReader<File>>> {
@@ -186,17 +185,17 @@ pub(super) fn copy(
         None => Config::load_for(configuration, Purpose::Commands)?,
     };
     let to = place::named(&order.to, configuration)?;
-    let [from_shown, to_shown] = [&from, &to].map(|config| place::shown(&config.store));
+    let from_shown = place::shown(&from.store);
     same_zone(&from_shown, from.calendar.name(), to.calendar.name())?;
     note_journal(&from, "copy again with --merge");
-    let mut target = Session::run(from, Expected::Content, async |source| {
-        let filled = TransferTarget::filled(&to, &order.how, async |target| {
+    let target = Session::run(from, Expected::Content, async |source| {
+        let fill = async |target: &mut TransferTarget| {
             let put = async |piece| target.put(piece).await;
             piped(async |sender| source.store.export(sender).await, put).await
-        });
-        filled.await
+        };
+        TransferTarget::filled(from_shown, &to, &order.how, fill).await
     })?;
-    target.report((from_shown, to_shown), &order.how, out)
+    target.report(order.how.output, out)
 }
 
 /// Refuses stores with different midnights, whose counts do not correspond.
@@ -231,17 +230,21 @@ impl TransferTarget {
     /// # Errors
     /// Those of `fill` and of the store; if a part was written, with a note on that.
     async fn filled(
+        from: String,
         to: &Config,
         how: &How,
         fill: impl AsyncFnOnce(&mut TransferTarget) -> anyhow::Result<()>,
     ) -> anyhow::Result<TransferTarget> {
-        let mut target = TransferTarget::open(to, how).await?;
+        let mut target = TransferTarget::open(from, to, how).await?;
         let filled = match fill(&mut target).await {
             Ok(()) => target.flush().await,
             Err(error) => Err(error),
         };
         target.close().await;
-        let begun = target.mode == ImportMode::Write && target.imported != ImportCounts::default();
+        let TransferOutcome {
+            dry_run, imported, ..
+        } = target.outcome;
+        let begun = !dry_run && imported != ImportCounts::default();
         match filled {
             Ok(()) => Ok(target),
             Err(error) if begun => Err(error.context(
@@ -251,11 +254,7 @@ impl TransferTarget {
         }
     }
 
-    async fn open(to: &Config, how: &How) -> anyhow::Result<TransferTarget> {
-        let mode = match how.dry_run {
-            true => ImportMode::DryRun,
-            false => ImportMode::Write,
-        };
+    async fn open(from: String, to: &Config, how: &How) -> anyhow::Result<TransferTarget> {
         let missing = how.dry_run && missing_file(&to.store).is_some();
         let store = match missing {
             true => None,
@@ -263,10 +262,14 @@ impl TransferTarget {
         };
         let target = TransferTarget {
             store,
-            mode,
             batch: Vec::with_capacity(BATCH),
-            read: Contents::default(),
-            imported: ImportCounts::default(),
+            outcome: TransferOutcome {
+                from,
+                to: place::shown(&to.store),
+                dry_run: how.dry_run,
+                read: Contents::default(),
+                imported: ImportCounts::default(),
+            },
         };
         if let Some(store) = target.store.as_ref().filter(|_| !how.merge) {
             let status = store.status().await?;
@@ -275,7 +278,7 @@ impl TransferTarget {
                 bail!(
                     "{} already has {} and {}: name an empty store, or add --merge to write into it all the same \
                     (after an interruption, to transfer later counts, or to combine both stores)",
-                    place::shown(&to.store),
+                    target.outcome.to,
                     counted(status.keys, "key", "keys"),
                     counted(status.days, "day", "days")
                 );
@@ -285,7 +288,7 @@ impl TransferTarget {
     }
 
     async fn put(&mut self, piece: Exported) -> anyhow::Result<()> {
-        self.read.count(&piece);
+        self.outcome.read.count(&piece);
         self.batch.push(piece);
         match self.batch.len() < BATCH {
             true => Ok(()),
@@ -295,11 +298,15 @@ impl TransferTarget {
 
     async fn flush(&mut self) -> anyhow::Result<()> {
         let batch = std::mem::replace(&mut self.batch, Vec::with_capacity(BATCH));
+        let mode = match self.outcome.dry_run {
+            true => ImportMode::DryRun,
+            false => ImportMode::Write,
+        };
         let imported = match &self.store {
-            Some(store) => store.import_exported(batch, self.mode).await?,
+            Some(store) => store.import_exported(batch, mode).await?,
             None => all_new(&batch),
         };
-        self.imported.add(&imported);
+        self.outcome.imported.add(&imported);
         Ok(())
     }
 
@@ -309,21 +316,9 @@ impl TransferTarget {
         }
     }
 
-    fn report(
-        &mut self,
-        (from, to): (String, String),
-        how: &How,
-        out: &mut dyn Write,
-    ) -> anyhow::Result<()> {
-        let outcome = TransferOutcome {
-            from,
-            to,
-            dry_run: how.dry_run,
-            read: self.read.clone(),
-            imported: self.imported,
-        };
-        let table = |out: &mut dyn Write| write_record(out, &fields(&outcome));
-        how.output.write(out, &outcome, table)
+    fn report(&self, output: RecordFormat, out: &mut dyn Write) -> anyhow::Result<()> {
+        let outcome = &self.outcome;
+        output.write(out, outcome, |out| write_record(out, &fields(outcome)))
     }
 }
 
