@@ -90,8 +90,7 @@ pub(in crate::cli::keys) async fn import(
         let written = writing.write_all(keys).await;
         writing.bar.finish_and_clear();
         written?;
-        (outcome.imported, outcome.present) = (writing.added, writing.present);
-        mark = writing.mark;
+        (outcome, mark) = (writing.outcome, writing.mark);
     }
     let shown = write_outcome(&outcome, order.options.output, out);
     match order.dry_run {
@@ -170,8 +169,7 @@ fn write_outcome(
 struct Writing<'s> {
     session: &'s Session,
     bar: ProgressBar,
-    added: usize,
-    present: usize,
+    outcome: ImportOutcome,
     mark: Option<ChangeMark>,
     /// The lines of the file that were not imported, and why.
     refused: BTreeMap<u64, String>,
@@ -196,8 +194,7 @@ impl<'s> Writing<'s> {
         Writing {
             session,
             bar,
-            added: 0,
-            present: 0,
+            outcome: ImportOutcome::default(),
             mark: None,
             refused: BTreeMap::new(),
         }
@@ -229,7 +226,7 @@ impl<'s> Writing<'s> {
         bail!(
             "{} and {} already stored, but these were not imported:\n{}",
             self.keys_added(),
-            counted(self.present, "was", "were"),
+            counted(self.outcome.present, "was", "were"),
             refused.join("\n")
         )
     }
@@ -249,9 +246,9 @@ impl<'s> Writing<'s> {
         let mut again = Vec::new();
         for (mut key, outcome) in batch.into_iter().zip(outcomes) {
             match outcome {
-                Imported::Added => self.added += 1,
+                Imported::Added => self.outcome.imported += 1,
                 Imported::Held(holder) if key.id != GivenId::Given || holder == key.record.id => {
-                    self.present += 1;
+                    self.outcome.present += 1;
                 }
                 Imported::Held(holder) => {
                     let other =
@@ -277,7 +274,11 @@ impl<'s> Writing<'s> {
     }
 
     fn keys_added(&self) -> String {
-        counted(self.added, "key was imported", "keys were imported")
+        counted(
+            self.outcome.imported,
+            "key was imported",
+            "keys were imported",
+        )
     }
 
     fn refuse(&mut self, key: &ImportableKey, problem: &str) {
