@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use clap::ValueEnum;
-use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
+use serde::{Serialize, Serializer};
 
 use super::prices::billed_tier;
 use super::query::Records;
@@ -106,35 +105,29 @@ impl Serialize for UsageCounts {
 }
 
 /// One row.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct GroupRow {
     /// Column and cell; `None` if the key is not in the key table.
+    #[serde(flatten, serialize_with = "as_map")]
     pub names: Vec<(&'static str, Option<String>)>,
     /// The number of keys in the row; not set for a row of one key.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub keys: Option<usize>,
+    #[serde(flatten)]
     pub counts: UsageCounts,
+}
+
+fn as_map<S: Serializer>(
+    names: &[(&'static str, Option<String>)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(names.iter().map(|(name, cell)| (name, cell)))
 }
 
 impl GroupRow {
     /// The second cell: the customer in a row of a key.
     fn customer(&self) -> Option<&str> {
         self.names.get(1)?.1.as_deref()
-    }
-}
-
-impl Serialize for GroupRow {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        for (name, cell) in &self.names {
-            map.serialize_entry(name, cell)?;
-        }
-        if let Some(keys) = self.keys {
-            map.serialize_entry("keys", &keys)?;
-        }
-        for (name, number) in NUMBERS.iter().zip(self.counts.numbers()) {
-            map.serialize_entry(name, &number)?;
-        }
-        map.end()
     }
 }
 
