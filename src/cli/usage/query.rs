@@ -45,7 +45,14 @@ impl LedgerQuery {
         session: &Session,
     ) -> anyhow::Result<((Date, Date), Vec<KeyId>)> {
         let now = session.store.server_time().await?;
-        let days = self.days(&session.config, now)?;
+        let days = match self.month {
+            Some(month) => month.days(),
+            None => range(
+                self.from,
+                self.to,
+                session.config.calendar.day_at(now)?.date,
+            )?,
+        };
         if let Some(first) = first_kept(&session.config, now)
             && days.0 < first
         {
@@ -57,15 +64,6 @@ impl LedgerQuery {
         let key = id_of(self.key, session).await?;
         let keys = keys_of(session, days, key, self.customer.as_deref()).await?;
         Ok((days, keys))
-    }
-
-    /// The days, both included.
-    fn days(&self, config: &Config, now: Timestamp) -> anyhow::Result<(Date, Date)> {
-        if let Some(month) = self.month {
-            return Ok(month.days());
-        }
-        let today = config.calendar.day_at(now)?.date;
-        Ok(range(self.from, self.to, today)?)
     }
 }
 
