@@ -113,20 +113,19 @@ fn is_unsettled(proof: &Proof) -> bool {
 impl Verification {
     /// The error of the first fault, or of a digest from earlier that is missing in the chain.
     fn outcome(&self) -> anyhow::Result<()> {
-        match self.faults.first() {
-            None => {}
-            Some(DayFault { date, key, fault }) => anyhow::bail!(
+        if let Some(DayFault { date, key, fault }) = self.faults.first() {
+            anyhow::bail!(
                 "the ledger does not reconcile in {} places; the first is {}{date}: {fault}",
                 self.faults.len(),
                 key.map_or_else(String::new, |key| format!("key {key} on ")),
-            ),
+            );
         }
-        match self.missing_digest() {
-            None => Ok(()),
-            Some(digest) => anyhow::bail!(
+        if let Some(digest) = self.missing_digest() {
+            anyhow::bail!(
                 "no entry of the chain of closed days has the digest {digest}: the chain was changed or replaced since that digest was taken"
-            ),
+            );
         }
+        Ok(())
     }
 
     /// The digest from earlier, if the chain lacks it.
