@@ -206,7 +206,7 @@ struct SurveySums {
     used: u64,
     unattributed: i64,
     tiers: BTreeMap<String, (u64, Totals)>,
-    reached: [u64; SHARES.len()],
+    reached: [ReachedShare; SHARES.len()],
     nearest: Nearest,
 }
 
@@ -216,7 +216,7 @@ impl SurveySums {
             used: 0,
             unattributed: 0,
             tiers: BTreeMap::new(),
-            reached: [0; SHARES.len()],
+            reached: SHARES.map(|percent| ReachedShare { percent, keys: 0 }),
             nearest: Nearest::new(NEAREST_MAX),
         }
     }
@@ -232,8 +232,8 @@ impl SurveySums {
         let Some(near) = nearness(store, terms, usage) else {
             return;
         };
-        for (percent, keys) in SHARES.iter().zip(&mut self.reached) {
-            *keys += u64::from(near.has_reached(*percent));
+        for share in &mut self.reached {
+            share.keys += u64::from(near.has_reached(share.percent));
         }
         self.nearest.put(near);
     }
@@ -252,7 +252,6 @@ impl SurveySums {
                 limit: near.limit,
             })
         };
-        let shares = SHARES.into_iter().zip(self.reached);
         Today {
             date: terms.day.date,
             ends: Timestamp::from_second(terms.day.end).unwrap_or_default(),
@@ -264,9 +263,7 @@ impl SurveySums {
             tiers: tiers
                 .map(|(tier, (keys, totals))| TierToday { tier, keys, totals })
                 .collect(),
-            reached: shares
-                .map(|(percent, keys)| ReachedShare { percent, keys })
-                .collect(),
+            reached: self.reached.to_vec(),
             nearest: nearest.filter_map(named).collect(),
         }
     }
