@@ -6,7 +6,7 @@
 //! types, are functions passed to [`always`] or [`section`]. No kind stops at a problem: it notes the problem and uses a
 //! substitute for the value, so that the rest is checked too; the result of a file with problems is discarded.
 
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -350,48 +350,42 @@ pub(super) fn within<T: Scalar + PartialOrd + 'static>(
     between(bounds).or(default)
 }
 
-/// A type of numbers; a number that does not fit becomes the nearest one that does.
-pub(super) trait Number: 'static {
-    fn of(number: u64) -> Self;
+/// A number as a type whose range includes the bounds of its row.
+pub(super) fn fitting<T, U: TryFrom<T>>(number: T) -> U {
+    U::try_from(number).unwrap_or_else(|_| unreachable!("the bounds are in the type's range"))
 }
 
-macro_rules! numbers {
-    ($($type:ty)*) => {$(
-        impl Number for $type {
-            fn of(number: u64) -> $type {
-                <$type>::try_from(number).unwrap_or(<$type>::MAX)
-            }
-        }
-    )*};
+pub(super) fn number<U: TryFrom<u64> + 'static>(
+    default: u64,
+    bounds: RangeInclusive<u64>,
+) -> Kind<U> {
+    within(default, bounds).map(fitting)
 }
 
-numbers! { u8 u16 u32 u64 usize }
-
-impl Number for NonZeroU32 {
-    fn of(number: u64) -> NonZeroU32 {
-        NonZeroU32::new(u32::of(number)).unwrap_or(NonZeroU32::MIN)
-    }
+/// A number above 0.
+pub(super) fn positive<U: TryFrom<NonZeroU64> + 'static>(
+    default: u64,
+    bounds: RangeInclusive<u64>,
+) -> Kind<U> {
+    within(default, bounds).map(non_zero)
 }
 
-impl Number for NonZeroU64 {
-    fn of(number: u64) -> NonZeroU64 {
-        NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN)
-    }
-}
-
-pub(super) fn number<U: Number>(default: u64, bounds: RangeInclusive<u64>) -> Kind<U> {
-    within(default, bounds).map(U::of)
+pub(super) fn non_zero<U: TryFrom<NonZeroU64>>(number: u64) -> U {
+    fitting(NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN))
 }
 
 /// A size in bytes.
-pub(super) fn size<U: Number>(default: u64, bounds: RangeInclusive<u64>) -> Kind<U> {
+pub(super) fn size<U: TryFrom<u64> + 'static>(
+    default: u64,
+    bounds: RangeInclusive<u64>,
+) -> Kind<U> {
     let bounds = ByteSize(*bounds.start())..=ByteSize(*bounds.end());
-    within(ByteSize(default), bounds).map(|ByteSize(bytes)| U::of(bytes))
+    within(ByteSize(default), bounds).map(|ByteSize(bytes)| fitting(bytes))
 }
 
 /// From 0% to 100%.
-pub(super) fn percent<U: Number>(default: u64) -> Kind<U> {
-    within(Percent(default), Percent(0)..=Percent(100)).map(|Percent(part)| U::of(part))
+pub(super) fn percent<U: TryFrom<u64> + 'static>(default: u64) -> Kind<U> {
+    within(Percent(default), Percent(0)..=Percent(100)).map(|Percent(part)| fitting(part))
 }
 
 pub(super) fn list<T: 'static>(item: fn() -> Kind<T>) -> Kind<Vec<T>> {

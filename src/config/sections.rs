@@ -68,7 +68,7 @@ rows! {
         /// The tiers by name: the quota of a key. A change applies from the next request and leaves the units used so far unchanged.
         tiers: Option<Vec<(TierName, Tier)>> = named("write one such as starter: { daily: 1000 }", traffic::tier);
         /// How a month is billed.
-        billing: Billing = plain();
+        billing: Rules = always(|_, _, rows: Billing| Rules { months: rows.months, unused_keys: rows.unused_keys });
         /// The endpoints that clients may call, and the tiers that include them. No two endpoints may match the same path.
         endpoints: Vec<Option<(Path, EndpointRows)>> = required(
             ENDPOINTS_HINT,
@@ -334,10 +334,7 @@ pub(super) fn config(
         },
         keys: root.keys,
         tiers: root.tiers?,
-        billing: Rules {
-            months: root.billing.months,
-            unused_keys: root.billing.unused_keys,
-        },
+        billing: root.billing,
         events: root.events,
         endpoints,
         openapi: root.openapi,

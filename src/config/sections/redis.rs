@@ -14,8 +14,8 @@ use super::values::{
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::rows::{
-    Number, between, distinct, file, leaf, number, percent, rows, secret_file, section, text, url,
-    within,
+    between, distinct, file, fitting, leaf, percent, positive, rows, secret_file, section, text,
+    url, within,
 };
 use crate::policy::secret::Secret;
 use crate::policy::store_settings::{
@@ -42,7 +42,7 @@ rows! {
         /// Some nodes of the cluster, each host:port; the others are discovered.
         cluster: Vec<String> = distinct(|| text(server).like(HOST_AND_PORT)).not_empty("at least one is needed", "write [host:port, …]");
         /// The database; takes precedence over the one in the URL. A cluster has only 0.
-        database: Option<u32> = between(0..=DATABASE_MAX).map(|database| database.map(u32::of));
+        database: Option<u32> = between(0..=DATABASE_MAX).map(|database| database.map(fitting));
         /// The ACL user; takes precedence over the one in the URL.
         username: Option<String> = text(|text| not_empty(text, "write a user name, or remove it"));
         /// A file with the password; takes precedence over one in the URL.
@@ -68,7 +68,7 @@ rows! {
         /// The counts lost if a gateway is killed and Redis emptied before the next one starts.
         journal_interval: Duration = within(SECOND, MS * 10..=MINUTE);
         /// Divide quotas among at least this many gateways while Redis is unreachable, even if fewer were seen alive.
-        min_nodes: NonZeroU64 = number(1, 1..=1_000);
+        min_nodes: NonZeroU64 = positive(1, 1..=1_000);
         /// The part of the limit served without Redis for a key whose count this gateway does not know.
         cold_cap: u64 = percent(2);
         /// A count that was older than this when the outage began is treated as unknown.

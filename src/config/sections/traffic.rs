@@ -11,8 +11,8 @@ use super::upstreams::UpstreamConfig;
 use crate::config::check::{Check, Wrong, name_hint};
 use crate::config::outline::Path;
 use crate::config::rows::{
-    Number, between, distinct, leaf, number, optional, placed, plain, required, required_as, rows,
-    section, text,
+    between, distinct, leaf, non_zero, optional, placed, plain, positive, required, required_as,
+    rows, section, text,
 };
 use crate::config::scalar::{Price, Scalar};
 use crate::policy::admission::Terms;
@@ -44,7 +44,7 @@ rows! {
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Tier {
         /// Units a quota day; a request takes its endpoint's cost.
-        daily: NonZeroU64 = required("write daily: and the units a day", number(1, 1..=DAILY_MAX));
+        daily: NonZeroU64 = required("write daily: and the units a day", positive(1, 1..=DAILY_MAX));
         /// US dollars a month, as 99 or 99.50, for invoices; without it, no amount.
         price_cents as "price": Option<u64> = between(Price(0)..=PRICE_MAX).map(|price| price.map(|Price(cents)| cents));
         /// With false, requests of this tier are counted and get the rate-limit headers, but none is refused by tier, rates or quota.
@@ -54,14 +54,14 @@ rows! {
         burst: Option<Rate> = section(|_, _, rows: BurstRows| Some(Rate::per_second(rows.rate, rows.burst)));
         /// Requests that one key may have in flight, on each gateway; without it, any number. Requests above it get a 429 and are never
         /// charged.
-        concurrent: Option<NonZeroU32> = between(1..=MILLION).map(|most| most.map(Number::of));
+        concurrent: Option<NonZeroU32> = between(1..=MILLION).map(|most| most.map(non_zero));
     }
 
     struct BurstRows {
         /// Requests a second, once the burst is used.
-        rate: NonZeroU32 = required(BURST_HINT, number(1, 1..=RATE_MAX));
+        rate: NonZeroU32 = required(BURST_HINT, positive(1, 1..=RATE_MAX));
         /// Requests at once.
-        burst: NonZeroU32 = required(BURST_HINT, number(1, 1..=MILLION));
+        burst: NonZeroU32 = required(BURST_HINT, positive(1, 1..=MILLION));
     }
 
     pub(super) struct EndpointRows {
@@ -72,7 +72,7 @@ rows! {
         /// The tiers that include the endpoint.
         tiers: Vec<(Path, Arc<str>)> = required_as(NO_TIER, TIERS_HINT, placed(|| text(any)).not_empty(NO_TIER, TIERS_HINT));
         /// The units that one request takes from the daily quota.
-        cost: NonZeroU32 = number(1, 1..=MILLION);
+        cost: NonZeroU32 = positive(1, 1..=MILLION);
         /// The upstream that requests are forwarded to.
         upstream: Option<Arc<str>> = required("write upstream: and the name of an upstream", text(any));
         /// The time from which clients should no longer use the endpoint: an instant such as 2027-06-30T12:00:00Z, or a date, which

@@ -15,8 +15,8 @@ use crate::config::check::{Check, Wrong};
 use crate::config::choices::Protocol;
 use crate::config::outline::Path;
 use crate::config::rows::{
-    Form, Kind, always, distinct, leaf, list, needed, number, optional, plain, required, rows,
-    secret_file, section, size, text, within,
+    Form, Kind, always, distinct, leaf, list, needed, number, optional, plain, positive, required,
+    rows, secret_file, section, size, text, within,
 };
 use crate::config::scalar::Scalar;
 use crate::policy::choice::Choice;
@@ -83,7 +83,7 @@ rows! {
         /// host:port.
         address: Option<String> = required("write address: 127.0.0.1:9000", text(server).like(HOST_AND_PORT));
         /// The server's share of the requests, relative to the others.
-        weight: NonZeroU32 = number(1, 1..=1_000);
+        weight: NonZeroU32 = positive(1, 1..=1_000);
     }
 
     /// Health checks of the servers.
@@ -96,9 +96,9 @@ rows! {
         /// The timeout of one check.
         timeout: Duration = within(SECOND, MS..=MINUTE);
         /// The number of failed checks in a row after which the server gets no requests.
-        unhealthy_after: NonZeroU32 = number(3, 1..=IN_A_ROW_MAX);
+        unhealthy_after: NonZeroU32 = positive(3, 1..=IN_A_ROW_MAX);
         /// The number of passed checks in a row after which it gets requests again.
-        healthy_after: NonZeroU32 = number(2, 1..=IN_A_ROW_MAX);
+        healthy_after: NonZeroU32 = positive(2, 1..=IN_A_ROW_MAX);
     }
 
     struct EjectionRows {
