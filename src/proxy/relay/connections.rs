@@ -148,14 +148,16 @@ impl Connections {
         settings: u64,
         mut is_fresh: bool,
     ) -> pingora::Result<(TakenConnection, bool)> {
+        // In a box: it is awaited in three places, each of which would have room for it.
+        let make = || Box::pin(self.make(peer, settings));
         if peer.options.alpn == ALPN::H1 {
-            return Ok((self.make(peer, settings).await?, false));
+            return Ok((make().await?, false));
         }
         loop {
             let making = self.shared.making(settings, is_fresh);
             let mut own = None;
             let making_own = async {
-                let made = own.insert(self.make(peer, settings).await?);
+                let made = own.insert(make().await?);
                 pingora::Result::<_>::Ok(match made {
                     TakenConnection::Http1(_) => None,
                     TakenConnection::Http2(place) => Some(place.connection()),
@@ -166,7 +168,7 @@ impl Connections {
                 return Ok((own, false));
             }
             let Some(connection) = made else {
-                return Ok((self.make(peer, settings).await?, false));
+                return Ok((make().await?, false));
             };
             let patience = peer.options.idle_timeout;
             if let Some(place) = connection.place_when_settled(patience).await {
@@ -316,6 +318,21 @@ mod tests {
         } else {
             let _ = tokio::io::copy(&mut tls, &mut tokio::io::sink()).await;
         }
+    }
+
+    fn bytes_of<A, B, F>(_: impl FnOnce(A, B) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Each is a box of every request that makes a connection: a thousand at once, when as many clients come at once.
+    #[test]
+    fn the_futures_of_a_new_connection_stay_small() {
+        type Parts = (&'static Connections, &'static HttpPeer);
+        let joining =
+            bytes_of::<Parts, bool, _>(|(all, peer), is_fresh| all.make_or_join(peer, 0, is_fresh));
+        assert!(joining <= 400, "make_or_join: {joining} bytes");
+        let making = bytes_of::<Parts, u64, _>(|(all, peer), settings| all.make(peer, settings));
+        assert!(making <= 8_600, "make: {making} bytes");
     }
 
     #[tokio::test]
