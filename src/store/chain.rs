@@ -7,9 +7,10 @@
 //!
 //! Pure, with one exception: [`Chained`], by which a chain is read from a store. The canonical form is text in UTF-8. A line has
 //! fields with tabs between them and ends with a newline; in a field `\` is written `\\`, a tab `\t` and a newline `\n`.
-//! - The rows of a day: a line `ledger`, key, tier (empty where it is not known), endpoint, the nine numbers of [`Totals`](super::ledger::Totals) in their
-//!   order, limit and granted units for each row of the ledger, in the byte order of key and of tier, space and endpoint; then a
-//!   line `late`, key, instant (Unix seconds) and units for each adjustment, in the order of key and instant.
+//! - The rows of a day: a line `ledger`, key, tier (empty where it is not known), endpoint, the nine numbers of
+//!   [`Totals`](super::ledger::Totals) in their order, limit and granted units for each row of the ledger, in the byte order of key and of
+//!   tier, space and endpoint; then a line `late`, key, instant (Unix seconds) and units for each adjustment, in the order of key and
+//!   instant.
 //! - An entry: one line `touchline-ledger-1`, number, date, state, instant (Unix seconds), number of rows, digest of the rows (empty
 //!   where the day was not closed), digest of the entry before ([`NO_DIGEST`] for the first).
 //!
@@ -117,8 +118,8 @@ impl ChainEntry {
     }
 }
 
-/// The names of a row's numbers, in their order: those of [`Totals`](super::ledger::Totals), then the largest limit of a charge and the granted units in
-/// it. More numbers would be another canonical form.
+/// The names of a row's numbers, in their order: those of [`Totals`](super::ledger::Totals), then the largest limit of a charge and the
+/// granted units in it. More numbers would be another canonical form.
 pub const ROW_NUMBERS: [&str; ROW_LENGTH] = [
     "requests",
     "charged",

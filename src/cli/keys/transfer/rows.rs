@@ -44,8 +44,8 @@ pub(super) type Fields = BTreeMap<&'static str, String>;
 /// The fields of one row, or the problems of its form.
 pub(super) type ImportRow = Result<Fields, Vec<String>>;
 
-/// Reads a file and passes on each row with the line, from 1, on which it begins. A problem that makes the rest unreadable, such as a wrong header, is passed on as the last
-/// row.
+/// Reads a file and passes on each row with the line, from 1, on which it begins. A problem that makes the rest unreadable, such as a wrong
+/// header, is passed on as the last row.
 ///
 /// # Errors
 /// If the file cannot be read.

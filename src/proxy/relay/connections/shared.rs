@@ -3,8 +3,8 @@
 //!
 //! A request takes a place on a connection without waiting, and nothing wakes for one that becomes idle: all are looked at once a second
 //! ([`SharedConnections::close_ended`]). Simultaneous requests wait for one connection rather than make one each: after a start, or a
-//! GOAWAY, these would be hundreds of handshakes. pingora's pool has a task and a timer for each idle connection, a thread for those timers, and takes a
-//! connection from others while a stream is opened on it.
+//! GOAWAY, these would be hundreds of handshakes. pingora's pool has a task and a timer for each idle connection, a thread for those
+//! timers, and takes a connection from others while a stream is opened on it.
 
 use std::collections::HashMap;
 use std::future::poll_fn;

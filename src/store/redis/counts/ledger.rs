@@ -87,8 +87,8 @@ impl ProcessLedger {
         note(&shard.count(place, day, &self.producer, endpoint, count))
     }
 
-    /// Records a charged request. Returns the result of `note`, which gets what makes the row for the journal. `note` must not wait, because rows of one
-    /// producer are passed to it in the order of their values.
+    /// Records a charged request. Returns the result of `note`, which gets what makes the row for the journal. `note` must not wait,
+    /// because rows of one producer are passed to it in the order of their values.
     pub fn charged<R>(&self, charge: &Charge, note: impl FnOnce(&dyn Fn() -> TotalsRow) -> R) -> R {
         let (record, date) = (&charge.key.record, charge.day.date);
         let judged = Ceiling::of(record, date, charge.limit);
