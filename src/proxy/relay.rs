@@ -42,7 +42,7 @@ mod http2;
 mod link;
 mod upload;
 
-use connections::{Obtained, TakenConnection};
+use connections::TakenConnection;
 use link::Link;
 use upload::Upload;
 
@@ -179,21 +179,20 @@ impl Relay<'_, '_> {
             recording.attempt(self.forwarding.server());
         }
         let taken = self.gate.connections.take(&attempt).await;
-        let taken = taken.map_err(|failure| FailedAttempt {
+        let (taken, reused) = taken.map_err(|failure| FailedAttempt {
             failure: failure.with(format_args!("server: {}", attempt.peer)),
             reached: None,
         })?;
-        let Obtained {
-            connection,
-            is_reused: reused,
-            at,
-        } = taken;
         let series = self.forwarding.upstream.series(&self.gate.metrics);
         match reused {
             true => series.reused.inc(),
             false => series.new.inc(),
         }
-        let done = self.exchange_with(connection, &attempt.peer, upload, at.into());
+        let started = match reused {
+            true => attempt.now,
+            false => std::time::Instant::now(),
+        };
+        let done = self.exchange_with(taken, &attempt.peer, upload, started.into());
         done.await.map_err(|failure| FailedAttempt {
             failure,
             reached: Some((attempt.peer, reused)),

@@ -40,7 +40,7 @@ use rows::{DroppedUnsettled, LeftOut};
 const WAITING_MAX: usize = 65_536;
 /// The approximate rows of one transaction, which must end before another process of this journal stops waiting (`file`).
 const GROUP_ROWS: usize = 512;
-/// Rows written without a pause, each in some 10 µs.
+/// Rows, each written in some 10 µs, after which the thread yields, once the job that wrote them has ended.
 const ROWS_PER_TURN: u32 = 16;
 
 type JobReply<T> = oneshot::Receiver<Result<T, StoreError>>;

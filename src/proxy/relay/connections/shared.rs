@@ -2,13 +2,10 @@
 //! window and must leave room for the others, so only the windows of streams bound what a server may send.
 //!
 //! A request takes a place on a connection without waiting, and nothing wakes for one that becomes idle: all are looked at once a second
-//! ([`SharedConnections::close_ended`]). Simultaneous requests wait for one connection rather than make one each: after a start, or a
-//! GOAWAY, these would be hundreds of handshakes. pingora's pool has a task and a timer for each idle connection, a thread for those
-//! timers, and takes a connection from others while a stream is opened on it.
+//! ([`SharedConnections::close_ended`]). pingora's pool has a task and a timer for each idle connection, a thread for those timers, and
+//! takes a connection from others while a stream is opened on it.
 
 use std::collections::HashMap;
-use std::future::poll_fn;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -21,7 +18,6 @@ use h2::client::{Builder, ResponseFuture, SendRequest};
 use http::Request;
 use parking_lot::Mutex;
 use pingora::protocols::Stream;
-use tokio::sync::{OnceCell, watch};
 
 use crate::policy::http1::answer::ANSWER_HEAD_BYTES_MAX;
 use crate::policy::http2_memory::UPSTREAM_WINDOW_BYTES;
@@ -40,24 +36,12 @@ const FRAME_BYTES_MAX: u32 = 64 * 1024;
 /// Connections that are kept for further streams at most, over all servers. Each request that is sent again makes one.
 const KEPT_MAX: usize = 1_024;
 
-/// How many streams a server allows as long as its settings have not arrived: more than they can state (RFC 9113 section 6.5.1).
-const STREAMS_UNKNOWN: usize = usize::MAX - 1;
-
 /// The connections by what they were made with.
 #[derive(Default)]
-pub struct SharedConnections {
-    kept: Mutex<HashMap<u64, Vec<Arc<SharedConnection>>, RandomState>>,
-    making: Mutex<HashMap<u64, Arc<Making>, RandomState>>,
-}
+pub struct SharedConnections(Mutex<HashMap<u64, Vec<Arc<SharedConnection>>, RandomState>>);
 
-/// The connection that some requests wait for; `None` within if the server agreed to HTTP/1, over which connections are not shared.
-pub type Making = OnceCell<Option<Arc<SharedConnection>>>;
-
-/// A connection for up to [`STREAMS_MAX`] streams.
-pub struct SharedConnection {
+struct SharedConnection {
     sender: SendRequest<Bytes>,
-    /// Closed once the server's settings have arrived, or the connection has ended.
-    unsettled: watch::Receiver<()>,
     /// Whether it gets no further streams: it has ended, or its server does not accept any. Those in flight are not affected.
     is_retired: Arc<AtomicBool>,
     occupancy: Mutex<Occupancy>,
@@ -85,26 +69,12 @@ impl SharedConnections {
         patience: Option<Duration>,
         now: Instant,
     ) -> Option<StreamPlace> {
-        let kept = self.kept.lock();
-        let connections = kept.get(&settings)?;
+        let by_server = self.0.lock();
+        let connections = by_server.get(&settings)?;
         let mut found = connections
             .iter()
             .filter_map(|connection| connection.place(patience, now));
         found.next()
-    }
-
-    /// The making of a connection with these settings that a request waits for, or does itself if none has begun: one that a place is left
-    /// on. It may have ended a moment before, unless the connection is to be a fresh one.
-    pub fn making(&self, settings: u64, is_fresh: bool) -> Arc<Making> {
-        let mut by_server = self.making.lock();
-        let making = by_server.entry(settings).or_default();
-        let is_http1 = matches!(making.get(), Some(None));
-        // One reference is the list's, the others are those of the requests.
-        let is_full = Arc::strong_count(making) > STREAMS_MAX;
-        if !is_http1 && (is_full || is_fresh && making.initialized()) {
-            *making = Arc::default();
-        }
-        making.clone()
     }
 
     /// A place on a new connection over `stream`, which others may share unless too many are kept.
@@ -120,7 +90,7 @@ impl SharedConnections {
         let mut client = Builder::new();
         client
             .enable_push(false)
-            .initial_max_send_streams(STREAMS_UNKNOWN)
+            .initial_max_send_streams(STREAMS_MAX)
             .max_frame_size(FRAME_BYTES_MAX)
             .max_header_list_size(ANSWER_HEAD_BYTES_MAX as u32)
             .initial_window_size(UPSTREAM_WINDOW_BYTES)
@@ -128,21 +98,12 @@ impl SharedConnections {
             // Malformed answers, such as a body behind one to HEAD, cost their own streams only; the default ends the connection of
             // many clients after 1,024 of them.
             .max_local_error_reset_streams(None);
-        let (sender, mut driving) = client.handshake(stream).await?;
+        let (sender, driving) = client.handshake(stream).await?;
         let is_retired = Arc::new(AtomicBool::new(false));
         let has_ended = is_retired.clone();
-        let (settling, unsettled) = watch::channel(());
         // Ends with the last stream once nothing else refers to the connection.
         tokio::spawn(async move {
-            let mut settling = Some(settling);
-            let driven = poll_fn(|context| {
-                let driven = Pin::new(&mut driving).poll(context);
-                if settling.is_some() && driving.max_concurrent_send_streams() != STREAMS_UNKNOWN {
-                    settling = None;
-                }
-                driven
-            });
-            if let Err(error) = driven.await {
+            if let Err(error) = driving.await {
                 tracing::debug!(%error, "an HTTP/2 connection to a server ended");
             }
             has_ended.store(true, Ordering::Relaxed);
@@ -153,16 +114,15 @@ impl SharedConnections {
         };
         let connection = Arc::new(SharedConnection {
             sender: sender.clone(),
-            unsettled,
             is_retired,
             occupancy: Mutex::new(occupancy),
         });
-        let mut kept = self.kept.lock();
-        if kept.values().map(Vec::len).sum::<usize>() < KEPT_MAX {
-            let connections = kept.entry(settings).or_default();
+        let mut by_server = self.0.lock();
+        if by_server.values().map(Vec::len).sum::<usize>() < KEPT_MAX {
+            let connections = by_server.entry(settings).or_default();
             connections.push(connection.clone());
         }
-        drop(kept);
+        drop(by_server);
         Ok(StreamPlace {
             connection,
             sender,
@@ -173,19 +133,10 @@ impl SharedConnections {
     /// Forgets the connections that get no further streams, and closes those without streams that are too old.
     pub fn close_ended(&self) {
         let now = Instant::now();
-        self.kept.lock().retain(|_, connections| {
+        self.0.lock().retain(|_, connections| {
             connections.retain(|connection| !connection.is_over(now));
             !connections.is_empty()
         });
-        let mut making = self.making.lock();
-        // That a server agreed to HTTP/1 is remembered, so that its requests do not wait for each other again.
-        let is_needed = |making: &Arc<Making>| {
-            Arc::strong_count(making) > 1 || matches!(making.get(), Some(None))
-        };
-        making.retain(|_, making| is_needed(making));
-        if making.len() > KEPT_MAX {
-            making.clear();
-        }
     }
 }
 
@@ -195,17 +146,14 @@ impl SharedConnection {
         if self.is_over(now) {
             return None;
         }
-        let allowed = self.sender.current_max_send_streams();
-        if allowed == STREAMS_UNKNOWN {
-            return None;
-        }
+        let allowed = self.sender.current_max_send_streams().min(STREAMS_MAX);
         if allowed == 0 {
             // Kept, each such connection would be one more that serves nothing until it is too old.
             self.retire();
             return None;
         }
         let mut occupancy = self.occupancy.lock();
-        if occupancy.streams >= allowed.min(STREAMS_MAX) {
+        if occupancy.streams >= allowed {
             return None;
         }
         let mut sender = self.sender.clone();
@@ -224,16 +172,6 @@ impl SharedConnection {
         })
     }
 
-    /// A place on it once its server's settings have arrived, if they allow one.
-    pub async fn place_when_settled(
-        self: &Arc<Self>,
-        patience: Option<Duration>,
-    ) -> Option<StreamPlace> {
-        // An error is what is waited for.
-        let _ = self.unsettled.clone().changed().await;
-        self.place(patience, Instant::now())
-    }
-
     fn retire(&self) {
         self.is_retired.store(true, Ordering::Relaxed);
     }
@@ -249,11 +187,6 @@ impl SharedConnection {
 }
 
 impl StreamPlace {
-    /// The connection.
-    pub fn connection(&self) -> Arc<SharedConnection> {
-        self.connection.clone()
-    }
-
     /// Sends the head of a request, whose body follows unless it `ends` the request.
     ///
     /// # Errors
@@ -288,52 +221,23 @@ impl Drop for StreamPlace {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
+    use tokio::io::duplex;
 
     use super::*;
 
-    /// A frame of SETTINGS without any.
-    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
-
     const SERVER: u64 = 1;
     const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
-
-    /// A connection, and its server's end.
-    async fn made(shared: &SharedConnections) -> (StreamPlace, DuplexStream) {
-        let (near, far) = duplex(1024);
-        let made = shared.make(Box::new(near), SERVER, PATIENCE).await;
-        (made.unwrap(), far)
-    }
-
-    #[test]
-    fn a_making_is_for_as_many_requests_as_a_connection_has_places_unless_it_shares_none() {
-        let shared = SharedConnections::default();
-        let makings = |is_fresh| {
-            let all = (0..=STREAMS_MAX).map(|_| shared.making(SERVER, is_fresh));
-            let all: Vec<_> = all.collect();
-            let is_first = |making: &&Arc<Making>| Arc::ptr_eq(making, &all[0]);
-            all.iter().filter(is_first).count()
-        };
-        assert_eq!(makings(false), STREAMS_MAX);
-        shared.making(SERVER, false).set(None).ok().unwrap();
-        for is_fresh in [false, true] {
-            shared.close_ended();
-            assert_eq!(makings(is_fresh), STREAMS_MAX + 1);
-        }
-    }
 
     #[tokio::test]
     async fn no_more_connections_are_kept_than_the_limit() {
         let shared = SharedConnections::default();
         let mut ends = Vec::new();
         for _ in 0..KEPT_MAX + 10 {
-            ends.push(made(&shared).await.1);
+            let (near, far) = duplex(1024);
+            ends.push(far);
+            shared.make(Box::new(near), SERVER, PATIENCE).await.unwrap();
         }
-        assert_eq!(shared.kept.lock()[&SERVER].len(), KEPT_MAX);
-        let first = shared.kept.lock()[&SERVER][0].clone();
-        assert!(shared.take(SERVER, PATIENCE, Instant::now()).is_none());
-        ends[0].write_all(&SETTINGS).await.unwrap();
-        assert!(first.place_when_settled(PATIENCE).await.is_some());
+        assert_eq!(shared.0.lock()[&SERVER].len(), KEPT_MAX);
         assert!(shared.take(SERVER, PATIENCE, Instant::now()).is_some());
     }
 }

@@ -115,7 +115,7 @@ impl Parts {
                     outage.repeat_all();
                 }
             }
-            // Not the accounts: those whose counts are read again are always some, if there are many.
+            // Not the accounts: of many, the counts of some are always being read again. Without traffic, late calls are settled each second.
             if !self.ledger.is_written() {
                 unwritten_at = Instant::now();
             }
