@@ -15,6 +15,8 @@ run: build-tools ## build, start the sample upstream and the gateway, issue demo
 # Tests mostly wait for other processes: run three for each core at a time, with files in memory if there is room.
 test: export RUST_TEST_THREADS ?= $(shell expr 3 \* $$(nproc))
 test: export TMPDIR ?= $(shell [ "$$(df --output=avail -m /dev/shm 2>/dev/null | tail -1)" -ge 1024 ] 2>/dev/null && echo /dev/shm || echo /tmp)
+# The message of a failed test, not its stack, is at the end of a long log.
+test: export RUST_BACKTRACE = 0
 test: test-tools ## install the tools that the tests need, and run all tests
 	cargo test --workspace --locked
 

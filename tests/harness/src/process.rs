@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+/// The lines of each output that a failing test prints.
+const LAST_LINES: usize = 15;
+
 /// A running child. Dropping it kills that process, by its pid.
 #[derive(Debug)]
 pub struct Process {
@@ -134,8 +137,23 @@ impl Process {
     }
 }
 
+/// Kills it. In a test that fails, prints how it was and its last lines.
 impl Drop for Process {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let state = self
+                .ended()
+                .map_or("running".to_owned(), |status| status.to_string());
+            let pid = self.pid();
+            for path in [&self.stdout, &self.stderr] {
+                let output = std::fs::read(path).unwrap_or_default();
+                let output = String::from_utf8_lossy(&output);
+                let mut last: Vec<&str> = output.lines().rev().take(LAST_LINES).collect();
+                last.reverse();
+                let (path, last) = (path.display(), last.join("\n"));
+                eprintln!("--- process {pid} ({state}), end of {path}:\n{last}");
+            }
+        }
         self.kill9();
     }
 }

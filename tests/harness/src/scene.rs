@@ -369,9 +369,8 @@ impl Scene {
                 return;
             }
             if Instant::now() >= end {
-                let outputs: String = self.gateways.iter().map(Gateway::output).collect();
                 panic!(
-                    "the ledgers disagree:\n  {}\n{}\n{outputs}",
+                    "the ledgers disagree:\n  {}\n{}",
                     differences.join("\n  "),
                     ledgers.summary()
                 );
