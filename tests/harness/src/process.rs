@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The lines of each output that a failing test prints.
+/// What a failing test prints of each output, in lines and in characters of a line.
 const LAST_LINES: usize = 15;
+const LINE_WIDTH: usize = 600;
 
 /// A running child. Dropping it kills that process, by its pid.
 #[derive(Debug)]
@@ -148,10 +149,11 @@ impl Drop for Process {
             for path in [&self.stdout, &self.stderr] {
                 let output = std::fs::read(path).unwrap_or_default();
                 let output = String::from_utf8_lossy(&output);
-                let mut last: Vec<&str> = output.lines().rev().take(LAST_LINES).collect();
-                last.reverse();
-                let (path, last) = (path.display(), last.join("\n"));
-                eprintln!("--- process {pid} ({state}), end of {path}:\n{last}");
+                let hidden = output.lines().count().saturating_sub(LAST_LINES);
+                eprintln!("--- process {pid} ({state}), end of {}:", path.display());
+                for line in output.lines().skip(hidden) {
+                    eprintln!("{line:.LINE_WIDTH$}");
+                }
             }
         }
         self.kill9();
