@@ -16,6 +16,8 @@ pub struct NamedFile {
     is_within_line: bool,
     /// Whether the file ends within a line whose rest does not follow.
     is_torn: bool,
+    /// The length of the file when it was opened, if it ended within a line then and nothing was written since.
+    torn_at: Option<u64>,
 }
 
 impl NamedFile {
@@ -24,16 +26,22 @@ impl NamedFile {
     /// # Errors
     /// Those of the file system.
     pub fn open(path: &Path) -> io::Result<NamedFile> {
-        let (file, is_torn) = appended(path)?;
+        let (file, torn_at) = appended(path)?;
         Ok(NamedFile {
             path: path.to_owned(),
             file,
             is_within_line: false,
-            is_torn,
+            is_torn: false,
+            torn_at,
         })
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(length) = self.torn_at.take() {
+            // A file grows page by page under a write: if it has grown since, another process, as in an upgrade, was writing the line.
+            let now = self.file.metadata();
+            self.is_torn |= now.is_ok_and(|now| now.len() == length);
+        }
         if self.is_torn {
             self.file.write_all(b"\n")?;
             (self.is_torn, self.is_within_line) = (false, false);
@@ -64,7 +72,9 @@ impl Write for NamedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Ok(false) = self.is_there() {
             match appended(&self.path) {
-                Ok((file, is_torn)) => (self.file, self.is_torn) = (file, is_torn),
+                Ok((file, torn_at)) => {
+                    (self.file, self.torn_at, self.is_torn) = (file, torn_at, false);
+                }
                 // Lines in a file without a name would be lost without being counted.
                 Err(error) if self.is_removed() => return Err(error),
                 // Lines are still written to the moved file.
@@ -82,17 +92,18 @@ impl Write for NamedFile {
     }
 }
 
-/// The file, to append to, and whether it ends within a line.
-fn appended(path: &Path) -> io::Result<(File, bool)> {
+/// The file, to append to, and its length if it ends within a line.
+fn appended(path: &Path) -> io::Result<(File, Option<u64>)> {
     let file = OpenOptions::new().create(true).append(true).open(path)?;
     let mut last = [b'\n'];
+    let length = file.metadata()?.len();
     // What cannot be read, as a pipe, has no earlier lines.
-    if let Some(before_last) = file.metadata()?.len().checked_sub(1)
+    if let Some(before_last) = length.checked_sub(1)
         && let Ok(read) = File::open(path)
     {
         let _ = read.read_at(&mut last, before_last);
     }
-    Ok((file, last != *b"\n"))
+    Ok((file, (last != *b"\n").then_some(length)))
 }
 
 #[cfg(test)]
@@ -139,6 +150,19 @@ mod tests {
         std::fs::create_dir(&own).unwrap();
         file.write_all(b"three\n").unwrap();
         assert_eq!(std::fs::read(own.join("log")).unwrap(), b"three\n");
+    }
+
+    #[test]
+    fn a_line_that_another_process_is_just_writing_is_not_torn() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let mut old = NamedFile::open(&path).unwrap();
+        // What is visible so far of one write.
+        old.write_all(b"one\ntw").unwrap();
+        let mut new = NamedFile::open(&path).unwrap();
+        old.write_all(b"o\n").unwrap();
+        new.write_all(b"three\n").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"one\ntwo\nthree\n");
     }
 
     #[test]
