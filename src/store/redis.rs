@@ -290,7 +290,7 @@ impl Store for RedisStore {
         match noted {
             _ if is_sent => {}
             true => tracing::warn!(
-                "closed with refunds or ledger entries that were not sent to Redis: they are in the journal, and the next start sends them"
+                "closed with refunds or ledger entries that were not sent to Redis: they are in the journal, and its next gateway sends them"
             ),
             false => {
                 tracing::error!(
@@ -299,8 +299,8 @@ impl Store for RedisStore {
             }
         }
         self.tasks.lock().abort_all();
-        if let Some(outage) = parts.outage.as_ref().filter(|_| noted) {
-            // If the name remained, the next process would read counts that are already settled.
+        if let Some(outage) = parts.outage.as_ref().filter(|_| noted && is_sent) {
+            // A name that remains has a successor that already runs send what this process has not sent.
             let _ = outage.journal.leave().await;
         }
         if let Some(feed) = &parts.feed

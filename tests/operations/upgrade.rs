@@ -2,12 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness::process::Process;
 use harness::upstream::Release;
-use harness::{Behaviour, Call, IssuedKey, Protocol, Scene, SceneBuilder, Store, eventually};
+use harness::{
+    Behaviour, Call, Gateway, GatewaySpec, IssuedKey, Protocol, Scene, SceneBuilder, Store,
+    StoreSpec, TcpProxy, Wire, eventually,
+};
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
@@ -450,6 +454,60 @@ async fn an_upgrade_in_front_of_http2_upstreams_ends_what_is_in_flight_and_fails
         scene.expect_used(&key, calls + held_calls as u64).await;
         scene.assert_ledgers_agree().await;
     }
+}
+
+#[tokio::test]
+async fn a_successor_sends_what_its_predecessor_could_not_send_before_it_ended() {
+    let mut scene = upgradable(Store::Redis)
+        .spec(|spec| spec.redis_extra = "timeout: 10s".into())
+        .start()
+        .await;
+    let server = scene.redis.as_ref().unwrap();
+    let wire = TcpProxy::before(server.port()).await;
+    let spec = GatewaySpec {
+        store: StoreSpec::Redis {
+            url: wire.url(),
+            key_prefix: "touchline".into(),
+        },
+        ..scene.spec.clone()
+    };
+    let directory = scene.directory().join("behind-a-wire");
+    std::fs::create_dir(&directory).unwrap();
+    let behind = Gateway::start(Path::new(TOUCHLINE), &directory, "behind", &spec).await;
+    let key = scene.issue("starter").await;
+    scene.gateways[0].terminate();
+    scene.gateways = vec![behind];
+    let release = Release::default();
+    let fails_later = Behaviour::Until(release.clone(), Box::new(Behaviour::Status(503)));
+    scene.upstream.always(fails_later);
+    let client = scene.client(Protocol::Http1);
+    let held = {
+        let key = key.clone();
+        tokio::spawn(async move { client.get(&key, MARKETS).await })
+    };
+    eventually("it is charged and under way", async || {
+        (scene.upstream.count() == 1).then_some(())
+    })
+    .await;
+    let of_old = wire.part();
+    let log = scene.gateways[0].process().stderr.clone();
+    let logged = async |words: &str| {
+        eventually(words, async || {
+            let log = std::fs::read_to_string(&log).unwrap();
+            log.contains(words).then_some(())
+        })
+        .await;
+    };
+    let end_without_redis = async {
+        logged("a successor has taken over").await;
+        of_old.send_replace(Wire::BlackHole);
+        release.give();
+    };
+    tokio::join!(scene.gateways[0].upgrade(), end_without_redis);
+    logged("were not sent to Redis").await;
+    assert_eq!(held.await.unwrap().status, 500);
+    scene.expect_used(&key, 0).await;
+    scene.assert_ledgers_agree().await;
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@
 //! counted; they are dropped only when the day is over and Redis is known to have the same values, or when Redis would not keep
 //! them any more.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -23,6 +24,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::identity::StoreIdentity;
 use super::yielding::CooperativeYield;
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
 use crate::store::held_file::{FilePurpose, HeldConnection, HeldFile};
 use crate::store::sqlite::checkpoint;
 use crate::store::{StoreError, on_thread};
@@ -32,7 +35,7 @@ mod processes;
 mod rows;
 
 pub use file::facts;
-pub use processes::{MissingCounts, Process};
+pub use processes::Process;
 pub use rows::{CountRow, DateAndKey, JournalRows, ServeOutcome, TotalsRow};
 use rows::{DroppedUnsettled, LeftOut};
 
@@ -232,15 +235,14 @@ impl Journal {
             .await
     }
 
-    /// The parts of `held`, counts of other processes in Redis, that the journal lacks.
-    pub async fn lacking(&self, held: Vec<CountRow>) -> Result<MissingCounts, StoreError> {
+    /// The days of keys with counts of other processes in Redis, `held`, that the journal lacks or has without their ledger rows.
+    pub async fn lacking(&self, held: Vec<CountRow>) -> Result<BTreeSet<(KeyId, Day)>, StoreError> {
         self.work(move |connection| processes::lacking(connection, &held))
             .await
     }
 
-    /// Writes rows of other processes from Redis, all or none; no number is lowered. Returns whether the journal has something of
-    /// theirs that Redis lacks.
-    pub async fn recover(&self, held: JournalRows) -> Result<bool, StoreError> {
+    /// Writes rows of other processes from Redis, all or none; no number is lowered.
+    pub async fn recover(&self, held: JournalRows) -> Result<(), StoreError> {
         self.work(move |connection| processes::recover(connection, &held))
             .await
     }

@@ -4,7 +4,8 @@
 //! successor finds the name of the killed process in the journal, reads the counts of all keys on the days in question, and
 //! writes those that the journal lacks, under the names of the killed process, counts and ledger together. If Redis then loses
 //! them (it is emptied, or fails over), they are sent again from the journal (`outage`). The ledger is read for keys whose
-//! counts or ledger rows were missing.
+//! counts or ledger rows were missing. Then the journal's rows are sent, because a process may also have ended while Redis did not
+//! take its last ones: during an upgrade, its successor has long started then.
 //!
 //! Cost: one pipelined `HGETALL` for each key and day; nothing if the process shut down in an orderly way; nothing for charges,
 //! unlike the alternatives (journaling each charge, or writing the keys of the last interval to Redis).
@@ -112,6 +113,8 @@ impl CrashRecovery {
         }
         let began = Instant::now();
         let rows = self.read(&due).await?;
+        // Redis may lack what the journal has of them.
+        self.outage.repeat_all();
         tracing::info!(
             processes = due.len(),
             keys = self.parts.keys.len(),
@@ -224,8 +227,7 @@ impl CrashRecovery {
         }
         let dates = held.iter().map(|row| row.day.date).collect();
         self.parts.ledger.list(&dates).await;
-        let lacking = self.journal.lacking(held).await?;
-        let (days, mut is_ahead) = (Vec::from_iter(lacking.days), lacking.is_ahead);
+        let days = Vec::from_iter(self.journal.lacking(held).await?);
         let mut rows = JournalRows::default();
         let places: Vec<_> = days.iter().map(|(key, day)| (day.date, *key)).collect();
         let held = stored_days(&self.parts.command_link, &places).await?;
@@ -235,10 +237,7 @@ impl CrashRecovery {
         }
         let recovered = rows.counts.len();
         if recovered > 0 {
-            is_ahead |= self.journal.recover(rows).await?;
-        }
-        if is_ahead {
-            self.outage.repeat_all();
+            self.journal.recover(rows).await?;
         }
         Ok(recovered)
     }

@@ -1,6 +1,7 @@
 //! A TCP proxy with the faults of networks: delay a connection, hold it up, forget one side of it, cut it, or
 //! deliver a request and lose the reply.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -33,7 +34,7 @@ pub enum Wire {
 #[derive(Debug)]
 pub struct TcpProxy {
     port: u16,
-    wire: watch::Sender<Wire>,
+    wire: Arc<Mutex<watch::Sender<Wire>>>,
 }
 
 impl TcpProxy {
@@ -44,10 +45,12 @@ impl TcpProxy {
     pub async fn before(port: u16) -> TcpProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let own = listener.local_addr().expect("a bound port").port();
-        let (wire, seen) = watch::channel(Wire::Passes);
+        let wire = Arc::new(Mutex::new(watch::Sender::new(Wire::Passes)));
+        let of_next = wire.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(relay(client, port, seen.clone()));
+                let seen = locked(&of_next).subscribe();
+                tokio::spawn(relay(client, port, seen));
             }
         });
         TcpProxy { port: own, wire }
@@ -60,7 +63,15 @@ impl TcpProxy {
 
     /// From now on the wire behaves in this way.
     pub fn set(&self, wire: Wire) {
-        self.wire.send_replace(wire);
+        locked(&self.wire).send_replace(wire);
+    }
+
+    /// The wire of the connections that are open now, which [`TcpProxy::set`] no longer changes.
+    #[must_use]
+    pub fn part(&self) -> watch::Sender<Wire> {
+        let mut wire = locked(&self.wire);
+        let next = watch::Sender::new(*wire.borrow());
+        std::mem::replace(&mut wire, next)
     }
 
     /// From now on every connection loses its replies; one that lost some never gets any again.
@@ -72,6 +83,10 @@ impl TcpProxy {
     pub fn pass_replies(&self) {
         self.set(Wire::Passes);
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How one direction ended.

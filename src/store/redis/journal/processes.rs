@@ -1,7 +1,8 @@
 //! The processes that write to the journal, and the counts that Redis has of them after they ended.
 //!
-//! A process enters its name before it counts, and removes it at an orderly shutdown, after everything is written. A remaining
-//! name belongs to a process that is running or was killed, whose last counts may be in Redis only.
+//! A process enters its name before it counts, and removes it at an orderly shutdown, after everything is sent and written. A
+//! remaining name belongs to a process that is running, or was killed, whose last counts may be in Redis only, or could not send all
+//! to Redis, which may have less than the journal.
 
 use std::collections::BTreeSet;
 
@@ -25,15 +26,6 @@ pub struct Process {
     pub name: String,
     /// When it last wrote (Unix seconds).
     pub seen: i64,
-}
-
-/// The differences between the journal and counts in Redis.
-#[derive(Debug, Default)]
-pub struct MissingCounts {
-    /// The days of keys whose counts the journal lacks, or has without their ledger rows.
-    pub days: BTreeSet<(KeyId, Day)>,
-    /// Whether the journal has something that Redis lacks.
-    pub is_ahead: bool,
 }
 
 /// Records that a process writes at `now` (Unix seconds).
@@ -76,35 +68,38 @@ pub fn forget(connection: &Connection, processes: &[Process]) -> rusqlite::Resul
     Ok(())
 }
 
-/// Compares the journal with counts in Redis.
-pub fn lacking(connection: &Connection, held: &[CountRow]) -> rusqlite::Result<MissingCounts> {
-    let mut found = MissingCounts::default();
+/// The days of keys with counts in Redis that the journal lacks, or has without their ledger rows.
+pub fn lacking(
+    connection: &Connection,
+    held: &[CountRow],
+) -> rusqlite::Result<BTreeSet<(KeyId, Day)>> {
+    let mut days = BTreeSet::new();
     for row in held {
-        let (ack, rack) = row::marks(connection, row)?.unwrap_or_default();
-        found.is_ahead |= ack > row.ack || rack > row.rack;
         let process = process_of(&row.producer);
-        if ack < row.ack || rack < row.rack || !row::is_attributed(connection, process, row)? {
-            found.days.insert((row.key, row.day));
+        if is_behind(connection, row)? || !row::is_attributed(connection, process, row)? {
+            days.insert((row.key, row.day));
         }
     }
-    Ok(found)
+    Ok(days)
 }
 
-/// Writes rows from Redis; no number is lowered. Returns whether the journal has something that Redis lacks.
-pub fn recover(connection: &Connection, held: &JournalRows) -> rusqlite::Result<bool> {
-    let mut is_ahead = false;
+/// Whether the journal has less of the producer than this row.
+fn is_behind(connection: &Connection, held: &CountRow) -> rusqlite::Result<bool> {
+    let (ack, rack) = row::marks(connection, held)?.unwrap_or_default();
+    Ok(ack < held.ack || rack < held.rack)
+}
+
+/// Writes rows from Redis; no number is lowered.
+pub fn recover(connection: &Connection, held: &JournalRows) -> rusqlite::Result<()> {
     for row in &held.counts {
-        let (ack, rack) = row::marks(connection, row)?.unwrap_or_default();
-        is_ahead |= ack > row.ack || rack > row.rack;
-        if ack < row.ack || rack < row.rack {
+        if is_behind(connection, row)? {
             row::write_count(connection, row)?;
         }
     }
-    Ok(is_ahead | recover_totals(connection, &held.totals)?)
+    recover_totals(connection, &held.totals)
 }
 
-fn recover_totals(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Result<bool> {
-    let mut is_ahead = false;
+fn recover_totals(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Result<()> {
     for row in held {
         let Some(own) = row::totals(connection, row)? else {
             row::write_totals(connection, row)?;
@@ -115,7 +110,6 @@ fn recover_totals(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Resu
         for (number, other) in larger.iter_mut().zip(theirs) {
             *number = (*number).max(other);
         }
-        is_ahead |= larger != theirs;
         if larger != numbers {
             let (totals, ceiling) = row_of(larger);
             let merged = TotalsRow {
@@ -127,5 +121,5 @@ fn recover_totals(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Resu
             row::write_totals(connection, &merged)?;
         }
     }
-    Ok(is_ahead)
+    Ok(())
 }
