@@ -18,7 +18,7 @@ use crate::suite::{
     Fixture, PATIENCE, ZONE, charge, eventually, eventually_used, exhausted, granted, issue,
     ledger, new_record, today, used_field,
 };
-use crate::tcp_proxy::TcpProxy;
+use crate::tcp_proxy::{TcpProxy, Wire};
 
 struct RedisFixture {
     server: RedisServer,
@@ -587,4 +587,22 @@ async fn a_panic_in_the_middle_of_a_charge_does_not_block_its_key() {
     assert_eq!(granted(store.charge(charge(&key, day, 10, 1)).await).0, 2);
     store.close(PATIENCE).await;
     eventually_used(&store, &key, day, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_300_ms_from_redis_connects_to_it() {
+    let server = RedisServer::start().await;
+    let far = TcpProxy::before(server.port()).await;
+    far.set(Wire::Delays(Duration::from_millis(150)));
+    let settings = RedisSettings {
+        timeout: Duration::from_secs(2),
+        ..RedisSettings::of_url(far.url())
+    };
+    let role = Role::Gateway(NodeName("far".into()));
+    let gateway = open(settings, role, ZONE, Clock::system()).await.unwrap();
+    assert!(gateway.health().up, "{:?}", gateway.health().trouble);
+    eventually("the key table is loaded", async || {
+        gateway.freshness().usable.then_some(())
+    })
+    .await;
 }

@@ -114,9 +114,9 @@ async fn links(
         let link = RedisLink::new(topology.clone(), preparation.clone(), timeout);
         Arc::new(link)
     });
-    for link in &links {
-        first_attempt(link, role).await?;
-    }
+    // At once: a server may be far away.
+    let [first, second] = &links;
+    tokio::try_join!(first_attempt(first, role), first_attempt(second, role))?;
     Ok(links)
 }
 

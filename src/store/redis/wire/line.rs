@@ -29,8 +29,8 @@ const RECONNECT_MIN: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_secs(1);
 /// How often the sentinels are asked whether the master is still the same.
 const MASTER_EVERY: Duration = Duration::from_secs(1);
-/// How long preparing a connection may take.
-const PREPARE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The least time that preparing a connection may take. It is longer if its two round trips may each take the link's own timeout.
+const PREPARE_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
 /// The connection, if there is one.
 pub struct ServerLine {
@@ -232,9 +232,10 @@ impl ServerLine {
 
     /// Tries once to make and prepare a connection and to publish it to callers.
     pub async fn connect(&self) -> Result<(), Arc<StoreError>> {
+        let patience = PREPARE_TIMEOUT_MIN.max(2 * self.response_timeout);
         let attempt = async {
             let dialled = self.server.dial(Some(self.response_timeout)).await?;
-            timeout(PREPARE_TIMEOUT, self.prepare(dialled.connection.clone()))
+            timeout(patience, self.prepare(dialled.connection.clone()))
                 .await
                 .unwrap_or_else(|_| {
                     Err(StoreError::Unavailable(format!(

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use redis::aio::ConnectionLike;
 use redis::{Cmd, Value};
 
-use super::request::{breaks, read_time};
-use super::script::{CHARGE, REGISTER, SIGN_IN};
+use super::request::{breaks, parsed, pipeline, read_time};
+use super::script::{CHARGE, REGISTER, SIGN_IN, Script};
 use super::zone::{EmptyStore, is_same, set_zones};
 use crate::store::StoreError;
 use crate::store::redis::clock::StoreClock;
@@ -26,13 +26,17 @@ pub struct Preparation {
 
 impl Preparation {
     /// Checks that the one server of the store answers and counts by this calendar, loads the scripts, and learns its time. A
-    /// gateway sets the zone of an empty store; a command does so before it writes (`operations::preparing`).
+    /// gateway sets the zone of an empty store; a command does so before it writes (`operations::preparing`). Takes two round trips,
+    /// for a command one: a server may be far away.
     pub async fn prepare(&self, connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
-        begin(connection).await?;
         let name = self.names.zone();
-        // Read first: a server that refuses writes can still be read.
-        let found = Cmd::get(&name).query_async(connection).await;
-        let is_found = is_same(found.map_err(failed)?, &self.zone)?;
+        let asked = self.clock.ask();
+        // Nothing is written yet: a server that refuses writes can still be read.
+        let read = [Cmd::get(&name), redis::cmd("TIME")];
+        let [found, time] = begin_with(read, connection).await?;
+        let time = read_time(time)?;
+        let is_found = is_same(found, &self.zone)?;
+        self.clock.learn(asked, time);
         match self.empty_store {
             EmptyStore::Left => {}
             EmptyStore::Claimed if is_found => {
@@ -52,20 +56,37 @@ impl Preparation {
                 is_same(replies.pop().unwrap_or(Value::Nil), &self.zone)?;
             }
         }
-        let asked = self.clock.ask();
-        let time = redis::cmd("TIME").query_async(connection).await;
-        self.clock.learn(asked, read_time(time.map_err(failed)?)?);
         Ok(())
     }
 }
 
 /// Loads the scripts into the server of a connection, which answers then. One that cannot save refuses PING, but not these.
 pub async fn begin(connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
-    for script in [&CHARGE, &SIGN_IN, &REGISTER] {
-        script.load(connection).await.map_err(failed)?;
-    }
+    let [] = begin_with([], connection).await?;
     Ok(())
 }
+
+/// As [`begin`], with further commands in the same round trip. Returns their replies.
+async fn begin_with<const N: usize>(
+    further: [Cmd; N],
+    connection: &mut impl ConnectionLike,
+) -> Result<[Value; N], StoreError> {
+    let loading = SCRIPTS.iter().map(|script| script.loading());
+    let commands = pipeline(loading.chain(further));
+    let replies = connection.req_packed_commands(&commands, 0, commands.len());
+    let mut replies = replies.await.map_err(failed)?.into_iter();
+    for (script, sha) in SCRIPTS.iter().zip(&mut replies) {
+        script.loaded(parsed(sha.extract_error().map_err(failed)?)?);
+    }
+    let replies: Result<Vec<Value>, _> = replies.map(Value::extract_error).collect();
+    let replies = replies.map_err(failed)?;
+    replies.try_into().map_err(|replies: Vec<Value>| {
+        StoreError::Unavailable(format!("{} replies for {N} commands", replies.len()))
+    })
+}
+
+/// The scripts that every connection needs.
+const SCRIPTS: [&Script; 3] = [&CHARGE, &SIGN_IN, &REGISTER];
 
 /// A write that changes nothing, which a server that accepts no writes refuses: a script that does not declare itself as free of
 /// writes.

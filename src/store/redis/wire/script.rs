@@ -44,15 +44,14 @@ impl Script {
         }
     }
 
-    /// Loads the script into the server on a new connection. In a cluster, each node has its own scripts.
-    pub async fn load(
-        &self,
-        connection: &mut impl redis::aio::ConnectionLike,
-    ) -> Result<(), redis::RedisError> {
-        let mut load = redis::cmd("SCRIPT");
-        load.arg(("LOAD", self.source));
-        let _ = self.sha.set(load.query_async(connection).await?);
-        Ok(())
+    /// The command that loads the script into a server, and returns its name there. In a cluster, each node has its own scripts.
+    pub fn loading(&self) -> Cmd {
+        redis::cmd("SCRIPT").arg(("LOAD", self.source)).take()
+    }
+
+    /// Notes the name under which a server loaded the script.
+    pub fn loaded(&self, sha: String) {
+        let _ = self.sha.set(sha);
     }
 
     /// The command that runs it by its name, if it was loaded.
