@@ -19,7 +19,7 @@ use crate::store::key_table::digests;
 use crate::store::redis::names::{ID_SETS, Names, drawn, escaped};
 use crate::store::redis::wire::link::{RedisLink, ScanPlace};
 
-/// The members or names of one step of a walk.
+/// The names of one step of a walk over every name, and the members of one over the index.
 const STEP: u32 = 1_000;
 /// The texts of a set that one step of a search compares: those of all sets take Redis one to two milliseconds, in which no charge
 /// is decided.
@@ -121,7 +121,8 @@ pub struct KeyPages {
 
 #[derive(Debug)]
 enum WalkPosition {
-    Index { set: u32, cursor: u64 },
+    /// The sets of ids that are not at their end, each with its cursor.
+    Index(Vec<(u32, u64)>),
     Everywhere(ScanPlace),
 }
 
@@ -130,7 +131,9 @@ impl KeyPages {
     pub fn of(state: &IndexState) -> KeyPages {
         if state.is_complete {
             KeyPages {
-                next: Some(WalkPosition::Index { set: 0, cursor: 0 }),
+                next: Some(WalkPosition::Index(
+                    (0..ID_SETS).map(|set| (set, 0)).collect(),
+                )),
             }
         } else {
             KeyPages::everywhere()
@@ -156,19 +159,24 @@ impl KeyPages {
     pub async fn next_ids(&mut self, link: &RedisLink) -> Result<Option<Vec<KeyId>>, StoreError> {
         match self.next.take() {
             None => Ok(None),
-            Some(WalkPosition::Index { set, cursor }) => {
-                let mut scan = redis::cmd("SSCAN");
-                scan.arg((link.names.ids(set), cursor, "COUNT", STEP));
-                let (cursor, ids): (u64, Vec<String>) = link.read(&scan).await?;
-                self.next = match cursor {
-                    0 if set + 1 == ID_SETS => None,
-                    0 => Some(WalkPosition::Index {
-                        set: set + 1,
-                        cursor: 0,
-                    }),
-                    cursor => Some(WalkPosition::Index { set, cursor }),
-                };
-                Ok(Some(ids.iter().filter_map(|id| id.parse().ok()).collect()))
+            Some(WalkPosition::Index(places)) => {
+                // A step of all sets at once: a round trip for each would make a walk over few keys a long one.
+                let count = STEP.div_ceil(ID_SETS);
+                let scan = places.iter().map(|(set, cursor)| {
+                    let mut scan = redis::cmd("SSCAN");
+                    scan.arg((link.names.ids(*set), cursor, "COUNT", count));
+                    scan
+                });
+                let pages: Vec<(u64, Vec<String>)> = link.replies(scan).await?;
+                let (mut found, mut rest) = (Vec::new(), Vec::new());
+                for ((set, _), (cursor, ids)) in places.into_iter().zip(pages) {
+                    found.extend(ids.iter().filter_map(|id| id.parse::<KeyId>().ok()));
+                    if cursor != 0 {
+                        rest.push((set, cursor));
+                    }
+                }
+                self.next = (!rest.is_empty()).then_some(WalkPosition::Index(rest));
+                Ok(Some(found))
             }
             Some(WalkPosition::Everywhere(place)) => {
                 let (next, found) = link.scan(place, &link.names.records(), STEP).await?;
