@@ -609,3 +609,34 @@ async fn a_gateway_300_ms_from_redis_follows_it_within_seconds() {
     // If each set of ids took two round trips, that would be ten seconds.
     assert!(began.elapsed() < Duration::from_secs(8));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn charges_of_different_keys_do_not_wait_for_the_round_trips_of_others() {
+    const KEYS: u64 = 20;
+    let fixture = RedisFixture::new().await;
+    let gateway = fixture.gateway("one").await;
+    let command = fixture.command().await;
+    let mut keys = Vec::new();
+    for _ in 0..KEYS {
+        keys.push(issue(&command).await);
+    }
+    let before = scripts_run(&fixture.server).await;
+    fixture.server.hang();
+    // Longer than the time for which a call waits for others to share it.
+    let mut arrivals = tokio::time::interval(Duration::from_millis(20));
+    let mut charges = Vec::new();
+    for key in keys {
+        arrivals.tick().await;
+        let gateway = gateway.clone();
+        charges.push(tokio::spawn(async move {
+            granted(gateway.charge(charge(&key, today(), 10, 1)).await)
+        }));
+    }
+    fixture.server.resume();
+    for charge in charges {
+        assert_eq!(charge.await.unwrap().0, 1);
+    }
+    // If they waited, the third call would be for all the rest.
+    let calls = scripts_run(&fixture.server).await - before;
+    assert!(calls > KEYS / 2, "only {calls} calls");
+}

@@ -100,6 +100,10 @@ pub struct Pending {
     slots: VecDeque<Arc<AccountSlot>>,
     /// Batchers that take from it.
     batchers: usize,
+    /// Whether one of them waits to see whether the others take from it soon.
+    is_watched: bool,
+    /// How often one has taken from it, wrapping.
+    turns: u64,
 }
 
 /// Granted units: taken by the caller, or refunded when dropped.

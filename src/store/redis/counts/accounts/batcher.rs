@@ -3,8 +3,9 @@
 //!
 //! Accounts with waiting requests are in one queue ([`Pending`]). A batcher takes the queued accounts, sends their calls,
 //! returns the replies, and repeats this until the queue is empty. So batches grow with the load, and no request waits for a
-//! timer. At most two batchers take from the queue, so that a request seldom waits for another one's round trip. In a cluster,
-//! the keys of one call must be in one hash slot: there, only accounts of the same slot share a call.
+//! timer. Two batchers take from the queue, so that a request seldom waits for another one's round trip. Where round trips are long,
+//! it would: whenever none has taken from the queue for [`TURN_AWAITED`], there is one more. In a cluster, the keys of one call
+//! must be in one hash slot: there, only accounts of the same slot share a call.
 //!
 //! Invariants: an account is in one call at a time; a call for several accounts that Redis refused, or whose reply cannot be
 //! read, is repeated for each account alone, so that an account that Redis cannot count affects only itself; when a batcher
@@ -14,6 +15,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -27,8 +29,13 @@ use crate::store::redis::wire::script::{AccountCall, CHARGE, ChargeArgument, cha
 
 /// The most accounts in one script call: Redis serves no other client meanwhile, for 4 to 8 µs each.
 const TOGETHER_MAX: usize = 64;
-/// The most batchers that take from the queue if a call may be for several accounts.
-const BATCHERS_MAX: usize = 2;
+/// The batchers that take from the queue at once if a call may be for several accounts: few, so that their calls are for many.
+const BATCHERS_AT_ONCE: usize = 2;
+/// The most batchers if round trips are long. Over 160 ms they begin 25,000 calls of accounts a second.
+const BATCHERS_MAX: usize = 64;
+/// How long accounts wait for the reply of a call in flight before there is another batcher. Longer than a round trip in a data center,
+/// so that calls are for as many accounts as possible there.
+const TURN_AWAITED: Duration = Duration::from_millis(2);
 
 impl Pending {
     /// Takes the accounts of one call: in a cluster, the first account and those of its hash slot; else up to `most`.
@@ -70,19 +77,23 @@ impl Accounts {
     }
 
     fn start_batcher(self: &Arc<Self>) {
-        let batchers_max = match self.together_max() {
-            1 => usize::MAX,
-            _ => BATCHERS_MAX,
+        let [at_once, most] = match self.together_max() {
+            1 => [usize::MAX; 2],
+            _ => [BATCHERS_AT_ONCE, BATCHERS_MAX],
         };
-        {
+        let watches = {
             let mut due = self.due.lock();
-            if due.batchers >= batchers_max {
+            let watches = due.batchers >= at_once;
+            if due.batchers >= most || watches && due.is_watched {
                 return;
             }
             due.batchers += 1;
-        }
+            due.is_watched |= watches;
+            watches
+        };
         let mut batcher = Batcher::of(self.clone());
         batcher.takes = true;
+        batcher.watches = watches;
         // In a box, so that only a pointer is moved: the runtime moves a task's future at its start and at its end.
         tokio::spawn(Box::pin(batcher.flush_due()));
     }
@@ -216,6 +227,8 @@ pub struct Batcher {
     calls: Vec<(Arc<AccountSlot>, Call<Context>)>,
     /// Whether it takes from the queue.
     takes: bool,
+    /// Whether it is the one that waits to see whether others do so soon.
+    watches: bool,
 }
 
 impl Batcher {
@@ -226,6 +239,7 @@ impl Batcher {
             accounts,
             calls: Vec::new(),
             takes: false,
+            watches: false,
         }
     }
 
@@ -237,10 +251,28 @@ impl Batcher {
 
     /// Sends the calls of queued accounts until the queue is empty.
     async fn flush_due(mut self) {
-        // Requests that are ready now queue their accounts first, so that their calls share a batch.
-        tokio::task::yield_now().await;
+        match self.watches {
+            true => self.watch().await,
+            // Requests that are ready now queue their accounts first, so that their calls share a batch.
+            false => tokio::task::yield_now().await,
+        }
         while self.take_due() {
             self.flush().await;
+        }
+    }
+
+    /// Waits until the queue is empty, or no batcher has taken from it for [`TURN_AWAITED`].
+    async fn watch(&mut self) {
+        let mut seen = self.accounts.due.lock().turns;
+        loop {
+            tokio::time::sleep(TURN_AWAITED).await;
+            let mut due = self.accounts.due.lock();
+            if due.slots.is_empty() || due.turns == seen {
+                due.is_watched = false;
+                self.watches = false;
+                return;
+            }
+            seen = due.turns;
         }
     }
 
@@ -248,15 +280,21 @@ impl Batcher {
     fn take_due(&mut self) -> bool {
         let together = self.accounts.together_max();
         let apart = self.accounts.apart.load(Ordering::Relaxed);
-        let slots = {
+        let (slots, are_all) = {
             let mut due = self.accounts.due.lock();
             if due.slots.is_empty() {
                 due.batchers -= 1;
                 self.takes = false;
                 return false;
             }
-            due.take(self.accounts.guard.link.is_cluster() && !apart, together)
+            due.turns = due.turns.wrapping_add(1);
+            let slots = due.take(self.accounts.guard.link.is_cluster() && !apart, together);
+            (slots, due.slots.is_empty())
         };
+        // In a cluster, each account has started one.
+        if !are_all && together > 1 {
+            self.accounts.start_batcher();
+        }
         self.begin_calls(slots);
         true
     }
@@ -370,7 +408,9 @@ impl Drop for Batcher {
             self.accounts.list(&slot);
         }
         if self.takes {
-            self.accounts.due.lock().batchers -= 1;
+            let mut due = self.accounts.due.lock();
+            due.batchers -= 1;
+            due.is_watched &= !self.watches;
         }
         self.accounts.batchers.fetch_sub(1, Ordering::SeqCst);
     }
