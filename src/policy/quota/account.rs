@@ -440,8 +440,8 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.stale
     }
 
-    /// Makes a settling call due, every [`LATE_CALL_LOOK`], while an abandoned call may still run. Returns whether this must be
-    /// called again.
+    /// Makes a settling call due, every [`LATE_CALL_LOOK`] while an abandoned call may still run, and once when it no longer can.
+    /// Returns whether this must be called again.
     pub fn look_for_late_calls(&mut self, now: Instant) -> bool {
         let Some(busy) = &mut self.busy else {
             return false;
@@ -449,11 +449,12 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         let Some(late) = &mut busy.late else {
             return false;
         };
-        if now >= late.look_at {
+        let may_run = now < late.until;
+        // Once more at the end, so that a call that ran last is not missed.
+        if now >= late.look_at || !may_run {
             self.unsettled = true;
             late.look_at = now + LATE_CALL_LOOK;
         }
-        let may_run = now < late.until;
         if !may_run {
             busy.late = None;
             self.rest();

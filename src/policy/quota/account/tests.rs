@@ -128,6 +128,10 @@ fn the_reply_of_an_abandoned_call_is_not_used_and_what_it_granted_goes_back() {
     assert_eq!(begin(&mut account), None);
     assert!(account.look_for_late_calls(now), "it may run later");
     assert_eq!(begin(&mut account), None);
+    let nearly_over = now + LATE_CALL_LASTS - Duration::from_millis(1);
+    assert!(account.look_for_late_calls(nearly_over));
+    let look = begin(&mut account).unwrap();
+    account.settle(look.number, &reply(Code::Granted, 0, 0), nearly_over);
     assert!(!account.look_for_late_calls(now + LATE_CALL_LASTS));
     assert!(begin(&mut account).is_some(), "it may have run only now");
 }
