@@ -112,6 +112,8 @@ struct Awaited<W> {
     ack: u64,
     rack: u64,
     batch: Vec<(W, u32)>,
+    /// Whether another call is due after it: what it finds in the store may be lost, or changed, before its reply.
+    repeated: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -249,6 +251,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             ack: self.ack,
             rack: self.rack,
             batch,
+            repeated: false,
         });
         Some(Call {
             number: self.calls,
@@ -300,7 +303,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.offline = served_since - refunded_offline;
         self.ack = self.ack.max(granted);
         self.stored = (granted, awaited.rack);
-        self.unsettled = false;
+        self.unsettled = awaited.repeated;
         self.stale = false;
         let mut counted = reply.used.saturating_sub(credit);
         let mut fits = |cost: u64| {
@@ -429,9 +432,15 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.stored == (self.ack, self.rack) && !self.unsettled
     }
 
-    /// Makes a call due although nothing has changed: the store may have lost its data, or run a call twice.
+    /// Makes a call due although nothing has changed: the store may have lost its data, or run a call twice. The awaited call is none:
+    /// it may have run before, even on the former server.
     pub fn repeat(&mut self) {
-        self.unsettled |= self.calls > 0 || self.ack > 0 || self.rack > 0;
+        if self.calls > 0 || self.ack > 0 || self.rack > 0 {
+            self.unsettled = true;
+            if let Some(awaited) = self.busy.as_mut().and_then(|busy| busy.awaited.as_mut()) {
+                awaited.repeated = true;
+            }
+        }
     }
 
     /// Makes a call due if the count was received before `since`. The store is still known to have everything. Returns whether it is due.
@@ -443,20 +452,17 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     /// Makes a settling call due, every [`LATE_CALL_LOOK`] while an abandoned call may still run, and once when it no longer can.
     /// Returns whether this must be called again.
     pub fn look_for_late_calls(&mut self, now: Instant) -> bool {
-        let Some(busy) = &mut self.busy else {
-            return false;
-        };
-        let Some(late) = &mut busy.late else {
+        let Some(late) = self.busy.as_mut().and_then(|busy| busy.late.as_mut()) else {
             return false;
         };
         let may_run = now < late.until;
         // Once more at the end, so that a call that ran last is not missed.
         if now >= late.look_at || !may_run {
-            self.unsettled = true;
             late.look_at = now + LATE_CALL_LOOK;
+            self.repeat();
         }
         if !may_run {
-            busy.late = None;
+            self.busy.as_mut().and_then(|busy| busy.late.take());
             self.rest();
         }
         may_run

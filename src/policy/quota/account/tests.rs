@@ -137,6 +137,20 @@ fn the_reply_of_an_abandoned_call_is_not_used_and_what_it_granted_goes_back() {
 }
 
 #[test]
+fn a_reply_that_may_be_of_before_a_loss_settles_nothing() {
+    let (mut account, now) = (Plain::new(terms(10)), Instant::now());
+    account.ask("a", 3, terms(10), now);
+    let charge = begin(&mut account).unwrap();
+    account.repeat();
+    account.settle(charge.number, &reply(Code::Granted, 3, 3), now);
+    assert!(!account.is_stored());
+    let again = begin(&mut account).unwrap();
+    assert_eq!((again.ack, again.rack, again.want), (3, 0, 0));
+    account.settle(again.number, &reply(Code::Granted, 0, 3), now);
+    assert!(account.is_stored() && account.is_idle());
+}
+
+#[test]
 fn a_denial_holds_for_a_second_for_costs_above_the_remainder_only() {
     let (mut account, now) = (Plain::new(terms(10)), Instant::now());
     account.ask("a", 5, terms(10), now);
