@@ -38,6 +38,17 @@ fn silent(status: &StoreStatus) -> Vec<&str> {
     status.silent.iter().map(|one| &*one.name).collect()
 }
 
+/// The gateway `lives`, which knows that the gateway `killed` is silent.
+async fn gateway_beside_a_silent_one(server: &RedisServer, directory: &Path) -> Arc<RedisStore> {
+    let lives = gateway(server, "lives", &directory.join("one")).await;
+    drop(gateway(server, "killed", &directory.join("two")).await);
+    eventually("the other gateway knows that it is silent", async || {
+        (lives.health().silent_gateways == 1).then_some(())
+    })
+    .await;
+    lives
+}
+
 /// Waits until the register has these gateways that live and these that are silent.
 async fn has(command: &Arc<RedisStore>, lives: &[&str], silents: &[&str]) {
     eventually(&format!("{lives:?} live, {silents:?} do not"), async || {
@@ -80,19 +91,53 @@ async fn a_killed_gateway_is_answered_for_by_one_that_runs_on_its_replica() {
 async fn an_emptied_redis_receives_again_which_gateways_are_silent() {
     let (server, directory) = (RedisServer::start().await, TempDir::new().unwrap());
     let command = command(&server).await;
-    let place = |name: &str| directory.path().join(name);
-    let lives = gateway(&server, "lives", &place("one")).await;
-    drop(gateway(&server, "killed", &place("two")).await);
-    eventually("the other gateway knows that it is silent", async || {
-        (lives.health().silent_gateways == 1).then_some(())
-    })
-    .await;
+    let _lives = gateway_beside_a_silent_one(&server, directory.path()).await;
     let () = redis::cmd("FLUSHALL")
         .query_async(&mut server.connect().await)
         .await
         .unwrap();
     has(&command, &["lives"], &["killed"]).await;
     assert_eq!(unconfirmed(&command).await, ["killed"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emptied_redis_that_refuses_the_silent_gateways_at_first_receives_them_later() {
+    let (server, directory) = (RedisServer::start().await, TempDir::new().unwrap());
+    let command = command(&server).await;
+    let _lives = gateway_beside_a_silent_one(&server, directory.path()).await;
+    let connection = &mut server.connect().await;
+    // What puts them back, and no heartbeat.
+    let mut refuse = redis::pipe();
+    refuse.cmd("ACL").arg(&["SETUSER", "default", "-hsetnx"]);
+    refuse.cmd("FLUSHALL");
+    refuse.exec_async(connection).await.unwrap();
+    has(&command, &["lives"], &[]).await;
+    let mut allow = redis::cmd("ACL");
+    allow.arg(&["SETUSER", "default", "+hsetnx"]);
+    allow.exec_async(connection).await.unwrap();
+    has(&command, &["lives"], &["killed"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_register_that_is_lost_again_and_again_receives_the_silent_gateways_too() {
+    let (server, directory) = (RedisServer::start().await, TempDir::new().unwrap());
+    let command = command(&server).await;
+    let lives = gateway_beside_a_silent_one(&server, directory.path()).await;
+    let lose = async || {
+        let connection = &mut server.connect().await;
+        loop {
+            redis::cmd("DEL")
+                .arg("touchline:{gateways}:register")
+                .exec_async(connection)
+                .await
+                .unwrap();
+        }
+    };
+    let lost = async { tokio::join!(lose(), lose(), lose()) };
+    // Some heartbeats, and as many looks at the register between them.
+    let _ = tokio::time::timeout(Duration::from_secs(5), lost).await;
+    has(&command, &["lives"], &["killed"]).await;
+    assert_eq!(lives.health().silent_gateways, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

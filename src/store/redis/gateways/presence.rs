@@ -39,6 +39,17 @@ pub struct Presence {
     silent: Mutex<Vec<RegisterEntry>>,
 }
 
+/// What a gateway knows of the register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// Nothing: it has not signed in.
+    Nothing,
+    /// What the store has.
+    Same,
+    /// Entries that the store lost.
+    More,
+}
+
 impl Presence {
     /// A gateway that has not signed in.
     pub async fn new(
@@ -73,15 +84,14 @@ impl Presence {
         heartbeat: impl Fn() -> Heartbeat,
         see_live: impl Fn(u64),
     ) {
-        let (mut signed_in, mut look) = (false, Periodic::due_now(LOOK_EVERY));
+        let (mut known, mut look) = (Known::Nothing, Periodic::due_now(LOOK_EVERY));
         let mut failed_at = None::<Instant>;
         loop {
-            if self.beat(&heartbeat(), signed_in).await.is_err() {
+            if self.beat(&heartbeat(), &mut known).await.is_err() {
                 failed_at = Some(Instant::now());
                 tokio::time::sleep(SIGN_IN_AGAIN).await;
                 continue;
             }
-            signed_in = true;
             let is_settled = failed_at.is_none_or(|at| at.elapsed() >= BEAT_HOLDS);
             if look.is_due() && is_settled {
                 // A failure is repeated the next time.
@@ -94,13 +104,13 @@ impl Presence {
         }
     }
 
-    async fn beat(&self, heartbeat: &Heartbeat, signed_in: bool) -> Result<(), StoreError> {
+    async fn beat(&self, heartbeat: &Heartbeat, known: &mut Known) -> Result<(), StoreError> {
         let gateway_id = self.gateway_id.lock().id().to_owned();
         let sent = register::sign_in(&self.link, &gateway_id, &self.node, heartbeat).await;
         let before = sent.inspect_err(|error| self.guard.note_refusal(error))?;
         match before {
             Some(node) if node == self.node => {}
-            Some(killed) if !signed_in => {
+            Some(killed) if *known == Known::Nothing => {
                 tracing::info!(%killed, "takes over the entry of a gateway that did not sign off");
             }
             Some(other) => {
@@ -108,18 +118,24 @@ impl Presence {
                 register::sign_off(&self.link, &gateway_id).await?;
                 self.gateway_id.lock().rename();
             }
-            None if signed_in => {
-                let silent = self.silent.lock().clone();
-                register::put_back(&self.link, &silent).await?;
-            }
+            None if *known != Known::Nothing => *known = Known::More,
             None => {}
         }
+        if *known == Known::More {
+            let silent = self.silent.lock().clone();
+            register::put_back(&self.link, &silent).await?;
+        }
+        *known = Known::Same;
         Ok(())
     }
 
     async fn look_around(&self, see_live: &impl Fn(u64)) -> Result<(), StoreError> {
         let own = self.gateway_id.lock().id().to_owned();
         let mut silent = register::read(&self.link).await?;
+        if !silent.iter().any(|entry| entry.gateway_id == own) {
+            // The store has lost it since the heartbeat: the next one puts back what is known.
+            return Ok(());
+        }
         see_live(silent.iter().filter(|entry| entry.is_live()).count() as u64);
         silent.retain(|entry| !entry.is_live() && entry.gateway_id != own);
         if !silent.is_empty() {
