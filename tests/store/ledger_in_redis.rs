@@ -16,7 +16,8 @@ use touchline::store::{
 use crate::log_lines::log_lines;
 use crate::redis_server::RedisServer;
 use crate::suite::{
-    ZONE, charge, eventually, granted, issue, new_record, threshold_event, today, used_field,
+    PATIENCE, ZONE, charge, eventually, granted, issue, new_record, threshold_event, today,
+    used_field,
 };
 
 const WINDOW: Duration = Duration::from_secs(1);
@@ -246,24 +247,32 @@ async fn a_write_that_ran_late_does_not_lower_the_ledger_for_long() {
     };
     let refuse = || store.refused(&key, day, &"markets".into(), RefusalReason::DailyQuota);
     refuse();
-    let [field, older] = eventually("the ledger is written", entry).await;
-    let mut pause = redis::cmd("CLIENT");
-    pause.arg("PAUSE").arg(2_000).arg("WRITE");
-    pause.exec_async(&mut server.connect().await).await.unwrap();
-    // No reply in time: whether it is written is unknown.
-    refuse();
-    let newer = eventually("the ledger is written after the pause", async || {
-        entry().await.filter(|[_, value]| *value != older)
-    })
-    .await;
-    // What a write of another connection does that is still on its way.
-    let mut late = redis::cmd("HSET");
-    late.arg(&entries).arg(&field).arg(&older);
-    late.exec_async(&mut server.connect().await).await.unwrap();
-    eventually("the newer totals are back", async || {
-        (entry().await? == newer).then_some(())
-    })
-    .await;
+    let [field, mut older] = eventually("the ledger is written", entry).await;
+    for ends in [false, true] {
+        let mut pause = redis::cmd("CLIENT");
+        pause.arg("PAUSE").arg(2_000).arg("WRITE");
+        pause.exec_async(&mut server.connect().await).await.unwrap();
+        // No reply in time: whether it is written is unknown.
+        refuse();
+        let newer = eventually("the ledger is written after the pause", async || {
+            entry().await.filter(|[_, value]| *value != older)
+        })
+        .await;
+        // What a write of another connection does that is still on its way.
+        let mut late = redis::cmd("HSET");
+        late.arg(&entries).arg(&field).arg(&older);
+        late.exec_async(&mut server.connect().await).await.unwrap();
+        if ends {
+            store.close(PATIENCE).await;
+            assert_eq!(entry().await, Some(newer));
+            return;
+        }
+        eventually("the newer totals are back", async || {
+            (entry().await? == newer).then_some(())
+        })
+        .await;
+        [_, older] = newer;
+    }
 }
 
 fn journaled(server: &RedisServer, directory: &Path, keeping: Keeping) -> RedisSettings {

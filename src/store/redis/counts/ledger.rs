@@ -140,10 +140,12 @@ impl ProcessLedger {
         self.totals.walk(ProducerTotals::repeat_all).await;
     }
 
-    /// Whether everything is stored.
+    /// Whether everything is stored, and no late write can lower it any more.
     pub fn is_written(&self) -> bool {
         let mut parts = self.totals.parts();
-        parts.all(|shard| shard.lock().changed_count() == 0) && self.unlisted.lock().is_empty()
+        parts.all(|shard| shard.lock().changed_count() == 0)
+            && self.unlisted.lock().is_empty()
+            && self.doubtful.lock().is_empty()
     }
 
     /// Drops stored totals of days that are over.
