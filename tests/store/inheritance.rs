@@ -1,6 +1,6 @@
 //! What a killed gateway had counted last, and no journal knew, is read by its successor before Redis loses it.
 //!
-//! The gateways here journal once an hour, so that all they count is of the last interval.
+//! Most gateways here journal once an hour, so that all they count is of the last interval.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,10 +21,12 @@ use crate::redis_server::RedisServer;
 use crate::suite::{
     ZONE, charge, charge_for, day_around_now, eventually, granted, issue, used_field,
 };
+use crate::tcp_proxy::{TcpProxy, Wire};
 use crate::topologies::patient;
 
 const LIMIT: u64 = 1_000;
 const HOUR: Duration = Duration::from_secs(3_600);
+const OFTEN: Duration = Duration::from_millis(50);
 const JOURNAL: &str = "journal.db";
 
 /// A day around now with today's date: only days on which a process may have counted are read.
@@ -40,8 +42,13 @@ fn this_day() -> Day {
 
 /// A gateway with its journal in `directory`.
 async fn gateway(place: Servers, directory: &Path) -> Arc<RedisStore> {
+    gateway_every(HOUR, place, directory).await
+}
+
+/// One that journals at this interval.
+async fn gateway_every(interval: Duration, place: Servers, directory: &Path) -> Arc<RedisStore> {
     let outage = OutageSettings {
-        journal_interval: HOUR,
+        journal_interval: interval,
         ..OutageSettings::of_journal(directory.join(JOURNAL))
     };
     let settings = RedisSettings {
@@ -90,7 +97,7 @@ async fn ledger_agrees(store: &RedisStore, key: &KeyEntry) {
 }
 
 async fn counted(node: &Node, key: &KeyEntry) -> Option<u64> {
-    let name = format!("touchline:q:{{{}}}:{}", key.record.id, this_day().date);
+    let name = counts_of(key);
     node.try_ask(&format!("HGET {name} {}", used_field(this_day())))
         .await
         .ok()?
@@ -186,17 +193,7 @@ async fn what_a_gateway_killed_beside_its_successor_counted_last_is_read_when_it
     let key = issued(place()).await;
     // As in an upgrade: the old one goes on for a while.
     let old = gateway(place(), directory.path()).await;
-    let interval = Duration::from_millis(50);
-    let outage = OutageSettings {
-        journal_interval: interval,
-        ..OutageSettings::of_journal(directory.path().join(JOURNAL))
-    };
-    let settings = RedisSettings {
-        outage: Some(outage),
-        ..patient(place())
-    };
-    let role = Role::Gateway(NodeName("heir".into()));
-    let next = open(settings, role, ZONE, Clock::system()).await.unwrap();
+    let next = gateway_every(OFTEN, place(), directory.path()).await;
     count_25(&old, &key).await;
     drop(old);
     inherited(directory.path(), 1).await;
@@ -330,4 +327,76 @@ async fn what_a_killed_gateway_counted_last_is_read_from_the_masters_that_are_th
         (processes(directory.path()) == 1).then_some(())
     })
     .await;
+}
+
+/// The name in Redis of a key's counts.
+fn counts_of(key: &KeyEntry) -> String {
+    format!("touchline:q:{{{}}}:{}", key.record.id, this_day().date)
+}
+
+/// Issues a key whose counts cannot be read until they are [`remove`]d. Returns their name.
+async fn unreadable(server: &RedisServer) -> String {
+    let name = counts_of(&*issued(Servers::Url(server.url())).await);
+    let mut damage = redis::cmd("SET");
+    damage.arg(&name).arg("no counts");
+    let connection = &mut server.connect().await;
+    damage.exec_async(connection).await.unwrap();
+    name
+}
+
+async fn remove(server: &RedisServer, name: &str) {
+    let connection = &mut server.connect().await;
+    let mut remove = redis::cmd("DEL");
+    remove.arg(name).exec_async(connection).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_gateway_counted_after_some_of_its_counts_were_read_is_read_when_it_has_ended() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let place = || Servers::Url(server.url());
+    let (key, damaged) = (issued(place()).await, unreadable(&server).await);
+    let old = gateway(place(), directory.path()).await;
+    // It has read the counts of all other keys when it is open.
+    let _next = gateway(place(), directory.path()).await;
+    count_25(&old, &key).await;
+    drop(old);
+    age_names(directory.path());
+    remove(&server, &damaged).await;
+    eventually("all is read", async || {
+        (processes(directory.path()) == 1).then_some(())
+    })
+    .await;
+    let facts = journal_facts(&directory.path().join(JOURNAL));
+    assert_eq!(facts.unwrap().counts, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_predecessor_could_not_send_is_sent_although_not_all_its_counts_can_be_read() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let wire = TcpProxy::before(server.port()).await;
+    let place = || Servers::Url(wire.url());
+    unreadable(&server).await;
+    let [key, other] = [issued(place()).await, issued(place()).await];
+    let old = gateway_every(OFTEN, place(), directory.path()).await;
+    let of_old = wire.part();
+    granted(old.charge(charge(&other, this_day(), LIMIT, 1)).await);
+    inherited(directory.path(), 1).await;
+    remove(&server, &counts_of(&other)).await;
+    let next = gateway(place(), directory.path()).await;
+    let reads = async |key: &KeyEntry, used: u64| {
+        eventually(&format!("{used} is counted"), async || {
+            let found = next.used(key.record.id, this_day()).await;
+            (found.ok()? == used).then_some(())
+        })
+        .await;
+    };
+    // It has sent all that is in the journal so far.
+    reads(&other, 1).await;
+    let charged = old.charge(charge(&key, this_day(), LIMIT, 3)).await;
+    let (_, receipt) = granted(charged);
+    of_old.send_replace(Wire::BlackHole);
+    old.refund(receipt).await;
+    old.close(Duration::from_millis(100)).await;
+    drop(old);
+    reads(&key, 0).await;
 }

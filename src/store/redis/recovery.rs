@@ -53,13 +53,13 @@ pub struct CrashRecovery {
     parts: Arc<Parts>,
     outage: Arc<OutageService>,
     journal: Arc<Journal>,
-    /// What could not be read of the processes that are read.
+    /// What could not be read of processes that had ended before the rest was read.
     unread: Option<Unread>,
 }
 
 /// The days of keys that could not be read for these processes.
 struct Unread {
-    processes: BTreeSet<String>,
+    processes: Vec<Process>,
     days: Vec<(Date, Vec<KeyId>)>,
 }
 
@@ -112,9 +112,11 @@ impl CrashRecovery {
             tokio::time::sleep(WAIT_PAUSE).await;
         }
         let began = Instant::now();
+        // A process that runs beside this one, during an upgrade, keeps its name until it shuts down, or falls silent and is
+        // read again.
+        let mut ended = due.clone();
+        ended.retain(|process| self.is_silent(process));
         let rows = self.read(&due).await?;
-        // Redis may lack what the journal has of them.
-        self.outage.repeat_all();
         tracing::info!(
             processes = due.len(),
             keys = self.parts.keys.len(),
@@ -122,10 +124,7 @@ impl CrashRecovery {
             took_ms = began.elapsed().as_secs_f64() * 1e3,
             "the last counts of this journal's other processes are read from Redis"
         );
-        // A process that runs beside this one, during an upgrade, keeps its name until it shuts down, or falls silent and is
-        // read again.
-        due.retain(|process| self.is_silent(process));
-        self.journal.forget(due).await
+        self.journal.forget(ended).await
     }
 
     fn is_silent(&self, process: &Process) -> bool {
@@ -135,17 +134,19 @@ impl CrashRecovery {
         process.seen.saturating_add(patience) < self.parts.clock.now().as_second()
     }
 
-    /// Reads all keys of the days on which these processes may have counted last; again, only those that could not be read before.
-    /// Returns the number of rows that were missing.
+    /// Reads all keys of the days on which these processes may have counted last, and has the journal's rows sent, which Redis may
+    /// lack; again, only those that could not be read, if the processes had ended before. Returns the number of rows that were missing.
     async fn read(&mut self, processes: &[Process]) -> Result<usize, StoreError> {
         let now = self.parts.clock.now().as_second();
         // A clock that was ahead may have written a future instant.
         let seen = processes.iter().map(|process| process.seen.min(now)).min();
         let first = seen.unwrap_or(now) - CROSSING_SECONDS;
         let names: HashSet<&str> = processes.iter().map(|one| one.name.as_str()).collect();
-        let all: BTreeSet<String> = processes.iter().map(|one| one.name.clone()).collect();
+        let have_ended = processes.iter().all(|process| self.is_silent(process));
         let before = self.unread.take();
-        let days = match before.filter(|unread| unread.processes == all) {
+        let before = before.filter(|unread| unread.processes == processes);
+        let reads_all = before.is_none();
+        let days = match before {
             Some(unread) => unread.days,
             None => {
                 let entries = self.parts.keys.entries();
@@ -167,9 +168,12 @@ impl CrashRecovery {
                 unread.push((date, left));
             }
         }
-        if complete.is_err() {
+        if reads_all {
+            self.outage.repeat_all();
+        }
+        if complete.is_err() && have_ended {
             self.unread = Some(Unread {
-                processes: all,
+                processes: processes.to_vec(),
                 days: unread,
             });
         }
