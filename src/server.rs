@@ -210,7 +210,7 @@ async fn run(
     let background = Background::start(&gate, &node, history, unexported);
     announce(&addresses);
     log_start(&node, &configuration, &addresses);
-    notify::ready(&configuration);
+    notify::started(&configuration);
 
     until_end(&mut stop, &succeeded, &bound).await;
 
@@ -282,14 +282,16 @@ fn log_start(node: &NodeName, configuration: &str, addresses: &Addresses) {
 /// Waits until the gateway is stopped, or a successor has taken over.
 async fn until_end(stop: &mut StopSignals, succeeded: &Notify, bound: &Bound) {
     tokio::select! {
-        () = stop.wait() => {
-            tracing::info!("stopping: waiting for requests in flight");
-            notify::stopping();
-        }
-        // To a service manager the unit goes on: the successor has its socket too, and reports its own start.
+        biased;
+        // To a service manager the unit goes on: the successor has its socket too, and reports its own start. Also if this process is
+        // stopped at the same moment.
         () = succeeded.notified() => {
             tracing::info!("a successor has taken over: waiting for requests in flight");
             bound.leave_admin();
+        }
+        () = stop.wait() => {
+            tracing::info!("stopping: waiting for requests in flight");
+            notify::stopping();
         }
     }
 }

@@ -2,14 +2,25 @@
 
 use sd_notify::NotifyState;
 
-/// The gateway serves with the configuration of this hash.
-pub fn ready(hash: &str) {
+/// The gateway has started with the configuration of this hash, and after an upgrade the unit has this main process.
+///
+/// Only a start names the process: if a reload did, the predecessor could name itself again just after it was replaced, and its end
+/// would be the end of the unit.
+pub fn started(hash: &str) {
     send(&[
-        // After an upgrade, the process id is another.
         NotifyState::MainPid(std::process::id()),
         NotifyState::Ready,
-        NotifyState::Status(&format!("serving with configuration {hash}")),
+        NotifyState::Status(&serving(hash)),
     ]);
+}
+
+/// The gateway serves with another configuration, of this hash.
+pub fn ready(hash: &str) {
+    send(&[NotifyState::Ready, NotifyState::Status(&serving(hash))]);
+}
+
+fn serving(hash: &str) -> String {
+    format!("serving with configuration {hash}")
 }
 
 /// The gateway reads its configuration; [`ready`] or [`refused`] follows.
