@@ -21,7 +21,7 @@ use crate::policy::limit_hit::LimitHit;
 use crate::policy::redirect::Rule;
 use crate::policy::{address, forwarded};
 use crate::proxy::connection::Connection;
-use crate::proxy::connection::limiter::ConnectionLimiter;
+use crate::proxy::connection::limiter::{ConnectionLimiter, ConnectionSlot};
 use crate::proxy::connection::on_wake::OnWake;
 use crate::proxy::connection::opening::{self, Opened};
 use crate::proxy::connection::transport::Transport;
@@ -68,6 +68,15 @@ fn last_requests(snapshot: &Snapshot) -> Duration {
     limits.request_read + totals.max().unwrap_or_default() + limits.response_write
 }
 
+/// A connection that is counted among those of the gateway, under the configuration of its beginning.
+struct CountedConnection {
+    peer: SocketAddr,
+    /// Whether it begins with a PROXY protocol header.
+    spoken: ProxyProtocol,
+    slot: ConnectionSlot,
+    snapshot: Arc<Snapshot>,
+}
+
 /// A listener for clients: its service, and what its connections need.
 pub struct Door {
     /// The service of this listener.
@@ -95,7 +104,10 @@ impl Door {
                     if log.succeeded() {
                         tracing::info!("connections are accepted again");
                     }
-                    tokio::spawn(self.clone().receive(socket, peer));
+                    match self.count(peer) {
+                        Ok(counted) => drop(tokio::spawn(self.clone().receive(socket, counted))),
+                        Err(full) => self.note_limit(full),
+                    }
                 }
                 Err(error) => {
                     if log.failed(Instant::now()) {
@@ -108,8 +120,8 @@ impl Door {
         }
     }
 
-    /// Serves a connection from beginning to end.
-    async fn receive(self: Arc<Door>, mut socket: TcpStream, peer: SocketAddr) {
+    /// Counts an accepted connection: before its task begins, which a gateway that stops in between would not wait for.
+    fn count(&self, peer: SocketAddr) -> Result<CountedConnection, LimitHit> {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
         let snapshot = self.gate.snapshot();
         let (limits, listen) = (&snapshot.config.limits, &snapshot.config.listen);
@@ -117,14 +129,30 @@ impl Door {
         let proxy = forwarded::is_trusted(peer.ip(), &listen.trusted_proxies);
         let spoken = self.behind.proxy_protocol(listen);
         if spoken == ProxyProtocol::Spoken && !proxy {
-            return self.note_limit(LimitHit::ProxyProtocol);
+            return Err(LimitHit::ProxyProtocol);
         }
-        let counted = |address| address::counted(address, &limits.exempt_addresses);
-        let address = if proxy { None } else { counted(peer.ip()) };
-        let mut slot = match self.limiter.slot(address, limits) {
-            Ok(slot) => slot,
-            Err(full) => return self.note_limit(full),
+        let address = match proxy {
+            true => None,
+            false => address::counted(peer.ip(), &limits.exempt_addresses),
         };
+        let slot = self.limiter.slot(address, limits)?;
+        Ok(CountedConnection {
+            peer,
+            spoken,
+            slot,
+            snapshot,
+        })
+    }
+
+    /// Serves a connection from beginning to end.
+    async fn receive(self: Arc<Door>, mut socket: TcpStream, counted: CountedConnection) {
+        let CountedConnection {
+            peer,
+            spoken,
+            mut slot,
+            snapshot,
+        } = counted;
+        let (limits, listen) = (&snapshot.config.limits, &snapshot.config.listen);
         // Answers are already gathered before they are written, so Nagle's algorithm would only delay them.
         let _ = socket.set_nodelay(true);
         // Without it the system buffers megabytes for a client that reads nothing, and the gateway cannot measure how fast it reads.
@@ -134,7 +162,8 @@ impl Door {
             ProxyProtocol::Spoken => match Box::pin(self.proxied_client(&mut socket, limits)).await
             {
                 Some(Some(client)) => {
-                    if let Err(full) = slot.assign(counted(client.ip()), limits) {
+                    let address = address::counted(client.ip(), &limits.exempt_addresses);
+                    if let Err(full) = slot.assign(address, limits) {
                         return self.note_limit(full);
                     }
                     client
@@ -280,7 +309,64 @@ impl Door {
 
 #[cfg(test)]
 mod tests {
+    use prometheus::IntGauge;
+
     use super::*;
+    use crate::clock::Clock;
+    use crate::config::Config;
+    use crate::store::embedded::{Settings, open};
+    use crate::store::{NodeName, Role};
+    use crate::telemetry::access_log::AccessLog;
+    use crate::telemetry::metrics::Metrics;
+
+    const CONFIG: &str = "\
+tiers: {pro: {daily: 5}}
+endpoints: [{path: /a, tiers: [pro], upstream: u}]
+upstreams: {u: {servers: [127.0.0.1:9000]}}
+";
+
+    async fn gate(directory: &tempfile::TempDir) -> Arc<Gate> {
+        let settings = Settings::new(directory.path().join("touchline.db"));
+        let role = Role::Gateway(NodeName("a".into()));
+        let store = open(settings, role, "UTC", Clock::system()).await;
+        Arc::new(Gate::new(
+            Snapshot::new(Config::parse("g.yaml", CONFIG, &|_| None).unwrap(), None),
+            store.unwrap(),
+            Arc::new(Metrics::new().unwrap()),
+            AccessLog::new(None),
+            tokio::sync::mpsc::channel(1).0,
+        ))
+    }
+
+    /// On one thread, no task of a connection has begun when the listener closes.
+    #[tokio::test]
+    async fn a_connection_that_was_accepted_just_before_a_stop_is_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let gate = gate(&directory).await;
+        let runtime = tokio::runtime::Handle::current().metrics();
+        let mut accepted = 0;
+        for _ in 0..40 {
+            let connections = IntGauge::new("connections", "connections").unwrap();
+            let (stop, shutdown) = watch::channel(false);
+            let door = Arc::new(Door {
+                behind: Behind::Clear,
+                gate: gate.clone(),
+                limiter: ConnectionLimiter::new(usize::MAX, connections.clone()),
+                shutdown,
+            });
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let _client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            // So that the listener is known to be ready.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let before = runtime.num_alive_tasks();
+            stop.send(true).unwrap();
+            door.serve(listener).await;
+            let begun = runtime.num_alive_tasks() - before;
+            assert_eq!(connections.get(), i64::try_from(begun).unwrap());
+            accepted += begun;
+        }
+        assert!(accepted > 0);
+    }
 
     fn bytes_of<A, B, C, F>(_: impl FnOnce(A, B, C) -> F) -> usize {
         size_of::<F>()
@@ -289,7 +375,7 @@ mod tests {
     /// An idle connection holds both: its task, and the box in which it is served.
     #[test]
     fn the_task_of_a_connection_stays_small() {
-        let task = bytes_of::<Arc<Door>, TcpStream, SocketAddr, _>(Door::receive);
+        let task = bytes_of::<Arc<Door>, TcpStream, CountedConnection, _>(Door::receive);
         assert!(task <= 1_950, "the task: {task} bytes");
         let serving = bytes_of::<Opened, watch::Receiver<bool>, (), _>(|opened, ending, ()| {
             opened.serve(ending)
