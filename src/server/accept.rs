@@ -282,8 +282,9 @@ impl Door {
         };
         if stopping {
             let lingering = tokio::time::timeout(IDLE_LINGER, &mut serving);
-            if lingering.await.is_ok() {
-                return;
+            tokio::select! {
+                ended = lingering => if ended.is_ok() { return },
+                () = self.gate.until_cut_off() => return,
             }
             connection.retire();
         }

@@ -43,8 +43,8 @@ impl StopSignals {
     }
 }
 
-/// Waits until the gateway, which accepts no more connections, has answered its clients. At the deadline or a second signal,
-/// requests in flight are cut.
+/// Waits until the gateway, which accepts no more connections, has answered its clients; cuts the connections that are left then. At the
+/// deadline or a second signal, requests in flight are cut with them.
 pub async fn drain(gate: &Gate, bound: &mut Bound, stop: &mut StopSignals, deadline: Instant) {
     tokio::select! {
         () = drained(gate, bound, deadline) => {}
@@ -57,15 +57,16 @@ pub async fn drain(gate: &Gate, bound: &mut Bound, stop: &mut StopSignals, deadl
             left,
             "requests were cut because limits.shutdown_grace ended"
         );
-        gate.cut_off();
-        // Each ends with its line in the access log, and its totals.
-        let ended = async {
-            while metrics.in_flight.get() > 0 {
-                tokio::time::sleep(DRAIN_POLL).await;
-            }
-        };
-        let _ = tokio::time::timeout(CUT_OFF_TIMEOUT, ended).await;
     }
+    // Also without one: on a connection that is still open another could begin, and not be settled any more.
+    gate.cut_off();
+    // Each ends with its line in the access log, and its totals.
+    let ended = async {
+        while metrics.in_flight.get() > 0 {
+            tokio::time::sleep(DRAIN_POLL).await;
+        }
+    };
+    let _ = tokio::time::timeout(CUT_OFF_TIMEOUT, ended).await;
 }
 
 /// Waits until no request is in flight and no client is connected, or until the deadline. Clients that do not close their
@@ -77,13 +78,15 @@ async fn drained(gate: &Gate, bound: &mut Bound, deadline: Instant) {
     if tokio::time::timeout(left, bound.closed()).await.is_err() {
         return;
     }
-    let mut quiet_since = Instant::now();
+    let mut quiet = Duration::ZERO;
     while Instant::now() < deadline {
         if metrics.in_flight.get() > 0 || gate.has_backlog() || gate.has_arrivals() {
-            quiet_since = Instant::now();
-        } else if metrics.connections.get() == 0 || quiet_since.elapsed() > FAREWELL {
+            quiet = Duration::ZERO;
+        } else if metrics.connections.get() == 0 || quiet > FAREWELL {
             return;
         }
         tokio::time::sleep(DRAIN_POLL).await;
+        // Not the time that has passed: what arrived in a stall of the process is read after it.
+        quiet += DRAIN_POLL;
     }
 }

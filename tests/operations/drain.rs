@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use harness::client::HOST;
+use harness::collector::{Collecting, Collector};
 use harness::upstream::Script;
 use harness::{Behaviour, Call, Client, PATIENCE, Protocol, Scene, eventually};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, copy_bidirectional};
@@ -315,6 +316,44 @@ async fn a_second_signal_ends_the_gateway_at_once() {
     assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
     assert!(in_flight.await.unwrap().is_err());
     scene.expect_used(&key, 0).await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_ends_with_open_connections_begins_no_request_on_them() {
+    let collector = Collector::start().await;
+    collector.set(Collecting::Hangs);
+    let yaml = format!("tracing: {{ otlp: {{ url: \"{}\" }} }}", collector.url());
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(move |spec| spec.extra_yaml = yaml)
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let request = format!(
+        "GET {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\n\
+         traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n\r\n",
+        key.key
+    );
+    let mut idle = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+    idle.write_all(request.as_bytes()).await.unwrap();
+    assert!(idle.read(&mut [0; 4_096]).await.unwrap() > 0);
+    scene.upstream.always(Behaviour::Stall);
+    scene.gateways[0].process().ask_to_end();
+    refuses_connections(&scene).await;
+    scene.gateways[0].process().ask_to_end();
+    eventually(
+        "the gateway waits for nothing but the collector",
+        async || {
+            let output = scene.gateways[0].output();
+            output.contains("after a second signal").then_some(())
+        },
+    )
+    .await;
+    // Fails where the connection is cut already.
+    let _ = idle.write_all(request.as_bytes()).await;
+    let status = scene.gateways[0].process().wait_for_end(PATIENCE);
+    assert_eq!(status.unwrap().code(), Some(0));
+    assert_eq!(scene.upstream.count(), 1);
+    scene.expect_used(&key, 1).await;
 }
 
 #[tokio::test]
