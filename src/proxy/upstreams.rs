@@ -78,14 +78,9 @@ impl Upstream {
         });
         let places: Vec<WeightedServer> = places.collect();
         for WeightedServer { server, .. } in &places {
-            server.judge(|health| {
-                health.reconfigured(config.ejection, Instant::now());
-                if config.health.is_none() {
-                    health.unchecked();
-                }
-            });
+            server.judge(|health| health.reconfigured(config.ejection, Instant::now()));
         }
-        Upstream {
+        let upstream = Upstream {
             name: name.clone(),
             header: config.header.as_ref().and_then(sensitive),
             compression: config.compression.clone(),
@@ -94,6 +89,17 @@ impl Upstream {
             places: ArcSwap::from_pointee(places),
             turn: AtomicU64::new(0),
             series: OnceLock::new(),
+        };
+        upstream.forget_checks_that_are_off();
+        upstream
+    }
+
+    /// Without checks, forgets what earlier ones found. To be called now and then: one may have been under way when they were switched
+    /// off, and no other would bring back the server that it takes out.
+    pub fn forget_checks_that_are_off(&self) {
+        if self.config.health.is_none() {
+            let places = self.places.load();
+            places.iter().for_each(|place| place.server.unchecked());
         }
     }
 

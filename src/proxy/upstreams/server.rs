@@ -152,6 +152,13 @@ impl Server {
         self.judge(|health| health.checked(checked, thresholds))
     }
 
+    /// Notes that checks are off.
+    pub(super) fn unchecked(&self) {
+        if self.blemished.load(Ordering::Acquire) {
+            self.judge(ServerHealth::unchecked);
+        }
+    }
+
     /// Applies a change of its state.
     pub(super) fn judge<T>(&self, note: impl FnOnce(&mut ServerHealth) -> T) -> T {
         let mut health = self.health.lock();
