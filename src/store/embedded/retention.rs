@@ -7,7 +7,7 @@
 //! are kept at any time: a process that starts with a wrong clock deletes nothing before its second wrong day.
 
 use jiff::Timestamp;
-use rusqlite::Connection;
+use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use super::{appended, closing};
 use crate::store::Keeping;
@@ -37,18 +37,22 @@ pub(super) fn drop_old(
     let Some(date) = oldest else {
         return Ok(0);
     };
+    // Another gateway may be doing the same: in one transaction, the chain has the end of a day once.
+    let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
     // Entries that reach the ledger after the deletion of their day would stay forever.
-    if appended::lacks(connection, date.parse().map_err(unreadable)?)? {
+    if appended::lacks(&transaction, date.parse().map_err(unreadable)?)? {
         return Ok(0);
     }
-    closing::let_go(connection, &date, now.as_second())?;
+    closing::let_go(&transaction, &date, now.as_second())?;
     for statement in [DROP_LEDGER, DROP_ADJUSTMENTS, DROP_COPIED] {
-        let gone = connection.execute(statement, (&date, ROWS_MAX))?;
+        let gone = transaction.execute(statement, (&date, ROWS_MAX))?;
         if gone > 0 {
+            transaction.commit()?;
             return Ok(gone);
         }
     }
-    let gone = connection.execute(DROP_DAY, [&date])?;
+    let gone = transaction.execute(DROP_DAY, [&date])?;
+    transaction.commit()?;
     if gone > 0 {
         tracing::info!(
             date,
@@ -56,4 +60,44 @@ pub(super) fn drop_old(
         );
     }
     Ok(gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+    use crate::store::embedded::{Durability, schema};
+    use crate::store::sqlite::value;
+
+    const DAYS: i64 = 200;
+
+    #[test]
+    fn two_gateways_that_drop_a_day_at_the_same_time_record_it_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("touchline.db");
+        schema::create_file(&path).unwrap();
+        let connect = || schema::connect(&path, Durability::default()).unwrap();
+        let mut first = connect();
+        schema::prepare(&mut first, &path, "UTC").unwrap();
+        // Two more are kept.
+        let closed_days = format!(
+            "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {DAYS} + 2)
+             INSERT INTO days SELECT date('2020-01-01', n || ' days'), n, n + 1 FROM numbers;
+             INSERT INTO chain SELECT first, date, 'closed', 0, 0, '', '', '' FROM days;"
+        );
+        first.execute_batch(&closed_days).unwrap();
+        let beginning = Barrier::new(2);
+        let now = "2026-11-26T00:00:00Z".parse().unwrap();
+        let drop_all = |connection: Connection| {
+            beginning.wait();
+            while drop_old(&connection, Keeping::default(), now).unwrap() > 0 {}
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop_all(connect()));
+            scope.spawn(|| drop_all(first));
+        });
+        let dropped = "SELECT count(*) FROM chain WHERE state = 'dropped'";
+        assert_eq!(value::<i64>(&connect(), dropped, []).unwrap(), DAYS);
+    }
 }
