@@ -225,9 +225,11 @@ impl KeyTable {
         let kept: Vec<KeyDigest> = digests(&record).collect();
         let change = self.changes.load(Ordering::Relaxed) + 1;
         by_id.insert(id, Arc::new(KeyEntry { record, change }));
-        // A new digest is found only once those that it replaces are gone.
+        // A new digest is found only once those that it replaces are gone. One that another key has had since is that key's: of several
+        // changes of a record only the last may arrive, and after the other key's.
         if let Some(old) = old {
-            for digest in digests(&old.record).filter(|digest| !kept.contains(digest)) {
+            let replaced = digests(&old.record).filter(|digest| !kept.contains(digest));
+            for digest in replaced.filter(|digest| by_digest.get(digest) == Some(&id)) {
                 by_digest.remove(&digest);
             }
         }
@@ -390,6 +392,28 @@ mod tests {
         }));
         assert!(table.find(&key.digest()).is_none());
         assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn a_digest_that_another_key_has_had_since_stays_that_keys() {
+        let table = KeyTable::new();
+        let (_, before) = key_of("pro");
+        table.apply(before.clone());
+        // The first key drops its digest, another one gets it, and the first one changes again: its first change never arrives.
+        let (_, other) = key_of("pro");
+        let other = KeyRecord {
+            digest: before.digest,
+            ..other
+        };
+        table.apply(other.clone());
+        let (_, next) = key_of("pro");
+        table.apply(KeyRecord {
+            digest: next.digest,
+            version: before.version + 2,
+            ..before.clone()
+        });
+        assert_eq!(table.find(&before.digest).unwrap().record, other);
+        assert_eq!(table.find(&next.digest).unwrap().record.id, before.id);
     }
 
     #[test]
