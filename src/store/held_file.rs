@@ -333,6 +333,16 @@ impl HeldFile {
     }
 }
 
+/// Forces the whole log of a database to disk. A checkpoint does so only if there is something to fold: not while a process reads an
+/// earlier instant, which a backup does for minutes, nor while another process does the same.
+///
+/// # Errors
+/// Those of the file system.
+pub fn sync_log(path: &Path) -> io::Result<()> {
+    // SQLite has no locks on the log, which this process would give up with the descriptor.
+    File::open(beside(path, "-wal"))?.sync_data()
+}
+
 /// The path of the file with this ending beside another.
 pub fn beside(path: &Path, name: &str) -> PathBuf {
     let mut path = path.as_os_str().to_owned();

@@ -1,8 +1,7 @@
 //! A server of an upstream that is a name: resolved again beside the requests, also to another address.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,8 +10,8 @@ use harness::{
     Client, IssuedKey, Protocol, RecordingUpstream, Scene, SceneBuilder, Store, StoreSpec,
     eventually,
 };
-use tempfile::TempDir;
 
+use super::preload::Preload;
 use super::{MARKETS, STORES, TOUCHLINE};
 
 /// Its `getaddrinfo` takes the address of a name from a file.
@@ -20,44 +19,23 @@ const LIBRARY: &str = include_str!("names/getaddrinfo.c");
 const NAME: &str = "prediction.test";
 
 /// What the system's resolver answers to processes that were started by [`Resolver::program`].
-struct Resolver {
-    directory: TempDir,
-}
+struct Resolver(Preload);
 
 impl Resolver {
     /// Knows no name yet.
     fn new() -> Resolver {
-        let directory = tempfile::tempdir().unwrap();
-        let source = directory.path().join("getaddrinfo.c");
-        std::fs::write(&source, LIBRARY).unwrap();
-        // Every machine that links Rust programs has it.
-        let built = Command::new("cc")
-            .args(["-shared", "-fPIC", "-o"])
-            .arg(directory.path().join("getaddrinfo.so"))
-            .arg(&source)
-            .arg("-ldl")
-            .output()
-            .expect("a C compiler, named cc");
-        assert!(built.status.success(), "{built:?}");
-        let resolver = Resolver { directory };
+        let resolver = Resolver(Preload::new(LIBRARY));
         std::fs::write(resolver.names(), "").unwrap();
         resolver
     }
 
     fn names(&self) -> PathBuf {
-        self.directory.path().join("names")
+        self.0.file("names")
     }
 
     /// The gateway, with this resolver.
     fn program(&self) -> PathBuf {
-        let program = self.directory.path().join("touchline");
-        let text = format!(
-            "#!/bin/sh\nLD_PRELOAD='{}' NAMES='{}' exec '{TOUCHLINE}' \"$@\"\n",
-            self.directory.path().join("getaddrinfo.so").display(),
-            self.names().display(),
-        );
-        write_program(&program, &text);
-        program
+        self.0.program("NAMES", &self.names())
     }
 
     /// What the name leads to from now on; `None`: it cannot be resolved.
@@ -67,17 +45,6 @@ impl Resolver {
         std::fs::write(&next, format!("{NAME} {address}\n")).unwrap();
         std::fs::rename(&next, self.names()).unwrap();
     }
-}
-
-/// Written by another process: a file that this one has open for writing cannot be run by one that it forks meanwhile.
-fn write_program(program: &Path, text: &str) {
-    let written = Command::new("sh")
-        .args(["-c", "printf '%s' \"$1\" > \"$0\" && chmod 700 \"$0\""])
-        .arg(program)
-        .arg(text)
-        .status()
-        .unwrap();
-    assert!(written.success());
 }
 
 /// Calls until it is stopped; returns how often.

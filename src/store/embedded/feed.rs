@@ -3,10 +3,10 @@
 //! Every [`POLL`] or [`POLL_WHEN_QUIET`] the follower looks whether the log was written ([`LogWatch`]), and if so reads the last change
 //! on a connection of its own. For a gateway it sends a heartbeat with the last applied change, at once when that moves on and each [`HEARTBEAT`]
 //! otherwise, through the writer, so that a heartbeat also proves that the store writes; with each, a few rows are dropped that were
-//! kept long enough, and a few of a day that is to be closed are digested. The checkpointer folds the write-ahead log into the
-//! database, which syncs both, without holding up the writer.
+//! kept long enough, and a few of a day that is to be closed are digested. The checkpointer forces the write-ahead log to
+//! disk and folds it into the database, without holding up the writer.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,8 +20,8 @@ use super::schema::failure;
 use super::writer::Desk;
 use crate::policy::failure_log::FailureLog;
 use crate::store::clock_watch::LOOK_EVERY;
-use crate::store::held_file::{Trouble, beside};
-use crate::store::sqlite::{checkpoint, execute, rows, unsigned};
+use crate::store::held_file::{Trouble, beside, sync_log};
+use crate::store::sqlite::{checkpoint, execute, refused, rows, unsigned};
 use crate::store::status::GatewayFacts;
 use crate::store::{NodeName, Unconfirmed};
 
@@ -255,19 +255,31 @@ fn now_ms() -> i64 {
     Timestamp::now().as_millisecond()
 }
 
+/// Forces the commits so far to disk; by the path of the log only if that is known to be the one that is open.
+pub(super) fn force_to_disk(
+    connection: &Connection,
+    path: &Path,
+    is_in_place: bool,
+) -> rusqlite::Result<()> {
+    if is_in_place {
+        sync_log(path).map_err(refused)?;
+    }
+    checkpoint(connection)
+}
+
 /// The body of the checkpointer thread.
 pub(super) fn checkpoint_regularly(connection: &Connection, desk: &Desk, interval: Duration) {
     let mut log = FailureLog::default();
     while !desk.stop.sleep(interval) {
         // A checkpoint would write pages into a file that was truncated, which would look whole again.
         let trouble = look_at_file(connection, desk);
-        if trouble.is_some_and(|trouble| trouble.is_damage) {
+        if trouble.as_ref().is_some_and(|trouble| trouble.is_damage) {
             continue;
         }
         if !desk.dirty.swap(false, Ordering::AcqRel) {
             continue;
         }
-        match checkpoint(connection) {
+        match force_to_disk(connection, &desk.path, trouble.is_none()) {
             Ok(()) if log.succeeded() => {
                 tracing::info!(path = %desk.path.display(), "the database is forced to disk again");
             }

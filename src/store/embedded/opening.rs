@@ -25,7 +25,6 @@ use crate::policy::store_settings::Durability;
 use crate::store::clock_watch::ClockWatch;
 use crate::store::current::Current;
 use crate::store::held_file::{FileIdentity, FilePurpose, HeldConnection, HeldFile};
-use crate::store::sqlite::checkpoint;
 use crate::store::{Keeping, NodeName, Role, StoreError, on_thread};
 
 /// How often the log is folded into the database where every commit is synced anyway.
@@ -205,14 +204,16 @@ fn load(
 }
 
 fn leave(connection: &Connection, desk: &Desk) {
-    if desk.file_trouble().is_some_and(|trouble| trouble.is_damage) {
+    let trouble = desk.file_trouble();
+    if trouble.as_ref().is_some_and(|trouble| trouble.is_damage) {
         return;
     }
     let left = match &desk.gateway {
         Some(name) => feed::leave(connection, name),
         None => Ok(()),
     };
-    if let Err(error) = left.and_then(|()| checkpoint(connection)) {
+    let forced = || feed::force_to_disk(connection, &desk.path, trouble.is_none());
+    if let Err(error) = left.and_then(|()| forced()) {
         tracing::warn!(%error, "the store was closed without signing off or folding its log into the file");
     }
 }
