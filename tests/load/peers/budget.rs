@@ -6,8 +6,8 @@
 //!
 //! - One connection sends one request after the other, with one key: requests never overlap, so that each charge is a group of its own,
 //!   and the background writes the data of one key.
-//! - Windows that begin with [`MANY`] and with [`FEW`] requests take turns. In both the background has the same to do, so it
-//!   cancels in the difference. What requests leave to the background is done before their window ends.
+//! - Windows with [`MANY`] and with [`FEW`] requests take turns. Both have requests in the same [`SLOTS`], so that the background writes
+//!   as often in one as in the other and cancels in the difference. What requests leave to it is done before their window ends.
 //! - [`PAIRS`] of them are summed, because a commit of the embedded store costs more the longer its log is.
 //!
 //! The cost of concurrent requests, or of the background alone, does not show here: `make profile` and `make bench` measure it.
@@ -41,15 +41,18 @@ const KINDS: [Kind; 6] = [
 ];
 /// Requests before anything is counted.
 const WARMING: usize = 100;
-/// The length of a window: a multiple of the second in which the background writes what requests changed.
-const WINDOW: Duration = Duration::from_secs(2);
+/// The length of a window, of which the slots take three quarters: a multiple of the second in which the background writes what requests
+/// changed.
+const WINDOW: Duration = Duration::from_secs(4);
 /// The same on the embedded store, which moves charges into the ledger every five seconds.
 const WINDOW_EMBEDDED: Duration = Duration::from_secs(10);
-const PAIRS: u32 = 5;
-/// Requests of a window with many: a busy machine manages them too.
-const MANY: u32 = 300;
+const PAIRS: u32 = 4;
+/// The slots of a window, which begin at regular intervals with requests one after the other.
+const SLOTS: u32 = 20;
+/// Requests of a window with many: a busy machine manages those of a slot before the next begins.
+const MANY: u32 = 15 * SLOTS;
 /// Requests of a window with few.
-const FEW: u32 = 20;
+const FEW: u32 = SLOTS;
 const FILE: &str = "tests/load/instructions.txt";
 const HEADING: &str = "\
 # Instructions a request, counted by `make instructions` (tests/load/peers/budget.rs) on a release build. A count that is more than 5 %
@@ -221,7 +224,7 @@ impl OneConnection {
     }
 }
 
-/// The instructions of a window of this length that begins with these requests.
+/// The instructions of a window of this length with these requests.
 async fn window(
     gateway: &mut Counted,
     connection: &mut OneConnection,
@@ -229,9 +232,12 @@ async fn window(
     length: Duration,
 ) -> f64 {
     gateway.zero();
-    let end = tokio::time::Instant::now() + length;
-    connection.in_turn(requests as usize).await;
-    tokio::time::sleep_until(end).await;
+    let begin = tokio::time::Instant::now();
+    for slot in 0..SLOTS {
+        tokio::time::sleep_until(begin + length * 3 * slot / (4 * SLOTS)).await;
+        connection.in_turn((requests / SLOTS) as usize).await;
+    }
+    tokio::time::sleep_until(begin + length).await;
     gateway.dump().await.sum(&["Ir"])
 }
 
