@@ -169,7 +169,7 @@ pub struct Gate {
     /// How much of their tiers' burst and concurrency the keys have used.
     pub rates: Arc<Rates>,
     draining: AtomicBool,
-    /// Whether requests in flight are cut off.
+    /// Whether connections of clients are closed.
     cut_off: watch::Sender<bool>,
     /// HTTP/2 connections with a backlog.
     backlogs: AtomicUsize,
@@ -286,17 +286,17 @@ impl Gate {
         self.arrivals.load(Ordering::Relaxed) > 0
     }
 
-    /// Cuts off the requests in flight: their connections are closed.
+    /// Closes the connections of clients, also those with requests in flight.
     pub fn cut_off(&self) {
         self.cut_off.send_replace(true);
     }
 
-    /// Whether requests in flight are cut off.
+    /// Whether connections of clients are closed.
     pub fn is_cut_off(&self) -> bool {
         *self.cut_off.borrow()
     }
 
-    /// Waits until requests in flight are cut off.
+    /// Waits until connections of clients are closed.
     pub async fn until_cut_off(&self) {
         // Fails only without a sender, which this has.
         let _ = self.cut_off.subscribe().wait_for(|cut_off| *cut_off).await;
@@ -305,5 +305,38 @@ impl Gate {
     /// Whether the gateway is draining.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::store::embedded::{Settings, open};
+    use crate::store::{NodeName, Role};
+
+    /// The endpoint `/a` of the tier `pro`, and its upstream `u` with these further settings.
+    pub fn config(upstream: &str) -> Config {
+        let text = format!(
+            "tiers: {{pro: {{daily: 5}}}}
+endpoints: [{{path: /a, tiers: [pro], upstream: u}}]
+upstreams: {{u: {{servers: [127.0.0.1:9000, 127.0.0.1:9001]{upstream}}}}}
+"
+        );
+        Config::parse("g.yaml", &text, &|_| None).unwrap()
+    }
+
+    /// A gate with this configuration, on an embedded store in `directory`.
+    pub async fn gate(config: Config, directory: &tempfile::TempDir) -> Arc<Gate> {
+        let settings = Settings::new(directory.path().join("touchline.db"));
+        let role = Role::Gateway(NodeName("a".into()));
+        let store = open(settings, role, "UTC", Clock::system()).await;
+        Arc::new(Gate::new(
+            Snapshot::new(config, None),
+            store.unwrap(),
+            Arc::new(Metrics::new().unwrap()),
+            AccessLog::new(None),
+            mpsc::channel(1).0,
+        ))
     }
 }

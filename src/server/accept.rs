@@ -71,8 +71,6 @@ fn last_requests(snapshot: &Snapshot) -> Duration {
 /// A connection that is counted among those of the gateway, under the configuration of its beginning.
 struct CountedConnection {
     peer: SocketAddr,
-    /// Whether it begins with a PROXY protocol header.
-    spoken: ProxyProtocol,
     slot: ConnectionSlot,
     snapshot: Arc<Snapshot>,
 }
@@ -127,8 +125,7 @@ impl Door {
         let (limits, listen) = (&snapshot.config.limits, &snapshot.config.listen);
         // A proxy forwards for many clients, so only the total limit applies to it.
         let proxy = forwarded::is_trusted(peer.ip(), &listen.trusted_proxies);
-        let spoken = self.behind.proxy_protocol(listen);
-        if spoken == ProxyProtocol::Spoken && !proxy {
+        if self.behind.proxy_protocol(listen) == ProxyProtocol::Spoken && !proxy {
             return Err(LimitHit::ProxyProtocol);
         }
         let address = match proxy {
@@ -138,7 +135,6 @@ impl Door {
         let slot = self.limiter.slot(address, limits)?;
         Ok(CountedConnection {
             peer,
-            spoken,
             slot,
             snapshot,
         })
@@ -148,7 +144,6 @@ impl Door {
     async fn receive(self: Arc<Door>, mut socket: TcpStream, counted: CountedConnection) {
         let CountedConnection {
             peer,
-            spoken,
             mut slot,
             snapshot,
         } = counted;
@@ -157,7 +152,7 @@ impl Door {
         let _ = socket.set_nodelay(true);
         // Without it the system buffers megabytes for a client that reads nothing, and the gateway cannot measure how fast it reads.
         let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
-        let client = match spoken {
+        let client = match self.behind.proxy_protocol(listen) {
             ProxyProtocol::Absent => peer,
             ProxyProtocol::Spoken => match Box::pin(self.proxied_client(&mut socket, limits)).await
             {
@@ -313,37 +308,13 @@ mod tests {
     use prometheus::IntGauge;
 
     use super::*;
-    use crate::clock::Clock;
-    use crate::config::Config;
-    use crate::store::embedded::{Settings, open};
-    use crate::store::{NodeName, Role};
-    use crate::telemetry::access_log::AccessLog;
-    use crate::telemetry::metrics::Metrics;
-
-    const CONFIG: &str = "\
-tiers: {pro: {daily: 5}}
-endpoints: [{path: /a, tiers: [pro], upstream: u}]
-upstreams: {u: {servers: [127.0.0.1:9000]}}
-";
-
-    async fn gate(directory: &tempfile::TempDir) -> Arc<Gate> {
-        let settings = Settings::new(directory.path().join("touchline.db"));
-        let role = Role::Gateway(NodeName("a".into()));
-        let store = open(settings, role, "UTC", Clock::system()).await;
-        Arc::new(Gate::new(
-            Snapshot::new(Config::parse("g.yaml", CONFIG, &|_| None).unwrap(), None),
-            store.unwrap(),
-            Arc::new(Metrics::new().unwrap()),
-            AccessLog::new(None),
-            tokio::sync::mpsc::channel(1).0,
-        ))
-    }
+    use crate::proxy::gate::tests::{config, gate};
 
     /// On one thread, no task of a connection has begun when the listener closes.
     #[tokio::test]
     async fn a_connection_that_was_accepted_just_before_a_stop_is_counted() {
         let directory = tempfile::tempdir().unwrap();
-        let gate = gate(&directory).await;
+        let gate = gate(config(""), &directory).await;
         let runtime = tokio::runtime::Handle::current().metrics();
         let mut accepted = 0;
         for _ in 0..40 {

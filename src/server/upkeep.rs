@@ -370,37 +370,14 @@ fn note_resolved(gate: &Gate, upstream: &Upstream, name: &str, found: io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
-    use crate::config::Config;
     use crate::proxy::Snapshot;
-    use crate::store::embedded::{Settings, open};
-    use crate::store::{NodeName, Role};
-    use crate::telemetry::access_log::AccessLog;
-
-    fn config(health: &str) -> Config {
-        let text = format!(
-            "tiers: {{pro: {{daily: 5}}}}
-endpoints: [{{path: /a, tiers: [pro], upstream: u}}]
-upstreams: {{u: {{servers: [127.0.0.1:9, 127.0.0.1:8]{health}}}}}
-"
-        );
-        Config::parse("g.yaml", &text, &|_| None).unwrap()
-    }
+    use crate::proxy::gate::tests::{config, gate};
 
     #[tokio::test]
     async fn a_check_that_fails_after_checks_were_switched_off_takes_no_server_out() {
         let directory = tempfile::tempdir().unwrap();
-        let settings = Settings::new(directory.path().join("touchline.db"));
-        let role = Role::Gateway(NodeName("a".into()));
-        let store = open(settings, role, "UTC", Clock::system()).await.unwrap();
         let checked = config(", health: {path: /h, unhealthy_after: 1}");
-        let gate = Arc::new(Gate::new(
-            Snapshot::new(checked, None),
-            store,
-            Arc::new(Metrics::new().unwrap()),
-            AccessLog::new(None),
-            tokio::sync::mpsc::channel(1).0,
-        ));
+        let gate = gate(checked, &directory).await;
         let mut upkeep = Upkeep::new(gate.clone());
         let before = gate.snapshot().upstream("u").unwrap().clone();
         gate.replace(Snapshot::new(config(""), Some(&gate.snapshot())));

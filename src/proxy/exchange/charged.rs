@@ -104,43 +104,15 @@ impl Drop for Charged {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
-    use crate::config::Config;
     use crate::policy::key_record::tests::key_of;
-    use crate::proxy::Snapshot;
-    use crate::store::embedded::{Settings, open};
-    use crate::store::{Charge, Decision, KeyEntry, NodeName, Role};
-    use crate::telemetry::access_log::AccessLog;
-    use crate::telemetry::metrics::Metrics;
-
-    const CONFIG: &str = "\
-tiers: {pro: {daily: 5}}
-endpoints: [{path: /a, tiers: [pro], upstream: u}]
-upstreams: {u: {servers: [127.0.0.1:9000]}}
-";
-
-    async fn gate(directory: &tempfile::TempDir) -> Arc<Gate> {
-        let settings = Settings::new(directory.path().join("touchline.db"));
-        let store = open(
-            settings,
-            Role::Gateway(NodeName("a".into())),
-            "UTC",
-            Clock::system(),
-        );
-        Arc::new(Gate::new(
-            Snapshot::new(Config::parse("g.yaml", CONFIG, &|_| None).unwrap(), None),
-            store.await.unwrap(),
-            Arc::new(Metrics::new().unwrap()),
-            AccessLog::new(None),
-            tokio::sync::mpsc::channel(1).0,
-        ))
-    }
+    use crate::proxy::gate::tests::{config, gate};
+    use crate::store::{Charge, Decision, KeyEntry};
 
     #[tokio::test]
     async fn units_that_are_dropped_stay_charged_only_if_something_was_sent_and_are_refunded_once()
     {
         let directory = tempfile::tempdir().unwrap();
-        let gate = gate(&directory).await;
+        let gate = gate(config(""), &directory).await;
         let (record, _) = gate.store.create_key(key_of("pro").1).await.unwrap();
         let key = KeyEntry::new(record);
         let calendar = gate.snapshot().config.calendar.clone();
