@@ -375,6 +375,8 @@ async fn sentinel_info(port: u16) -> redis::RedisResult<String> {
 pub struct ClusterSet {
     /// The masters, then replicas of the first.
     pub nodes: Vec<Node>,
+    /// The nodes' names in the cluster: what it reports of their ports depends on the server's version where clients use TLS.
+    ids: Vec<String>,
 }
 
 const MASTERS: usize = 3;
@@ -392,7 +394,7 @@ impl ClusterSet {
     }
 
     async fn start_as(replicas: usize, certificates: Option<&Certificates>) -> ClusterSet {
-        let mut nodes = Vec::new();
+        let (mut nodes, mut ids) = (Vec::new(), Vec::new());
         for _ in 0..MASTERS + replicas {
             let arguments = |port: u16| {
                 let mut arguments = words(&format!(
@@ -406,9 +408,11 @@ impl ClusterSet {
                 }
                 arguments
             };
-            nodes.push(Node::start(arguments).await);
+            let node = Node::start(arguments).await;
+            ids.push(node.ask("CLUSTER MYID").await);
+            nodes.push(node);
         }
-        let set = ClusterSet { nodes };
+        let set = ClusterSet { nodes, ids };
         for (place, node) in set.nodes.iter().enumerate() {
             let () = node
                 .ask(&format!("CLUSTER SET-CONFIG-EPOCH {}", place + 1))
@@ -425,9 +429,10 @@ impl ClusterSet {
                 .await;
         }
         set.agrees().await;
-        let id: String = set.nodes[0].ask("CLUSTER MYID").await;
         for replica in &set.nodes[MASTERS..] {
-            let () = replica.ask(&format!("CLUSTER REPLICATE {id}")).await;
+            let () = replica
+                .ask(&format!("CLUSTER REPLICATE {}", set.ids[0]))
+                .await;
             settled("the replica follows", async || {
                 let info: String = replica.ask("INFO replication").await;
                 info.contains("master_link_status:up")
@@ -469,12 +474,8 @@ impl ClusterSet {
             let read = |place: usize| u16::from_redis_value_ref(&fields[place]).unwrap();
             if (read(0)..=read(1)).contains(&slot) {
                 let master = Vec::<redis::Value>::from_redis_value_ref(&fields[2]).unwrap();
-                let port = u16::from_redis_value_ref(&master[1]).unwrap();
-                return self
-                    .nodes
-                    .iter()
-                    .position(|node| node.port == port)
-                    .unwrap();
+                let id = String::from_redis_value_ref(&master[2]).unwrap();
+                return self.ids.iter().position(|own| *own == id).unwrap();
             }
         }
         panic!("nobody has slot {slot}");
@@ -496,10 +497,7 @@ impl ClusterSet {
     pub async fn move_slot(&self, key: &str, from: usize, to: usize) {
         let (source, target) = (&self.nodes[from], &self.nodes[to]);
         let slot: u16 = source.ask(&format!("CLUSTER KEYSLOT {key}")).await;
-        let (source_id, target_id): (String, String) = (
-            source.ask("CLUSTER MYID").await,
-            target.ask("CLUSTER MYID").await,
-        );
+        let (source_id, target_id) = (&self.ids[from], &self.ids[to]);
         let () = target
             .ask(&format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}"))
             .await;
