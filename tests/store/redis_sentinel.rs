@@ -1,16 +1,18 @@
 //! Redis behind Sentinel: the shared suite, and what happens when the master changes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use harness::{PATIENCE, SLACK};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use touchline::clock::Clock;
-use touchline::store::redis::{RedisStore, Servers, open};
+use touchline::store::redis::{RedisSettings, RedisStore, Servers, open};
 use touchline::store::{Decision, KeyEntry, Role, Store, StoreError};
 
 use crate::redis_nodes::{Node, SentinelSet, deafen, settled};
 use crate::suite::{ZONE, charge, eventually, exhausted, granted, issue, today, used_field};
+use crate::tcp_proxy::{TcpProxy, Wire};
 use crate::topologies::{SharedServers, gateway, patient};
 
 fn place(set: &SentinelSet) -> Servers {
@@ -60,7 +62,7 @@ async fn granted_again(store: &RedisStore, key: &Arc<KeyEntry>) -> u64 {
             }
             other => panic!("{other:?}"),
         }
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
@@ -181,4 +183,21 @@ async fn a_master_that_became_read_only_is_left_for_the_one_that_the_sentinels_n
         None
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_as_far_away_as_the_timeout_allows_names_the_master() {
+    let sentinels = shared().await.addresses();
+    let (_, port) = sentinels[1].rsplit_once(':').unwrap();
+    let far = TcpProxy::before(port.parse().unwrap()).await;
+    far.set(Wire::Delays(Duration::from_millis(100)));
+    let settings = RedisSettings {
+        timeout: Duration::from_secs(2),
+        ..patient(Servers::Sentinels {
+            sentinels: vec![far.url().replace("redis://", "").replace("/0", "")],
+            master: "mymaster".into(),
+        })
+    };
+    let store = open(settings, Role::Command, ZONE, Clock::system());
+    store.await.unwrap().close(PATIENCE).await;
 }

@@ -28,8 +28,9 @@ const USER_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEPALIVE: Duration = Duration::from_secs(5);
 /// The least time that connecting may take, handshakes included; a longer `store.redis.timeout` applies here too.
 const CONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
-/// How long connecting to a sentinel and its reply may take: one that is down must not delay the others.
-const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
+/// The least time that connecting to a sentinel and its reply may take: the replies of the others wait for one that is down. A longer
+/// `store.redis.timeout` applies here too.
+const SENTINEL_TIMEOUT_MIN: Duration = Duration::from_millis(300);
 /// Commands that may queue in the client before callers wait; their deadlines run meanwhile.
 const QUEUE_MAX: usize = 1_024;
 
@@ -94,6 +95,7 @@ pub struct Topology {
     sentinel_login: RedisConnectionInfo,
     tls: Option<RedisTls>,
     connect_timeout: Duration,
+    sentinel_timeout: Duration,
 }
 
 #[derive(Clone)]
@@ -151,6 +153,7 @@ impl Topology {
             sentinel_login,
             tls,
             connect_timeout: CONNECT_TIMEOUT_MIN.max(settings.timeout),
+            sentinel_timeout: SENTINEL_TIMEOUT_MIN.max(settings.timeout),
         };
         // An unreadable certificate is reported now, not at the first connection.
         topology.client(&topology.first(), &topology.login)?;
@@ -233,7 +236,7 @@ impl Topology {
             return Ok(None);
         };
         let asked = self.seeds.iter().map(async |sentinel| {
-            timeout(SENTINEL_TIMEOUT, self.ask_sentinel(sentinel, master))
+            timeout(self.sentinel_timeout, self.ask_sentinel(sentinel, master))
                 .await
                 .unwrap_or_else(|_| Err(no_server(format!("{sentinel}: no answer in time"))))
         });
@@ -260,9 +263,8 @@ impl Topology {
         sentinel: &Address,
         master: &str,
     ) -> Result<(u64, Address), StoreError> {
-        let mut connection = self
-            .reach(sentinel, &self.sentinel_login, SENTINEL_TIMEOUT, None)
-            .await?;
+        let (login, patience) = (&self.sentinel_login, self.sentinel_timeout);
+        let mut connection = self.reach(sentinel, login, patience, None).await?;
         let value: Value = redis::cmd("SENTINEL")
             .arg("MASTER")
             .arg(master)
