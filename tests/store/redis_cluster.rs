@@ -27,6 +27,7 @@ use crate::suite::{
     PATIENCE, ZONE, charge, eventually, eventually_used, granted, issue, new_record, today,
     used_field,
 };
+use crate::tcp_proxy::{TcpProxy, Wire};
 use crate::topologies::{SharedServers, gateway, patient};
 
 fn place(set: &ClusterSet) -> Servers {
@@ -55,6 +56,16 @@ async fn issued_at(set: &ClusterSet, store: &Arc<dyn Store>, master: usize) -> A
             return key;
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_seed_as_far_away_as_the_timeout_allows_returns_the_map() {
+    let far = TcpProxy::before(shared().await.nodes[0].port).await;
+    far.set(Wire::Delays(Duration::from_millis(300)));
+    let seeds = vec![far.url().replace("redis://", "").replace("/0", "")];
+    let settings = patient(Servers::Cluster(seeds));
+    let store = open(settings, Role::Command, ZONE, Clock::system());
+    store.await.unwrap().close(PATIENCE).await;
 }
 
 /// What the cluster itself counts, at the master that has the key's slot.

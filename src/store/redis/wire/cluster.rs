@@ -36,10 +36,10 @@ mod preparing;
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
 /// How long after one refresh the next begins, however many calls fail meanwhile.
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
-/// How long a node may take to return the map, and new lines to come up before the map is used without them.
+/// How long a connected node may take to return the map, and new lines to come up before the map is used without them.
 const MAP_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long preparing the cluster may take.
-const PREPARE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long preparing the cluster may take, with short timeouts; at least two of a call.
+const PREPARE_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 /// The shortest and the longest wait between attempts to find the cluster, before jitter.
 const RECONNECT_MIN: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_secs(1);
@@ -457,20 +457,13 @@ impl Cluster {
 
     async fn ask_seed(&self, address: &Address) -> Result<ClusterView, StoreError> {
         let node = self.topology.node(address.clone());
-        let asked = async {
-            let mut connection = node.dial(Some(MAP_TIMEOUT)).await?.connection;
-            let questions = ClusterView::questions();
-            let answers = connection.send_packed_commands(&questions, 0, questions.len());
-            let answers = answers
-                .await
-                .map_err(|error| StoreError::Unavailable(format!("{address}: {error}")))?;
-            ClusterView::read(address, answers)
-        };
-        timeout(MAP_TIMEOUT, asked).await.unwrap_or_else(|_| {
-            Err(StoreError::Unavailable(format!(
-                "{address}: no answer in time"
-            )))
-        })
+        let mut connection = node.dial(Some(MAP_TIMEOUT)).await?.connection;
+        let questions = ClusterView::questions();
+        let answers = connection.send_packed_commands(&questions, 0, questions.len());
+        let answers = answers
+            .await
+            .map_err(|error| StoreError::Unavailable(format!("{address}: {error}")))?;
+        ClusterView::read(address, answers)
     }
 
     /// Makes lines to new masters, gives them time to come up, and then uses the map.
@@ -520,16 +513,15 @@ impl Cluster {
 
     /// Tries once to find and prepare the cluster and to publish it to callers.
     pub async fn connect(&self) -> Result<(), Arc<StoreError>> {
+        let patience = PREPARE_TIMEOUT_MIN.max(2 * self.response_timeout);
         let attempt = async {
             self.refresh().await?;
-            timeout(PREPARE_TIMEOUT, self.prepare())
-                .await
-                .unwrap_or_else(|_| {
-                    Err(StoreError::Unavailable(format!(
-                        "{}: found, but no answer in time",
-                        self.topology
-                    )))
-                })
+            timeout(patience, self.prepare()).await.unwrap_or_else(|_| {
+                Err(StoreError::Unavailable(format!(
+                    "{}: found, but no answer in time",
+                    self.topology
+                )))
+            })
         };
         match attempt.await {
             Ok(()) => {
