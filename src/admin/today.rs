@@ -141,12 +141,15 @@ impl Surveyor {
         let today = terms.day.date;
         let mut state = self.state.lock();
         let rested = state.ended.is_none_or(|ended| ended.elapsed() >= REST);
-        if rested && !state.going_on && self.store.freshness().loaded {
-            state.going_on = true;
+        let begins = rested && !state.going_on && self.store.freshness().loaded;
+        state.going_on |= begins;
+        let mut known = state.known.clone();
+        // A runtime that shuts down drops the survey at once, which takes the lock.
+        drop(state);
+        if begins {
             let going = Going(self.clone());
             tokio::spawn(async move { going.survey(terms).await });
         }
-        let mut known = state.known.clone();
         // A day that is over is not today.
         known.today = known.today.filter(|last| last.date == today);
         known
@@ -281,4 +284,42 @@ fn nearness(store: &dyn Store, terms: &SurveyTerms, usage: &DayUsage) -> Option<
         used: usage.used,
         limit: record.limit_on(terms.day.date, *daily),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::store::{NodeName, Role, embedded};
+
+    /// A runtime that shuts down drops what it is given while it is given.
+    #[test]
+    fn a_survey_that_no_runtime_takes_holds_nothing_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = embedded::Settings::new(directory.path().join("touchline.db"));
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let role = Role::Gateway(NodeName("a".into()));
+        let opened = embedded::open(settings, role, "UTC", Clock::system());
+        let surveyor = Surveyor::new(runtime.block_on(opened).unwrap());
+        let handle = runtime.handle().clone();
+        runtime.shutdown_background();
+        let (done, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            let _inside = handle.enter();
+            let terms = SurveyTerms {
+                day: Day {
+                    date: Date::constant(2026, 11, 21),
+                    start: 0,
+                    end: 86_400,
+                },
+                zone: "UTC".into(),
+                tiers: Vec::new(),
+            };
+            let known = surveyor.ask(terms);
+            done.send(known.today).unwrap();
+        });
+        assert_eq!(ended.recv_timeout(Duration::from_secs(5)), Ok(None));
+    }
 }
