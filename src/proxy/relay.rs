@@ -178,7 +178,16 @@ impl Relay<'_, '_> {
         if let Some(recording) = &mut self.exchange.admission_trace.recording {
             recording.attempt(self.forwarding.server());
         }
-        let taken = self.gate.connections.take(&attempt).await;
+        let taken = tokio::select! {
+            biased;
+            taken = self.gate.connections.take(&attempt) => taken,
+            gone = self.cut_off() => {
+                return Err(FailedAttempt {
+                    failure: gone,
+                    reached: Some((attempt.peer, false)),
+                });
+            }
+        };
         let (taken, reused) = taken.map_err(|failure| FailedAttempt {
             failure: failure.with(format_args!("server: {}", attempt.peer)),
             reached: None,
@@ -197,6 +206,13 @@ impl Relay<'_, '_> {
             failure,
             reached: Some((attempt.peer, reused)),
         })
+    }
+
+    /// Waits until the gateway has cut its client off: a gateway that stops closes the store soon after, so what has not been sent by
+    /// then must be refunded before.
+    async fn cut_off(&mut self) -> Failure {
+        self.gate.until_cut_off().await;
+        self.client.gone().await
     }
 
     /// Sends the request to a server that was connected at `started`, and forwards its answer.

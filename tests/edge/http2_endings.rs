@@ -380,6 +380,34 @@ async fn full_listener() -> (TcpListener, Vec<TcpStream>) {
 }
 
 #[tokio::test]
+async fn a_request_that_is_cut_off_before_its_upstream_is_reached_is_refunded() {
+    for (store, _) in SURROUNDINGS {
+        let (listener, _filling) = full_listener().await;
+        let address = listener.local_addr().unwrap();
+        let mut scene = Scene::builder(TOUCHLINE)
+            .store(store)
+            .timeout("connect", "20s")
+            .spec(move |spec| {
+                spec.upstream = address;
+                spec.extra_yaml = "limits: { shutdown_grace: 1s }".into();
+            })
+            .start()
+            .await;
+        let key = scene.issue("pro").await;
+        let mut wire = Wire::open(&scene).await;
+        wire.get(1, MARKETS, &key.key).await;
+        scene.expect_used(&key, 1).await;
+        let process = scene.gateways[0].process();
+        process.ask_to_end();
+        assert_eq!(process.wait_for_end(PATIENCE).unwrap().code(), Some(0));
+        scene.expect_used(&key, 0).await;
+        let line = scene.gateways[0].logged(1).await.remove(0);
+        assert_eq!(line["outcome"], "cut", "{line}");
+        assert_eq!(line["refunded"], true, "{line}");
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_hangs_up_before_its_upstream_is_reached_is_refunded() {
     for over_http2 in [true, false] {
         let (listener, filling) = full_listener().await;
