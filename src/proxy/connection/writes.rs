@@ -177,9 +177,12 @@ impl Writes {
                 self.blocked += now.saturating_duration_since(since);
                 self.blocked_since = Some(now);
                 self.window = Some((Duration::ZERO, 0));
-                match self.timer.poll_until(now + self.patience, context) {
-                    Poll::Pending | Poll::Ready(()) => Poll::Pending,
+                let next = self.timer.poll_until(now + self.patience, context);
+                if next.is_ready() {
+                    // The process has stalled for this window, too: nothing else may wake the task.
+                    context.waker().wake_by_ref();
                 }
+                Poll::Pending
             }
         }
     }
@@ -187,7 +190,33 @@ impl Writes {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+
+    use tokio::net::{TcpListener, TcpStream};
+
     use super::*;
+
+    /// With a patience of zero, each window is over before the timer is set for it, as after a stall of the process that is longer.
+    #[tokio::test]
+    async fn a_window_that_is_over_before_its_timer_is_set_is_judged_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let connected = TcpStream::connect(listener.local_addr().unwrap());
+        let (mut transport, _client) = (Transport::Clear(connected.await.unwrap()), listener);
+        let (mut writes, mut polls) = (Writes::new(Duration::ZERO, 0), 0);
+        let judged_again = poll_fn(|context| {
+            polls += 1;
+            writes.gathered().extend([b'a'; 64 * 1024]);
+            while polls < 5 && writes.poll_flush(&mut transport, context).is_ready() {
+                writes.gathered().extend([b'a'; 64 * 1024]);
+            }
+            match polls {
+                5 => Poll::Ready(()),
+                _ => Poll::Pending,
+            }
+        });
+        let judged_again = tokio::time::timeout(Duration::from_secs(5), judged_again);
+        assert!(judged_again.await.is_ok(), "polled {polls} times");
+    }
 
     #[test]
     fn gathered_bytes_that_are_written_make_room_for_others() {
