@@ -298,7 +298,9 @@ impl Store for RedisStore {
                 );
             }
         }
-        self.tasks.lock().abort_all();
+        // Ended, not only aborted: one that still ran might enter this process again after it has signed off.
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        tasks.shutdown().await;
         if let Some(outage) = parts.outage.as_ref().filter(|_| noted && is_sent) {
             // A name that remains has a successor that already runs send what this process has not sent.
             let _ = outage.journal.leave().await;
@@ -451,5 +453,20 @@ impl Store for RedisStore {
             self.claim_zone().await?;
         }
         operations::transfer::import(&self.parts.command_link, &items, mode).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn no_task_of_a_closed_store_is_left() {
+        let settings = RedisSettings::of_url("redis://127.0.0.1:1");
+        let role = Role::Gateway(NodeName("a".into()));
+        let store = open(settings, role, "UTC", Clock::system()).await.unwrap();
+        assert!(Arc::strong_count(&store.parts) > 1, "the tasks'");
+        store.close(Duration::from_millis(10)).await;
+        assert_eq!(Arc::strong_count(&store.parts), 1);
     }
 }
