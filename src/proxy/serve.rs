@@ -100,6 +100,10 @@ async fn answer(
         ended = end_without_body(client, limits.request_read).await?;
         arrived = gate.store.now();
     }
+    if gate.is_draining() && gate.is_cut_off() {
+        // The client is gone, and the store may be closed before units charged now could be refunded.
+        return Err(Failure::cut_off());
+    }
     let admitted = match ended {
         Ok(()) => {
             let trace = &mut exchange.admission_trace;

@@ -362,6 +362,44 @@ async fn a_request_that_is_reset_while_it_waits_for_its_turn_is_not_sent() {
     release.give();
 }
 
+#[tokio::test]
+async fn requests_whose_turn_comes_when_the_gateway_has_cut_them_off_are_not_charged() {
+    const REQUESTS: usize = 100;
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| {
+            spec.endpoints[0].methods.push("POST".into());
+            spec.extra_yaml = "limits: { shutdown_grace: 1s }".into();
+        })
+        .start()
+        .await;
+    let key = scene.issue("pro").await;
+    scene.upstream.always(Behaviour::Stall);
+    let mut stage = Stage { scene, key };
+    let mut wire = Wire::open(&stage.scene).await;
+    for request in 0..REQUESTS {
+        // The head alone: of a request without a body, the end is waited for before it is charged.
+        let (_, post) = stage.post(2 * request as u32 + 1, "5");
+        wire.send(&post).await;
+    }
+    // What comes before a PING has been read when its answer comes.
+    wire.send(&Frame::new(PING, 0, 0, [7; 8])).await;
+    while wire.next().await.expect("an answer").kind != PING {}
+    let begun = eventually("all others wait for their turn", async || {
+        let in_flight = stage.scene.metric("touchline_in_flight_requests").await as usize;
+        let begun = stage.scene.upstream.begun().len();
+        (0 < begun && begun < REQUESTS && begun == in_flight).then_some(begun)
+    })
+    .await;
+    let process = stage.scene.gateways[0].process();
+    process.ask_to_end();
+    assert_eq!(process.wait_for_end(PATIENCE).unwrap().code(), Some(0));
+    let lines = stage.scene.gateways[0].access_lines();
+    let charged = lines.iter().filter(|line| line["units"] == 1).count();
+    assert_eq!(charged, begun, "{lines:?}");
+    assert!(lines.iter().all(|line| line["outcome"] == "cut"));
+    stage.scene.expect_used(&stage.key, 0).await;
+}
+
 /// A listener whose queue is full, so that no client connects to it for now, and what fills it.
 async fn full_listener() -> (TcpListener, Vec<TcpStream>) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
