@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use touchline::clock::Clock;
 use touchline::policy::calendar::{Calendar, Day};
 use touchline::store::redis::{OutagePolicy, OutageSettings, RedisSettings, RedisStore, open};
@@ -547,6 +548,26 @@ async fn a_gateway_whose_clocks_disagree_drops_nothing_from_redis() {
     }
     for day in &days {
         assert!(is_there(&server, &key, *day).await, "{}", day.date);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_whose_clock_is_set_by_years_writes_the_ledger_of_the_day() {
+    let server = RedisServer::start().await;
+    let ahead = Arc::new(AtomicU64::new(0));
+    let hands = ahead.clone();
+    let wall = move || Timestamp::now() + Duration::from_secs(hands.load(Ordering::SeqCst));
+    let started = Instant::now();
+    let clock = Clock::from_fn(wall).beside(move || started.elapsed());
+    let role = Role::Gateway(NodeName("a".into()));
+    let store = open(settings(&server), role, ZONE, clock).await.unwrap();
+    let store: Arc<dyn Store> = store;
+    let (key, day) = (issue(&store).await, today());
+    for years in 1..=5 {
+        granted(store.charge(charge(&key, day, 100, 1)).await);
+        // Redis' clock stays. Until its next reply, the gateway's estimate of it is wrong.
+        ahead.store(years * 365 * 86_400, Ordering::SeqCst);
+        settled(&*store, &key, day).await;
     }
 }
 

@@ -183,13 +183,17 @@ impl ProcessLedger {
         Ok(written.and(self.write_batch(&pages).await)?)
     }
 
-    /// Writes pages of open days, each by itself, and the dates of all into the set of days: a closed day has counts.
+    /// Writes pages of open days, each by itself, and the dates of all into the set of days: a closed day has counts. Pages of days that
+    /// only a clock which leapt shows as closed remain to be written.
     async fn write_batch(&self, pages: &[LedgerPage]) -> Result<(), LinkError> {
         let dates = self.dates_to_list(pages);
         let (closed, open): (Vec<_>, Vec<_>) =
             pages.iter().partition(|page| self.is_closed(page.day));
-        for page in closed {
-            self.end_writing(page, true);
+        if !closed.is_empty() {
+            let is_trusted = self.is_clock_trusted().await;
+            for page in closed {
+                self.end_writing(page, is_trusted && self.is_closed(page.day));
+            }
         }
         let mut pipeline = Pipeline::new();
         if !dates.is_empty() {
@@ -270,7 +274,13 @@ impl ProcessLedger {
     /// Sends Redis the totals of another producer.
     pub async fn merge(&self, row: &TotalsRow) -> Result<(), StoreError> {
         if self.is_closed(row.day) {
-            return Ok(());
+            if !self.is_clock_trusted().await {
+                let why = "the clock leapt: a day of the ledger that looks closed may be open";
+                return Err(StoreError::Unavailable(why.into()));
+            }
+            if self.is_closed(row.day) {
+                return Ok(());
+            }
         }
         let value = cells::written(&row.totals, row.ceiling, row.tier.as_ref());
         let field = format!("{}|{}", row.producer, row.endpoint);
@@ -288,6 +298,17 @@ impl ProcessLedger {
         if !dates.is_empty() && self.link.ask(&list).await.is_err() {
             self.unlisted.lock().extend(dates);
         }
+    }
+
+    /// Asks Redis for its time, and returns whether the clock can be relied on now: what is not written because of it is lost.
+    async fn is_clock_trusted(&self) -> bool {
+        let asked = self.clock.ask();
+        let Ok(theirs) = self.link.time().await else {
+            return false;
+        };
+        self.clock.learn(asked, theirs);
+        self.clock.look();
+        self.clock.watch.leap().is_none()
     }
 
     fn is_closed(&self, day: Day) -> bool {
