@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use harness::SLACK;
@@ -48,6 +48,13 @@ async fn gateway(
 async fn gateway_of(settings: RedisSettings, directory: &Path) -> Arc<RedisStore> {
     let role = Role::Gateway(NodeName(format!("{}", directory.display())));
     open(settings, role, ZONE, Clock::system()).await.unwrap()
+}
+
+/// A wall clock that is ahead by this many seconds, and a boot-time clock that is not.
+fn settable(ahead: &Arc<AtomicU64>) -> Clock {
+    let (ahead, started) = (ahead.clone(), Instant::now());
+    let wall = move || Timestamp::now() + Duration::from_secs(ahead.load(Ordering::SeqCst));
+    Clock::from_fn(wall).beside(move || started.elapsed())
 }
 
 async fn issued(server: &RedisServer) -> Arc<KeyEntry> {
@@ -278,6 +285,77 @@ async fn an_emptied_redis_gets_the_counts_of_accounts_that_were_dropped_from_mem
         .unwrap();
     eventually_counted(&server, &first, day, charged).await;
     eventually_counted(&server, &second, day, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emptied_redis_gets_the_counts_of_accounts_that_a_clock_which_leapt_dropped() {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let ahead = Arc::new(AtomicU64::new(0));
+    let settings = RedisSettings {
+        timeout: TIMEOUT,
+        outage: Some(OutageSettings {
+            journal_interval: Duration::from_millis(50),
+            ..OutageSettings::of_journal(directory.path().join("journal.db"))
+        }),
+        accounts_max: 1,
+        ..RedisSettings::of_url(server.url())
+    };
+    let role = Role::Gateway(NodeName("ahead".into()));
+    let (first, second, day) = (issued(&server).await, issued(&server).await, today());
+    let log = log_lines();
+    let store = open(settings, role, ZONE, settable(&ahead)).await.unwrap();
+    granted(store.charge(charge(&first, day, 10, 3)).await);
+    granted(store.charge(charge(&second, day, 10, 4)).await);
+    eventually("all is journaled", async || {
+        let facts = journal_facts(&directory.path().join("journal.db"))?;
+        (facts.counts == 2 && facts.unsettled_counts == 0).then_some(())
+    })
+    .await;
+    // Redis is lost with its memory, and meanwhile the day looks past.
+    server.kill();
+    away(&store).await;
+    ahead.store(3 * 86_400, Ordering::SeqCst);
+    let dropped = || log.with(&["too many accounts of keys and days"]);
+    let before = dropped();
+    eventually("accounts are dropped", async || {
+        (dropped() > before).then_some(())
+    })
+    .await;
+    ahead.store(0, Ordering::SeqCst);
+    server.restart().await;
+    back(&store).await;
+    eventually_counted(&server, &first, day, 3).await;
+    eventually_counted(&server, &second, day, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn counts_stay_known_after_a_clock_leapt_over_the_end_of_their_day() {
+    const STALENESS: Duration = Duration::from_secs(1);
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let ahead = Arc::new(AtomicU64::new(0));
+    let settings = RedisSettings {
+        timeout: TIMEOUT,
+        outage: Some(OutageSettings {
+            count_staleness: STALENESS,
+            ..OutageSettings::of_journal(directory.path().join("journal.db"))
+        }),
+        ..RedisSettings::of_url(server.url())
+    };
+    let role = Role::Gateway(NodeName("ahead".into()));
+    let (key, day) = (issued(&server).await, today());
+    let store = open(settings, role, ZONE, settable(&ahead)).await.unwrap();
+    granted(store.charge(charge(&key, day, 10, 1)).await);
+    // Redis' clock stays: until its next reply, the gateway's estimate of it is wrong.
+    ahead.store(3 * 86_400, Ordering::SeqCst);
+    eventually("the day is the present one again", async || {
+        day.contains(store.now()).then_some(())
+    })
+    .await;
+    // Its passing is the subject: nothing is called, and the count is read again.
+    tokio::time::sleep(3 * STALENESS).await;
+    server.kill();
+    away(&store).await;
+    assert_eq!(served_until_refused(&store, &key, day, 10).await, 9);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -47,6 +47,11 @@ impl StoreClock {
         local.checked_add(self.difference()).unwrap_or(local)
     }
 
+    /// The store's time, or `None` from a leap of the clock until it is trusted again: a day that looks past may be the present one.
+    pub fn now_unless_leapt(&self) -> Option<Timestamp> {
+        self.watch.leap().is_none().then(|| self.now())
+    }
+
     /// The store's clock minus the local one; 0 before the first reply.
     pub fn difference(&self) -> SignedDuration {
         SignedDuration::from_micros(self.offset_micros.load(Ordering::Relaxed))

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use std::time::Duration;
 
 use ahash::RandomState;
+use jiff::Timestamp;
 use jiff::civil::Date;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -326,11 +327,11 @@ impl Accounts {
 
     /// Drops idle accounts of past days, and of the current day if there are too many.
     pub async fn sweep(&self) {
-        let now = self.clock.now().as_second();
+        let now = self.clock.now_unless_leapt().map(Timestamp::as_second);
         let total = self.count();
         let crowded = total > self.slots_max;
         let keep = |slot: &Arc<AccountSlot>| {
-            let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;
+            let over = now.is_some_and(|now| slot.day.end + KEPT_AFTER_DAY_SECONDS < now);
             let state = slot.state.lock();
             let listed = state.listed || state.queued || state.to_note;
             let kept = listed || !(over || crowded) || !state.account.is_idle();

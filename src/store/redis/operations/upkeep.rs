@@ -126,7 +126,9 @@ impl Parts {
             let is_crowded = count.is_due() && self.accounts.are_crowded();
             if sweep.is_due() {
                 self.accounts.sweep().await;
-                self.ledger.sweep(self.clock.now().as_second()).await;
+                if let Some(now) = self.clock.now_unless_leapt() {
+                    self.ledger.sweep(now.as_second()).await;
+                }
             } else if is_crowded {
                 self.accounts.sweep().await;
             }
