@@ -28,10 +28,10 @@ pub struct Process {
     pub seen: i64,
 }
 
-/// Records that a process writes at `now` (Unix seconds).
+/// Records that a process writes at `now` (Unix seconds). An earlier instant replaces a later one, which a clock that was ahead wrote.
 pub fn see(connection: &Connection, process: &str, now: i64) -> rusqlite::Result<()> {
     let sql = "INSERT INTO processes (process, seen) VALUES (?1, ?2)
-        ON CONFLICT DO UPDATE SET seen = max(seen, excluded.seen)";
+        ON CONFLICT DO UPDATE SET seen = excluded.seen";
     execute(connection, sql, (process, now)).map(drop)
 }
 
@@ -122,4 +122,20 @@ fn recover_totals(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Resu
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_seen_at_the_present_again_after_its_clock_was_ahead() {
+        let connection = Connection::open_in_memory().unwrap();
+        connection.execute_batch(row::TABLES).unwrap();
+        for now in [100, 100 + 800 * 86_400, 102] {
+            see(&connection, "a", now).unwrap();
+        }
+        let seen = others(&connection, "b").unwrap();
+        assert_eq!(seen.first().map(|process| process.seen), Some(102));
+    }
 }
