@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use harness::upstream::Recorded;
 use harness::{
@@ -173,6 +173,49 @@ async fn each_share_is_reported_once_by_three_gateways_together() {
         let events = logged(&scene);
         assert_eq!(events, ids(&events, &key));
         scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn a_clock_that_leaps_for_a_moment_gives_up_no_event() {
+    const FOUR_DAYS: f64 = 4.0 * 86_400.0;
+    for store in STORES {
+        let receiver = RecordingUpstream::start().await;
+        let (refused, accepts) = (
+            Arc::new(AtomicUsize::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (counter, open) = (refused.clone(), accepts.clone());
+        receiver.behave(move |_| {
+            if open.load(Ordering::SeqCst) {
+                return Behaviour::Status(204);
+            }
+            counter.fetch_add(1, Ordering::SeqCst);
+            Behaviour::Status(503)
+        });
+        let scene = telling(store, &receiver).faketime().start().await;
+        let key = scene.issue("starter").await;
+        assert_eq!(calls(&scene, &key, 32).await, 32);
+        let refusals = |count: usize| {
+            let refused = refused.clone();
+            eventually("it was refused", async move || {
+                (refused.load(Ordering::SeqCst) >= count).then_some(())
+            })
+        };
+        refusals(1).await;
+        // By this clock, it is older than `events.webhook.give_up`.
+        scene.clock().set_offset(FOUR_DAYS);
+        let before = refused.load(Ordering::SeqCst);
+        refusals(before + 2).await;
+        scene.clock().set_offset(0.0);
+        accepts.store(true, Ordering::SeqCst);
+        eventually("it is delivered", async || {
+            let (_, text) = scene.admin(0, "/metrics").await;
+            let delivered = "touchline_webhook_attempts_total{outcome=\"delivered\"} 1";
+            text.lines().any(|line| line == delivered).then_some(())
+        })
+        .await;
+        assert!(!scene.gateways[0].output().contains("given up"));
     }
 }
 

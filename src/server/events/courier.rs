@@ -29,6 +29,8 @@ const LEASE_SLACK: Duration = Duration::from_secs(10);
 const LOOK_MAX: Duration = Duration::from_secs(4);
 /// The most concurrent attempts.
 const AT_ONCE: usize = 8;
+/// A store notices within this time that its clock leapt, because it looks at it each second.
+const LEAP_NOTICED: Duration = Duration::from_secs(2);
 /// The pause if no client can be made because root certificates are missing.
 const CLIENT_PAUSE: Duration = Duration::from_secs(30);
 /// The pauses after a first failed attempt, and at most.
@@ -117,12 +119,38 @@ impl Courier {
                 .get(&event.id)
                 .is_none_or(|failed| failed.again <= now)
         };
-        let due: Vec<Event> = events.into_iter().filter(is_due).collect();
+        let mut due: Vec<Event> = events.into_iter().filter(is_due).collect();
+        let too_old = self.too_old(&due, webhook).await;
+        for event in &too_old {
+            if began.elapsed() > LOOK_MAX {
+                return;
+            }
+            self.give_up(event).await;
+        }
+        due.retain(|event| !too_old.contains(event));
         for some in due.chunks(AT_ONCE) {
             // A receiver that refuses is asked for few of them before the next reading.
             if !self.deliver(some, webhook, client).await || began.elapsed() > LOOK_MAX {
                 return;
             }
+        }
+    }
+
+    /// The events to be given up: none because of a clock that leapt.
+    async fn too_old(&self, events: &[Event], webhook: &Webhook) -> Vec<Event> {
+        let now = self.gate.store.now();
+        let is_too_old = |event: &&Event| {
+            let age = Duration::try_from(now.duration_since(event.since));
+            age.is_ok_and(|age| age > webhook.give_up)
+        };
+        let too_old: Vec<Event> = events.iter().filter(is_too_old).cloned().collect();
+        if too_old.is_empty() {
+            return too_old;
+        }
+        tokio::time::sleep(LEAP_NOTICED).await;
+        match self.gate.store.health().clock_leap {
+            Some(_) => Vec::new(),
+            None => too_old,
         }
     }
 
@@ -135,10 +163,6 @@ impl Courier {
     ) -> bool {
         let mut attempts = JoinSet::new();
         for event in events {
-            if self.is_too_old(event, webhook) {
-                self.give_up(event).await;
-                continue;
-            }
             let request = request(client, event, webhook, self.gate.store.now());
             let event = event.clone();
             attempts.spawn(async move { (event, attempt(request).await) });
@@ -151,11 +175,6 @@ impl Courier {
             }
         }
         all_accepted
-    }
-
-    fn is_too_old(&self, event: &Event, webhook: &Webhook) -> bool {
-        let age = self.gate.store.now().duration_since(event.since);
-        Duration::try_from(age).is_ok_and(|age| age > webhook.give_up)
     }
 
     async fn note(&mut self, event: &Event, outcome: Result<(), String>) {
