@@ -278,6 +278,10 @@ pub const CLAIMS_KEPT_SECONDS: i64 = 2 * 86_400;
 /// How long undelivered events are kept.
 pub const EVENTS_KEPT_SECONDS: i64 = 7 * 86_400;
 
+/// The longest lease of the node that delivers events. A lease with more left was taken by a clock that was ahead and has been set
+/// back since.
+pub const COURIER_LEASE_MAX: Duration = Duration::from_secs(120);
+
 /// How often to check whether gateways have applied a change.
 const AWAIT_EVERY: Duration = Duration::from_millis(10);
 

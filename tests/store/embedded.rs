@@ -102,6 +102,25 @@ async fn refused_at_open(path: &Path) -> String {
     }
 }
 
+#[tokio::test]
+async fn a_courier_that_a_clock_which_was_ahead_gave_hours_is_succeeded() {
+    let (directory, hands) = (tempfile::tempdir().unwrap(), Hands::default());
+    hands.set("2026-11-21T14:00:00Z");
+    let settings = Settings::new(directory.path().join("touchline.db"));
+    let store = open(settings, Role::Command, ZONE, hands.clock()).await;
+    let store = store.unwrap();
+    let takes = async |name: &str| {
+        let node = NodeName(name.into());
+        let events = store.undelivered(&node, Duration::from_secs(15)).await;
+        events.unwrap().is_some()
+    };
+    assert!(takes("dead").await);
+    assert!(!takes("next").await);
+    hands.set("2026-11-21T12:00:00Z");
+    assert!(takes("next").await);
+    assert!(!takes("dead").await);
+}
+
 /// Both sides of a midnight: a limit of 2 is used up before it, and 2 more are there after it.
 async fn each_side_of_midnight_has_its_own_count(zone: &str, hours: i64, last: &str, first: &str) {
     let fixture = EmbeddedFixture::new();

@@ -572,6 +572,21 @@ async fn a_gateway_whose_clock_is_set_by_years_writes_the_ledger_of_the_day() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_courier_that_a_clock_which_was_ahead_gave_hours_is_succeeded() {
+    let server = RedisServer::start().await;
+    let store = gateway(&server).await;
+    let next = NodeName("next".into());
+    // The lease of a gateway that died, as Redis has it after its clock was set back.
+    for (name, left, is_succeeded) in [("dead", 7_200_000, true), ("alive", 60_000, false)] {
+        let mut take = redis::cmd("SET");
+        take.arg(("touchline:{events}:courier", name, "PX", left));
+        let () = take.query_async(&mut server.connect().await).await.unwrap();
+        let events = store.undelivered(&next, Duration::from_secs(15)).await;
+        assert_eq!(events.unwrap().is_some(), is_succeeded, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_that_waits_has_no_expiry_and_goes_after_a_week_of_a_clock_that_is_trusted() {
     let server = RedisServer::start().await;
     let store = gateway_with(settings(&server)).await;

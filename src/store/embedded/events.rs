@@ -9,8 +9,8 @@ use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::sqlite::{execute, first, rows, signed, unsigned, value};
 use crate::store::status::EventFacts;
 use crate::store::{
-    CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_READ_MAX,
-    NodeName,
+    CLAIMS_KEPT_SECONDS, COURIER_LEASE_MAX, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX,
+    EVENTS_READ_MAX, NodeName,
 };
 
 /// The most expired rows that one claim deletes.
@@ -30,7 +30,7 @@ const SWEEP_EVENTS: &str = "DELETE FROM events WHERE (since, event) IN
     (SELECT since, event FROM events WHERE since < ?1 ORDER BY since LIMIT ?2)";
 const COURIER: &str = "INSERT INTO courier (only, node, until) VALUES (1, ?1, ?2)
     ON CONFLICT DO UPDATE SET node = excluded.node, until = excluded.until
-    WHERE node = excluded.node OR until < ?3";
+    WHERE node = excluded.node OR until < ?3 OR until > ?4";
 /// How much of a lease may be over at a reading.
 const LEASE_RENEWAL_MS: i64 = 5_000;
 const LEASE: &str = "SELECT until FROM courier WHERE node = ?1";
@@ -90,12 +90,15 @@ pub(super) fn undelivered(
     now: Timestamp,
 ) -> rusqlite::Result<Option<Vec<Event>>> {
     let now = now.as_millisecond();
-    let until = now.saturating_add(i64::try_from(lease.as_millis()).unwrap_or(i64::MAX));
+    let after =
+        |lease: Duration| now.saturating_add(i64::try_from(lease.as_millis()).unwrap_or(i64::MAX));
+    let latest = after(COURIER_LEASE_MAX);
+    let until = after(lease).min(latest);
     // Renewed only from time to time, so that polling does not write twice a second.
     let held: Option<i64> = first(connection, LEASE, [&courier.0], |row| row.get(0))?;
     let (left, whole) = (held.unwrap_or(0) - now, until - now);
     let lasts = left > (whole - LEASE_RENEWAL_MS).max(whole / 2) && left <= whole;
-    if !lasts && connection.execute(COURIER, (&courier.0, until, now))? == 0 {
+    if !lasts && connection.execute(COURIER, (&courier.0, until, now, latest))? == 0 {
         return Ok(None);
     }
     let read = |row: &Row<'_>| {

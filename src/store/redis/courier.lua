@@ -5,10 +5,11 @@
 -- ARGV[1]  the calling node
 -- ARGV[2]  milliseconds that its right lasts; 0 gives it up and returns no events
 -- ARGV[3]  the most events to return
+-- ARGV[4]  the most milliseconds that a right lasts. One with more left was taken before the clock of this server was set back.
 --
 -- Reply: nil if another node delivers, else the events with their times, the oldest first.
 local courier = redis.call('GET', KEYS[1])
-if courier and courier ~= ARGV[1] then
+if courier and courier ~= ARGV[1] and redis.call('PTTL', KEYS[1]) <= tonumber(ARGV[4]) then
     return false
 end
 if tonumber(ARGV[2]) == 0 then

@@ -12,11 +12,11 @@ use tokio::time::Instant;
 use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::parsed;
-use crate::store::redis::wire::script::{CLAIM, COUNT_MAX, COURIER};
+use crate::store::redis::wire::script::{CLAIM, COURIER};
 use crate::store::status::EventFacts;
 use crate::store::{
-    CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_READ_MAX,
-    NodeName, StoreError,
+    CLAIMS_KEPT_SECONDS, COURIER_LEASE_MAX, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX,
+    EVENTS_READ_MAX, NodeName, StoreError,
 };
 
 /// How long a call may take.
@@ -55,7 +55,7 @@ pub async fn undelivered(
     courier: &NodeName,
     lease: Duration,
 ) -> Result<Option<Vec<Event>>, StoreError> {
-    let lease = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+    let lease = milliseconds(lease.min(COURIER_LEASE_MAX));
     let answer = right(link, courier, lease.max(1)).await?;
     if answer == Value::Nil {
         return Ok(None);
@@ -73,10 +73,15 @@ pub async fn resign(link: &RedisLink, courier: &NodeName) -> Result<(), StoreErr
 
 /// Takes the right to deliver for this number of milliseconds, or gives it up for 0. Returns the events.
 async fn right(link: &RedisLink, courier: &NodeName, lease: u64) -> Result<Value, StoreError> {
-    let arguments = (&courier.0, lease.min(COUNT_MAX), EVENTS_READ_MAX);
+    let lease_max = milliseconds(COURIER_LEASE_MAX);
+    let arguments = (&courier.0, lease, EVENTS_READ_MAX, lease_max);
     let keys = [link.names.courier(), link.names.events()];
     let answer = link.run(&COURIER, &keys, &arguments, Instant::now() + TIMEOUT);
     Ok(answer.await?)
+}
+
+fn milliseconds(lease: Duration) -> u64 {
+    u64::try_from(lease.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The events that await delivery, at the store's time.
