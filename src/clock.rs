@@ -2,7 +2,7 @@
 //!
 //! Everything that decides takes the time as an argument; the parts that must read it (stores, the request path, the
 //! command line) hold a [`Clock`]. Deadlines never use it: they run on tokio's monotonic clock. The boot-time clock
-//! shows whether the wall clock was set ([`crate::policy::clock_trust`]).
+//! shows whether the wall clock was set ([`crate::policy::clock_trust`]). Periods of background work are here too.
 
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 
+pub mod lasting;
 pub mod timer;
 
 /// A source of time: the system's, or one that a test moves.

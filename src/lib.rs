@@ -44,7 +44,7 @@
 //! | 2 | [`store`] | keys, counts, ledger: one trait, `embedded` and `redis` |
 //! | 1 | [`telemetry`] | metric families, the last hour of them, access log, diagnostic log |
 //! | 0 | [`policy`] | the decisions of the contract as pure functions |
-//! | 0 | [`clock`] | the wall clock as a value |
+//! | 0 | [`clock`] | the wall clock as a value; periods, and background work that a panic does not end |
 //!
 //! # Invariants
 //!

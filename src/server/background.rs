@@ -11,6 +11,7 @@ use super::events::{self, Claimer};
 use super::exporter::Exporter;
 use super::unknown_tiers::log_unknown_tiers;
 use super::upkeep::Upkeep;
+use crate::clock::lasting;
 use crate::proxy::Gate;
 use crate::store::NodeName;
 use crate::telemetry::history::{History, SAMPLE_INTERVAL};
@@ -38,11 +39,21 @@ impl Background {
         spans: mpsc::Receiver<Vec<Span>>,
     ) -> Background {
         let mut tasks = JoinSet::new();
-        tasks.spawn(Claimer::new(gate.clone(), node.clone()).run());
-        tasks.spawn(Upkeep::new(gate.clone()).run());
-        tasks.spawn(Courier::new(gate.clone(), node.clone()).run());
-        tasks.spawn(sample(gate.clone(), history));
-        tasks.spawn(log_unknown_tiers(gate.clone()));
+        let own = || (gate.clone(), node.clone());
+        tasks.spawn(lasting::task("claims", own(), |(gate, node)| {
+            Claimer::new(gate, node).run()
+        }));
+        tasks.spawn(lasting::task("upstreams", gate.clone(), |gate| {
+            Upkeep::new(gate).run()
+        }));
+        tasks.spawn(lasting::task("webhook", own(), |(gate, node)| {
+            Courier::new(gate, node).run()
+        }));
+        tasks.spawn(lasting::task("history", gate.clone(), move |gate| {
+            sample(gate, history.clone())
+        }));
+        let own = gate.clone();
+        tasks.spawn(lasting::task("unknown tiers", own, log_unknown_tiers));
         let end_of_traces = Arc::new(Notify::new());
         let exporter = Exporter::new(gate.clone(), node.clone(), spans, end_of_traces.clone());
         Background {

@@ -1,7 +1,7 @@
 //! The Redis store: the shared suite, and what happens to it when Redis fails.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -587,6 +587,39 @@ async fn a_panic_in_the_middle_of_a_charge_does_not_block_its_key() {
     assert_eq!(granted(store.charge(charge(&key, day, 10, 1)).await).0, 2);
     store.close(PATIENCE).await;
     eventually_used(&store, &key, day, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn background_tasks_that_panicked_go_on() {
+    let server = RedisServer::start().await;
+    let panics = Arc::new(AtomicU64::new(0));
+    let clock = {
+        let panics = panics.clone();
+        Clock::from_fn(move || {
+            let left =
+                panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+            assert!(left.is_err(), "wanted");
+            jiff::Timestamp::now()
+        })
+    };
+    let role = Role::Gateway(NodeName("a".into()));
+    let gateway = open(settings(server.url()), role, ZONE, clock);
+    let gateway = gateway.await.unwrap();
+    panics.store(4, Ordering::SeqCst);
+    eventually("background tasks have panicked", async || {
+        (panics.load(Ordering::SeqCst) == 0).then_some(())
+    })
+    .await;
+    let command = open(settings(server.url()), Role::Command, ZONE, Clock::system());
+    let command: Arc<dyn Store> = command.await.unwrap();
+    let (key, day) = (issue(&command).await, today());
+    eventually("the gateway has the key", async || {
+        gateway.keys().get(key.record.id)
+    })
+    .await;
+    let (_, receipt) = granted(gateway.charge(charge(&key, day, 10, 1)).await);
+    gateway.refund(receipt).await;
+    eventually_used(&command, &key, day, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

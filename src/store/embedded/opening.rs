@@ -19,8 +19,8 @@ use super::learnt::Learnt;
 use super::schema;
 use super::stop::Stop;
 use super::writer::{self, Desk};
-use crate::clock::Clock;
 use crate::clock::timer::Timers;
+use crate::clock::{Clock, lasting};
 use crate::policy::store_settings::Durability;
 use crate::store::clock_watch::ClockWatch;
 use crate::store::current::Current;
@@ -250,11 +250,13 @@ impl EmbeddedStore {
         })?;
         let desk = self.desk.clone();
         start(&self.desk.path, "store-feed", move || {
-            feed::follow(&following, &desk);
+            lasting::thread("store-feed", || feed::follow(&following, &desk));
         })?;
         let desk = self.desk.clone();
         start(&self.desk.path, "store-sync", move || {
-            feed::checkpoint_regularly(&syncing, &desk, interval);
+            lasting::thread("store-sync", || {
+                feed::checkpoint_regularly(&syncing, &desk, interval);
+            });
         })
     }
 }

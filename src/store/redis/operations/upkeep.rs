@@ -7,10 +7,14 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::clock::{Periodic, next_tick};
+use crate::clock::{Periodic, lasting, next_tick};
 use crate::store::clock_watch;
+use crate::store::redis::gateways::presence::Presence;
+use crate::store::redis::keys::feed::Feed;
+use crate::store::redis::outage::OutageService;
 use crate::store::redis::parts::Parts;
 use crate::store::redis::recovery::CrashRecovery;
+use crate::store::redis::wire::link::RedisLink;
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
@@ -32,35 +36,42 @@ const COUNT_EVERY: Duration = Duration::from_secs(10);
 pub fn tasks(parts: &Arc<Parts>) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for link in [&parts.link, &parts.command_link] {
-        tasks.spawn(link.clone().keep());
+        tasks.spawn(lasting::task("link", link.clone(), RedisLink::keep));
     }
-    tasks.spawn(parts.clone().watch_for_ever());
-    if let Some(outage) = &parts.outage {
-        tasks.spawn(outage.clone().keep());
+    let own = || parts.clone();
+    tasks.spawn(lasting::task("breaker", own(), Parts::watch_for_ever));
+    tasks.spawn(lasting::task("flush", own(), Parts::flush_for_ever));
+    if let Some(outage) = parts.outage.clone() {
+        tasks.spawn(lasting::task("outage", outage, OutageService::keep));
     }
-    tasks.spawn(parts.clone().flush_for_ever());
     if let Some(feed) = &parts.feed {
-        tasks.spawn(feed.clone().follow());
-        tasks.spawn(feed.clone().repair());
-        tasks.spawn(feed.clone().save_for_ever());
+        tasks.spawn(lasting::task("feed", feed.clone(), Feed::follow));
+        tasks.spawn(lasting::task("repair", feed.clone(), Feed::repair));
+        tasks.spawn(lasting::task("save", feed.clone(), Feed::save_for_ever));
+        tasks.spawn(lasting::task("retention", own(), Parts::retain_for_ever));
         if let Some(presence) = &parts.presence {
-            let (of_gateway, of_feed) = (parts.clone(), feed.clone());
-            let heartbeat = move || of_gateway.heartbeat(&of_feed);
-            let outage = parts.outage.clone();
-            let see_live = move |live| {
-                if let Some(outage) = &outage {
-                    outage.see_nodes(live);
-                }
-            };
-            tasks.spawn(presence.clone().keep(feed.clone(), heartbeat, see_live));
+            let state = (presence.clone(), feed.clone(), own());
+            tasks.spawn(lasting::task("presence", state, keep_presence));
         }
-        tasks.spawn(parts.clone().retain_for_ever());
         if let Some(outage) = &parts.outage {
-            let recovery = CrashRecovery::new(parts.clone(), outage.clone());
-            tasks.spawn(recovery.keep(feed.clone()));
+            let state = (outage.clone(), feed.clone(), own());
+            tasks.spawn(lasting::task("recovery", state, |(outage, feed, parts)| {
+                CrashRecovery::new(parts, outage).keep(feed)
+            }));
         }
     }
     tasks
+}
+
+/// Keeps this gateway among the live ones. Never returns.
+async fn keep_presence((presence, feed, parts): (Arc<Presence>, Arc<Feed>, Arc<Parts>)) {
+    let heartbeat = || parts.heartbeat(&feed);
+    let see_live = |live| {
+        if let Some(outage) = &parts.outage {
+            outage.see_nodes(live);
+        }
+    };
+    presence.keep(feed.clone(), heartbeat, see_live).await;
 }
 
 impl Parts {

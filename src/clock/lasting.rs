@@ -1,0 +1,64 @@
+//! Background work that lasts as long as the gateway: after a panic it is begun again.
+//!
+//! A panic is a fault of the program. It ends a request's task, which concerns that request; but if it ended a background task, refunds
+//! would no longer be sent, or revocations no longer be read, until a restart that would have no visible cause.
+
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+/// The pause before what panicked is begun again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Runs the task that `begin` makes of `state` until it ends, and makes another whenever it panics.
+pub async fn task<S: Clone, F: Future<Output = ()>>(name: &str, state: S, begin: impl Fn(S) -> F) {
+    loop {
+        let mut task = pin!(begin(state.clone()));
+        let ended = poll_fn(|context| {
+            let poll = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
+            poll.map_or(Poll::Ready(Err(())), |poll| poll.map(Ok))
+        });
+        if ended.await.is_ok() {
+            return;
+        }
+        log(name);
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Calls `body` until it returns, and calls it again whenever it panics: [`task`] for a thread.
+pub fn thread(name: &str, body: impl Fn()) {
+    while catch_unwind(AssertUnwindSafe(&body)).is_err() {
+        log(name);
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn log(task: &str) {
+    tracing::error!(task, "background work panicked: it is begun again");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_panics_is_begun_again_until_it_ends() {
+        let begun = AtomicUsize::new(0);
+        task("a task", &begun, async |begun| {
+            tokio::task::yield_now().await;
+            assert!(begun.fetch_add(1, Ordering::Relaxed) == 2, "wanted");
+        })
+        .await;
+        assert_eq!(begun.load(Ordering::Relaxed), 3);
+        let called = AtomicUsize::new(0);
+        thread("a thread", || {
+            assert!(called.fetch_add(1, Ordering::Relaxed) == 1, "wanted");
+        });
+        assert_eq!(called.load(Ordering::Relaxed), 2);
+    }
+}
