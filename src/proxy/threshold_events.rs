@@ -129,9 +129,20 @@ impl ThresholdEvents {
         state.waiting.is_empty() && !state.taken
     }
 
-    /// Forgets all noticed shares: they are noticed again with each key's next request.
-    pub fn forget(&self) {
-        self.state.lock().seen.clear();
+    /// Forgets the noticed shares, which are noticed again with each key's next request, but for those of `reported` and those that
+    /// wait to be reported.
+    pub fn forget_all_but(&self, reported: &[ThresholdEvent]) {
+        let mut state = self.state.lock();
+        let QueueState { seen, waiting, .. } = &mut *state;
+        seen.clear();
+        for kept in reported.iter().chain(&*waiting) {
+            let date = kept.quota_status.day.date;
+            let of_key = seen.entry(kept.key).or_insert(Seen { date, shares: 0 });
+            if of_key.date != date {
+                *of_key = Seen { date, shares: 0 };
+            }
+            of_key.shares |= bit(kept.share);
+        }
     }
 
     /// Forgets the shares of days before `today`.
@@ -210,6 +221,26 @@ mod tests {
             Ok(())
         );
         assert_eq!(drain(&threshold_events), [80]);
+    }
+
+    #[test]
+    fn what_is_reported_or_waits_is_not_forgotten() {
+        let threshold_events = ThresholdEvents::default();
+        let (_, record) = key_of("starter");
+        let look = |used| {
+            let (quota_status, now) = at("2026-11-21T10:00:00Z", used);
+            let looked = threshold_events.look(&shares(), &record, quota_status, || now);
+            looked.unwrap();
+        };
+        look(16);
+        let own = [threshold_events.state.lock().take().unwrap()];
+        look(19);
+        threshold_events.forget_all_but(&own);
+        look(20);
+        assert_eq!(drain(&threshold_events), [95, 100]);
+        threshold_events.forget_all_but(&own);
+        look(20);
+        assert_eq!(drain(&threshold_events), [95, 100], "not its own");
     }
 
     #[test]

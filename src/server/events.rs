@@ -107,8 +107,8 @@ impl Claimer {
         }
         if self.forget.is_some_and(|at| at <= Instant::now()) {
             self.forget = None;
-            // Claims of an ended gateway were not repeated: the next request of their key causes them again.
-            self.gate.threshold_events.forget();
+            // Claims of an ended gateway were not repeated: the next request of their key causes them again. Its own were.
+            self.gate.threshold_events.forget_all_but(&self.own);
         }
     }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use harness::upstream::Recorded;
 use harness::{
-    Allowances, Behaviour, Call, IssuedKey, Protocol, RecordingUpstream, Scene, SceneBuilder,
-    Store, eventually,
+    Allowances, Behaviour, Call, Client, IssuedKey, Protocol, RecordingUpstream, Scene,
+    SceneBuilder, Store, eventually,
 };
 use serde_json::Value;
 use standardwebhooks::Webhook;
@@ -481,9 +481,12 @@ async fn what_a_gateway_had_claimed_that_is_gone_with_the_data_of_redis_is_repor
     let mut scene = builder(Store::Redis).gateways(2).start().await;
     let key = scene.issue("starter").await;
     let client = scene.client_of(1, Protocol::Http1);
-    for _ in 0..32 {
-        assert_eq!(client.get(&key, MARKETS).await.status, 200);
-    }
+    let uses_80_percent = async |client: &Client, key: &IssuedKey| {
+        for _ in 0..32 {
+            assert_eq!(client.get(key, MARKETS).await.status, 200);
+        }
+    };
+    uses_80_percent(&client, &key).await;
     expect_counted(&scene, &[(80, 1)]).await;
     // The other gateway has seen it too, and that it was reported.
     let other = scene.client_of(0, Protocol::Http1);
@@ -493,6 +496,9 @@ async fn what_a_gateway_had_claimed_that_is_gone_with_the_data_of_redis_is_repor
         Some(logged(&scene)).filter(|events| !events.is_empty())
     })
     .await;
+    let [of_other, later] = [scene.issue("starter").await, scene.issue("starter").await];
+    uses_80_percent(&other, &of_other).await;
+    expect_counted(&scene, &[(80, 2)]).await;
     scene.gateways[1].kill9();
     let redis = scene.redis.as_ref().unwrap();
     redis.command(&["FLUSHALL"]).await.unwrap();
@@ -506,4 +512,17 @@ async fn what_a_gateway_had_claimed_that_is_gone_with_the_data_of_redis_is_repor
         (again == 2).then_some(())
     })
     .await;
+    // What the gateway that is left had claimed itself it does not report again.
+    assert_eq!(other.get(&of_other, MARKETS).await.status, 200);
+    uses_80_percent(&other, &later).await;
+    let expected = first[0].replace(&key.id, &later.id);
+    eventually("what follows is logged", async || {
+        logged(&scene).contains(&expected).then_some(())
+    })
+    .await;
+    let of_other = logged(&scene)
+        .iter()
+        .filter(|event| event.contains(&of_other.id))
+        .count();
+    assert_eq!(of_other, 1);
 }
