@@ -420,8 +420,19 @@ async fn a_client_that_does_not_read_its_answer_loses_the_connection() {
             (limit_hits(&scene, "response_rate").await >= 1.0).then_some(())
         })
         .await;
+        // A reset: the system does not keep for the client what it has not read.
+        expect_reset(&mut socket).await;
         scene.expect_used(&key, 1).await;
     }
+}
+
+/// Reads until the connection is reset, and returns what was read.
+async fn expect_reset(socket: &mut TcpStream) -> Vec<u8> {
+    let mut got = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut got)).await;
+    let ended = ended.expect("it ends").unwrap_err();
+    assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset);
+    got
 }
 
 #[tokio::test]
@@ -438,10 +449,7 @@ async fn an_http_1_0_client_that_does_not_read_its_answer_does_not_take_what_it_
         (limit_hits(&scene, "response_rate").await >= 1.0).then_some(())
     })
     .await;
-    let mut got = Vec::new();
-    let ended = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut got)).await;
-    let ended = ended.expect("it ends").unwrap_err();
-    assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset);
+    let got = expect_reset(&mut socket).await;
     assert!(got.starts_with(b"HTTP/1.1 200 ") && got.len() < LARGE_BODY_BYTES);
     scene.expect_used(&key, 1).await;
 }

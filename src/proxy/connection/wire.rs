@@ -80,10 +80,12 @@ impl ClientWire {
         }
     }
 
-    /// Counts a client that did not read its answers, if this is why a write failed.
+    /// Counts a client that did not read its answers, if this is why a write failed. Its connection is to be reset: after a normal
+    /// close the system would keep what it has not read for minutes, and a client that has vanished would see no end.
     fn note_slow(&self, error: &io::Error) {
         if error.kind() == io::ErrorKind::TimedOut {
             self.note_limit(LimitHit::ResponseRate);
+            self.connection.break_off();
         }
     }
 
