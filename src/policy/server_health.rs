@@ -183,18 +183,24 @@ impl ServerHealth {
         self.ejected_until.take().map(|_| HealthChange::Returned)
     }
 
-    /// Notes a request that failed.
-    pub fn failed(&mut self, ejection: Ejection, now: Instant) -> Option<HealthChange> {
+    /// Notes a request that failed, and was a trial or not. While the server is ejected only a trial after the pause counts: a request
+    /// that it got earlier may fail much later, and shows nothing about the server as it is then.
+    pub fn failed(
+        &mut self,
+        trial: Option<&Trial>,
+        ejection: Ejection,
+        now: Instant,
+    ) -> Option<HealthChange> {
         let needed = ejection.failures?;
-        self.failures = self.failures.saturating_add(1);
-        let again = match self.ejected_until {
-            // Sent before the ejection.
-            Some(until) if now < until => return None,
-            Some(_) => true,
-            None => false,
-        };
-        if !again && self.failures < needed.get() {
-            return None;
+        if let Some(until) = self.ejected_until {
+            if now < until || trial.is_none_or(|Trial(of)| *of != until) {
+                return None;
+            }
+        } else {
+            self.failures = self.failures.saturating_add(1);
+            if self.failures < needed.get() {
+                return None;
+            }
         }
         let pause = ejection.pause_after(self.ejections);
         self.ejections = self.ejections.saturating_add(1);
@@ -256,25 +262,26 @@ mod tests {
     fn pauses_double_up_to_the_longest_and_begin_anew_after_a_served_request() {
         let mut now = Instant::now();
         let mut health = ServerHealth::default();
-        assert_eq!(health.failed(ejection(2), now), None);
+        assert_eq!(health.failed(None, ejection(2), now), None);
         let mut trials = Vec::new();
         for pause in [1, 2, 4, 8, 10, 10] {
             let pause = pause * SECOND;
             assert_eq!(
-                health.failed(ejection(2), now),
+                health.failed(trials.last(), ejection(2), now),
                 Some(HealthChange::Ejected(pause))
             );
             let before_its_end = now + pause - Duration::from_millis(1);
             assert!(!health.is_usable(before_its_end));
-            assert_eq!(
-                health.failed(ejection(2), before_its_end),
-                None,
-                "sent before"
-            );
+            assert_eq!(health.failed(None, ejection(2), before_its_end), None);
             now += pause;
             assert!(health.is_usable(now));
+            let earlier = health.failed(trials.last(), ejection(2), now);
+            assert_eq!(earlier, None, "the trial of another ejection");
             let trial = health.assigned().unwrap();
             assert!(!health.is_usable(now), "one at a time");
+            let earlier = health.failed(None, ejection(2), now);
+            assert_eq!(earlier, None, "sent before the ejection");
+            assert!(!health.is_usable(now), "the trial is in flight");
             health.ended(trial);
             assert!(health.is_usable(now));
             trials.push(health.assigned().unwrap());
@@ -282,9 +289,9 @@ mod tests {
         assert_eq!(health.served(), Some(HealthChange::Returned));
         assert!(health.is_unblemished() && health.is_usable(now));
         assert!(health.assigned().is_none());
-        assert_eq!(health.failed(ejection(2), now), None);
+        assert_eq!(health.failed(None, ejection(2), now), None);
         let first = Some(HealthChange::Ejected(SECOND));
-        assert_eq!(health.failed(ejection(2), now), first);
+        assert_eq!(health.failed(None, ejection(2), now), first);
         let trial = health.assigned().unwrap();
         trials.drain(..).for_each(|earlier| health.ended(earlier));
         assert!(!health.is_usable(now + SECOND), "the present trial");
@@ -301,7 +308,7 @@ mod tests {
             pause_max: 7200 * SECOND,
             ..ejection(1)
         };
-        health.failed(hours, now);
+        health.failed(None, hours, now);
         let trial = health.assigned().unwrap();
         health.reconfigured(ejection(1), now + SECOND);
         assert!(!health.is_usable(now + SECOND));
@@ -312,7 +319,8 @@ mod tests {
             health.is_usable(now + 2 * SECOND),
             "a longer pause is for the next one"
         );
-        health.failed(hours, now + 2 * SECOND);
+        let trial = health.assigned();
+        health.failed(trial.as_ref(), hours, now + 2 * SECOND);
         assert!(!health.is_usable(now + 7201 * SECOND));
         health.reconfigured(ejection(0), now + 2 * SECOND);
         assert!(health.is_unblemished());
@@ -322,7 +330,7 @@ mod tests {
     fn without_ejection_failing_requests_change_nothing() {
         let mut health = ServerHealth::default();
         for _ in 0..100 {
-            assert_eq!(health.failed(ejection(0), Instant::now()), None);
+            assert_eq!(health.failed(None, ejection(0), Instant::now()), None);
         }
         assert!(health.is_unblemished());
     }
@@ -353,7 +361,11 @@ mod tests {
                     Event::Check(true) => { health.checked(HealthCheckResult::Passed, thresholds(3, 2)); }
                     Event::Check(false) => { health.checked(HealthCheckResult::Failed, thresholds(3, 2)); }
                     Event::Request(true) => { health.served(); }
-                    Event::Request(false) => { health.failed(ejection(5), now); }
+                    Event::Request(false) => {
+                        let trial = health.assigned();
+                        health.failed(trial.as_ref(), ejection(5), now);
+                        trial.into_iter().for_each(|trial| health.ended(trial));
+                    }
                     Event::Wait(milliseconds) => now += Duration::from_millis(milliseconds),
                 }
             }

@@ -321,8 +321,8 @@ impl Forwarding {
 
     /// Notes that the present server failed, and why.
     pub fn note_failed(&self, why: &Failure, gate: &Gate) {
-        if let Some(server) = self.server() {
-            self.upstream.note_failed(server, why, &gate.metrics);
+        if let Some(assignment) = &self.assignment {
+            self.upstream.note_failed(assignment, why, &gate.metrics);
         }
     }
 

@@ -169,9 +169,9 @@ impl Upstream {
     }
 
     /// Notes that a server failed a request, and why.
-    pub fn note_failed(&self, server: &Server, why: &Failure, metrics: &Metrics) {
-        if let Some(change) = server.failed(self.config.ejection) {
-            self.log(server, change, Some(why));
+    pub fn note_failed(&self, assignment: &Assignment, why: &Failure, metrics: &Metrics) {
+        if let Some(change) = assignment.failed(self.config.ejection) {
+            self.log(&assignment.server, change, Some(why));
             let ejections = &metrics.upstream_ejections;
             ejections.with_label_values(&[&*self.name]).inc();
         }

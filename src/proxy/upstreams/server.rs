@@ -133,12 +133,6 @@ impl Server {
         }
     }
 
-    /// Notes a request that it failed.
-    pub(super) fn failed(&self, ejection: Ejection) -> Option<HealthChange> {
-        self.note_last(FAILED);
-        self.judge(|health| health.failed(ejection, Instant::now()))
-    }
-
     /// Notes a check.
     pub(super) fn checked(
         &self,
@@ -184,6 +178,13 @@ impl Assignment {
             server: server.clone(),
             trial: server.assigned(),
         }
+    }
+
+    /// Notes that the server failed the request.
+    pub(super) fn failed(&self, ejection: Ejection) -> Option<HealthChange> {
+        let (server, trial) = (&self.server, self.trial.as_ref());
+        server.note_last(FAILED);
+        server.judge(|health| health.failed(trial, ejection, Instant::now()))
     }
 }
 

@@ -85,12 +85,12 @@ fn a_failing_server_is_left_out_and_the_last_one_is_asked_all_the_same() {
         panic!("{places:?}")
     };
     for _ in 0..2 {
-        upstream.note_failed(&one.server, &late(), &metrics);
+        upstream.note_failed(&Assignment::to(&one.server), &late(), &metrics);
     }
     assert!(!one.server.is_up());
     assert_eq!(asked(&upstream, 3), [2, 2, 2]);
     for _ in 0..2 {
-        upstream.note_failed(&other.server, &late(), &metrics);
+        upstream.note_failed(&Assignment::to(&other.server), &late(), &metrics);
     }
     let mut last = asked(&upstream, 4);
     last.sort_unstable();
@@ -107,7 +107,7 @@ fn a_long_answer_from_before_an_ejection_does_not_delay_the_trial_after_it() {
     let upstream = Upstream::new(&configured(&servers), None);
     let long = upstream.assign(7, &[], &[]).unwrap();
     let server = long.server.clone();
-    upstream.note_failed(&server, &late(), &metrics);
+    upstream.note_failed(&long, &late(), &metrics);
     let paused = Instant::now() + Duration::from_millis(100);
     assert!(server.is_usable(paused));
     let trial = Assignment::to(&server);
@@ -130,7 +130,8 @@ fn a_configuration_inherits_what_is_known_of_its_servers() {
     };
     let before = Upstream::new(&configured(&text("")), None);
     let under_way = before.assign(7, &[], &[]).unwrap();
-    before.note_failed(&before.places()[1].server, &late(), &metrics);
+    let failing = Assignment::to(&before.places()[1].server);
+    before.note_failed(&failing, &late(), &metrics);
     let after = Upstream::new(&configured(&text(", 127.0.0.1:3")), Some(&before));
     let places = after.places();
     assert_eq!(places[0].server.in_flight(), 1);
