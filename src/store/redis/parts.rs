@@ -16,6 +16,7 @@ use super::outage::OutageService;
 use super::wire::guard::BreakerGuard;
 use super::wire::link::RedisLink;
 use crate::clock::Clock;
+use crate::policy::failure_log::LoggedReasons;
 use crate::store::{KeyTable, Receipt};
 
 /// The parts of an open store, which its tasks share.
@@ -35,7 +36,7 @@ pub struct Parts {
     /// A gateway's service without Redis; commands have none.
     pub outage: Option<Arc<OutageService>>,
     /// Held while refunds and ledger are written, so that a close can wait for them; why the ledger was not written the last time.
-    pub flushing: tokio::sync::Mutex<Option<String>>,
+    pub flushing: tokio::sync::Mutex<LoggedReasons>,
     pub records: RecordTable,
     /// A gateway's replica; commands have none.
     pub feed: Option<Arc<Feed>>,

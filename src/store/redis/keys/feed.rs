@@ -26,6 +26,7 @@ use super::replica::{FeedPosition, Replica, ReplicaOrigin};
 use super::stream::{ChangeStream, READ_MAX, StreamState};
 use crate::clock::{Clock, next_tick};
 use crate::policy::api_key::KeyId;
+use crate::policy::failure_log::LoggedReasons;
 use crate::policy::key_record::KeyRecord;
 use crate::store::current::Current;
 use crate::store::redis::gateways::heartbeat::Heartbeat;
@@ -236,14 +237,13 @@ impl Feed {
 
     /// Follows the feed. Never returns.
     pub async fn follow(self: Arc<Self>) {
-        let mut logged = String::new();
+        let mut logged = LoggedReasons::default();
         let mut reload = None;
         loop {
             let Err(error) = self.follow_one_connection(&mut logged, &mut reload).await;
             let text = error.to_string();
-            if text != logged {
+            if logged.is_new(&text) {
                 tracing::warn!(error = %text, "the feed of key changes is interrupted");
-                logged = text;
             }
             let lasting = (!error.is_transient()).then(|| Arc::new(error));
             self.trouble.store(lasting);
@@ -253,7 +253,7 @@ impl Feed {
 
     async fn follow_one_connection(
         &self,
-        logged: &mut String,
+        logged: &mut LoggedReasons,
         reload: &mut Option<RepeatedLoad>,
     ) -> Result<std::convert::Infallible, StoreError> {
         // Only a server that the link has accepted (zone, readiness) is followed.
@@ -279,7 +279,7 @@ impl Feed {
             }
             let followed = follower.catch_up().await?;
             let changes = follower.read_changes().await?;
-            logged.clear();
+            logged.ended();
             if changes < READ_MAX && followed == Followed::Whole {
                 self.is_current_now();
                 self.trouble.store(None);

@@ -164,14 +164,13 @@ impl Parts {
     pub async fn flush(&self) -> bool {
         let mut logged = self.flushing.lock().await;
         self.accounts.settle().await;
-        let trouble = self.ledger.write().await.err();
-        let trouble = trouble.map(|error| error.to_string());
-        if let Some(error) = &trouble
-            && trouble != *logged
-        {
-            tracing::warn!(error, "the ledger is not written; trying again");
+        match self.ledger.write().await {
+            Ok(()) => logged.ended(),
+            Err(error) if logged.is_new(&error.to_string()) => {
+                tracing::warn!(%error, "the ledger is not written; trying again");
+            }
+            Err(_) => {}
         }
-        *logged = trouble;
         self.is_written()
     }
 

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
+use crate::policy::failure_log::LoggedReasons;
 use crate::store::StoreError;
 use crate::store::redis::counts::accounts::Accounts;
 use crate::store::redis::counts::ledger::ProcessLedger;
@@ -46,7 +47,7 @@ pub struct Restoration {
     due: Due,
     at: Instant,
     pause: Duration,
-    logged: String,
+    logged: LoggedReasons,
 }
 
 /// The outcome of sending rows.
@@ -83,7 +84,7 @@ impl Restoration {
             due: Due::Nothing,
             at: Instant::now(),
             pause: AGAIN_AFTER,
-            logged: String::new(),
+            logged: LoggedReasons::default(),
         }
     }
 
@@ -100,14 +101,12 @@ impl Restoration {
             return false;
         }
         match self.send().await {
-            Ok(()) => self.logged.clear(),
+            Ok(()) => self.logged.ended(),
             Err(error) => {
                 self.at = Instant::now() + self.pause;
                 self.pause = (2 * self.pause).min(AGAIN_AFTER_MAX);
-                let text = error.to_string();
-                if text != self.logged {
+                if self.logged.is_new(&error.to_string()) {
                     tracing::warn!(%error, "journaled counts are not settled; trying again");
-                    self.logged = text;
                 }
             }
         }

@@ -27,6 +27,7 @@ use super::preparation::Preparation;
 use super::request::{LinkError, jittered};
 use super::slots::{ClusterView, slot_of};
 use super::topology::{Address, Topology};
+use crate::policy::failure_log::LoggedReasons;
 use crate::store::StoreError;
 
 mod node;
@@ -553,7 +554,7 @@ impl Cluster {
     /// Keeps the map current; a cluster that was lost completely is prepared again. Logs every new reason, once. Never returns.
     pub async fn keep(&self) {
         let mut wait = RECONNECT_MIN;
-        let mut logged = String::new();
+        let mut logged = LoggedReasons::default();
         loop {
             let attempt = if self.is_up() {
                 let _ = timeout(REFRESH_EVERY, self.stale.notified()).await;
@@ -569,15 +570,14 @@ impl Cluster {
             };
             match attempt {
                 Ok(()) => {
-                    logged.clear();
+                    logged.ended();
                     wait = RECONNECT_MIN;
                     sleep(REFRESH_PAUSE).await;
                 }
                 Err(error) => {
                     let text = error.to_string();
-                    if text != logged {
+                    if logged.is_new(&text) {
                         tracing::error!(error = %text, "the Redis cluster cannot be used; trying again");
-                        logged = text;
                     }
                     sleep(jittered(wait)).await;
                     wait = (2 * wait).min(RECONNECT_MAX);

@@ -20,6 +20,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::preparation::{Preparation, begin};
 use super::request::{LinkError, breaks, jittered, refused};
 use super::topology::{Address, Dialled, Topology};
+use crate::policy::failure_log::LoggedReasons;
 use crate::store::StoreError;
 
 /// Consecutive timeouts after which a connection is taken for hung.
@@ -272,7 +273,7 @@ impl ServerLine {
     /// Keeps a connection, as the line's one task. Logs every new reason for having none, once. Never returns.
     pub async fn keep(&self) {
         let mut wait = Duration::ZERO;
-        let mut logged = String::new();
+        let mut logged = LoggedReasons::default();
         loop {
             while self.is_up() {
                 if timeout(MASTER_EVERY, self.broken.notified()).await.is_err() {
@@ -285,14 +286,13 @@ impl ServerLine {
             wait = (2 * wait).clamp(RECONNECT_MIN, RECONNECT_MAX);
             match self.connect().await {
                 Ok(()) => {
-                    logged.clear();
+                    logged.ended();
                     tracing::info!(server = %self.server, "connected to Redis");
                 }
                 Err(error) => {
                     let text = error.to_string();
-                    if text != logged {
+                    if logged.is_new(&text) {
                         tracing::error!(error = %text, "no connection to Redis; trying again");
-                        logged = text;
                     }
                 }
             }
