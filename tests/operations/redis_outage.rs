@@ -291,3 +291,51 @@ async fn a_change_that_redis_refuses_is_reported_with_the_server_the_reason_and_
     }
     run_beside(&scene.gateways[0], &revoke).await.done();
 }
+
+#[tokio::test]
+async fn a_script_of_another_client_that_blocks_redis_costs_nothing() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .gateways(2)
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let clients = [0, 1].map(|gateway| scene.client_of(gateway, Protocol::Http1));
+    for client in &clients {
+        served(client, &key).await;
+    }
+    let redis = scene.redis.as_ref().unwrap();
+    let busy_soon = ["CONFIG", "SET", "lua-time-limit", "50"];
+    redis.command(&busy_soon).await.unwrap();
+    let endless = async || redis.command(&["EVAL", "while true do end", "0"]).await;
+    let calls = async || {
+        eventually("the reason is known", async || {
+            for client in &clients {
+                assert_eq!(client.get(&key, MARKETS).await.status, 200);
+            }
+            let (_, body) = scene.admin(0, "/readyz").await;
+            let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+            // It ends by itself, so it is no reason for an operator to act on the key table.
+            assert!(!body["reasons"].to_string().contains("BUSY"), "{body}");
+            body["store_trouble"]
+                .as_str()?
+                .contains("BUSY")
+                .then_some(())
+        })
+        .await;
+        redis.command(&["SCRIPT", "KILL"]).await.unwrap();
+    };
+    let (ended, ()) = tokio::join!(endless(), calls());
+    assert!(ended.unwrap().contains("killed"));
+    for gateway in [0, 1] {
+        eventually("ready again", async || {
+            let (_, body) = scene.admin(gateway, "/readyz").await;
+            body.contains(r#""status":"ready""#).then_some(())
+        })
+        .await;
+    }
+    for client in &clients {
+        served(client, &key).await;
+    }
+    scene.assert_ledgers_agree().await;
+}

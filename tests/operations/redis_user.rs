@@ -164,3 +164,53 @@ async fn a_permission_that_the_key_table_lacks_is_named_in_readyz() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_that_redis_refuses_is_named_in_readyz_with_the_remedy() {
+    let node = Node::start(|_| Vec::new()).await;
+    let () = node.ask(documented()).await;
+    let (mut scene, _secrets) = scene(StoreSpec::Redis {
+        url: format!("redis://{}/0", node.address()),
+        key_prefix: "touchline".into(),
+    })
+    .await;
+    let key = scene.issue("pro").await;
+    let client = scene.client(Protocol::Http1);
+    let remedy = "; check the user and password of store.redis, and that the user has the permissions that docs/redis-and-outages.md names";
+    for (begins, ends, refusal) in [
+        (
+            "ACL SETUSER touchline >other <PASSWORD",
+            "ACL SETUSER touchline >PASSWORD <other",
+            "AuthenticationFailed",
+        ),
+        (
+            "ACL SETUSER touchline -script|load",
+            "ACL SETUSER touchline +script|load",
+            "no permissions to run the 'script|load' command",
+        ),
+        // The connection is there again, and the probe is refused.
+        (
+            "ACL SETUSER touchline -hset",
+            "ACL SETUSER touchline +hset",
+            "no permissions to run the 'hset' command",
+        ),
+    ] {
+        let () = node.ask(begins).await;
+        let _: u64 = node.ask("CLIENT KILL USER touchline").await;
+        eventually("the refusal and the remedy are reported", async || {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+            let (_, body) = scene.admin(0, "/readyz").await;
+            let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+            let trouble = body["store_trouble"].as_str()?;
+            (trouble.contains(refusal) && trouble.ends_with(remedy)).then_some(())
+        })
+        .await;
+        let () = node.ask(ends).await;
+        eventually("ready again", async || {
+            let (_, body) = scene.admin(0, "/readyz").await;
+            body.contains(r#""status":"ready""#).then_some(())
+        })
+        .await;
+    }
+    scene.assert_ledgers_agree().await;
+}

@@ -786,7 +786,8 @@ async fn a_redis_that_became_a_replica_is_tried_less_often_and_used_when_it_is_a
     away(&store).await;
     eventually("the reason is known", async || {
         let trouble = store.health().trouble?;
-        trouble.contains("read only replica").then_some(())
+        let refusal = "it refuses writes, because it is a replica: name the master";
+        trouble.contains(refusal).then_some(())
     })
     .await;
     // Then the waits between attempts are between half a second and a second, for each of the gateway's two connections.

@@ -31,7 +31,7 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::current::Current;
 use crate::store::redis::gateways::heartbeat::Heartbeat;
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::redis::wire::request::{PERMISSIONS, is_of_user, jittered};
+use crate::store::redis::wire::request::{is_of_user, jittered, with_remedy};
 use crate::store::redis::wire::zone::{EmptyStore, ZoneCheck};
 use crate::store::{KeyEntry, KeyTable, StoreError, on_thread};
 
@@ -208,10 +208,7 @@ impl Feed {
     pub fn trouble(&self) -> Option<String> {
         let error = self.trouble.load_full()?;
         let text = format!("the key table does not follow Redis: {error}");
-        Some(match is_of_user(&text) {
-            true => format!("{text}; {PERMISSIONS}"),
-            false => text,
-        })
+        Some(with_remedy(text))
     }
 
     /// Why the replica cannot be saved, and the remedy.

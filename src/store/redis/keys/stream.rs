@@ -135,8 +135,8 @@ async fn patient(
             if error.is_io_error()
                 || error.is_unrecoverable_error()
                 || error.is_cluster_error()
-                // The server became a replica while a read was blocked.
-                || error.code() == Some("UNBLOCKED") =>
+                // The server became a replica while a read was blocked, or another client's script runs for too long.
+                || matches!(error.code(), Some("UNBLOCKED" | "BUSY")) =>
         {
             Err(StoreError::Unavailable(error.to_string()))
         }

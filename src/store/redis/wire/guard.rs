@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use super::breaker::{Breaker, CallOutcome, LinkState};
 use super::link::RedisLink;
-use super::request::{LinkError, pipeline};
+use super::request::{LinkError, pipeline, with_remedy};
 use crate::store::StoreError;
 use crate::store::status::{BreakerFacts, BreakerState};
 
@@ -38,7 +38,7 @@ pub struct BreakerGuard {
     turned: Mutex<(bool, Instant)>,
     /// Notified when the breaker is likely to have turned.
     turning: Notify,
-    /// The last call that failed.
+    /// The last call or probe that failed.
     last_failure: Mutex<Option<(Instant, String)>>,
 }
 
@@ -87,7 +87,7 @@ impl BreakerGuard {
     pub fn reason(&self) -> Option<String> {
         let last_failure = || self.last_failure.lock().clone().map(|(_, error)| error);
         let trouble = self.link.trouble().map(|error| error.to_string());
-        trouble.or_else(last_failure)
+        trouble.or_else(last_failure).map(with_remedy)
     }
 
     /// Fails at once while the breaker is open.
@@ -110,10 +110,7 @@ impl BreakerGuard {
     /// dropped after its own timeouts and then fails at once, while the keys of the other masters continue; the breaker opens when
     /// there is no line at all.
     pub fn record<T>(&self, result: &Result<T, LinkError>, wrote: impl FnOnce(&T) -> bool) {
-        if let Err(error) = result {
-            *self.last_failure.lock() =
-                Some((Instant::now(), StoreError::from(error.clone()).to_string()));
-        }
+        self.note_failure(result);
         if self.link.is_cluster() {
             return;
         }
@@ -122,6 +119,13 @@ impl BreakerGuard {
         let is_closed = breaker.is_closed();
         if self.closed.swap(is_closed, Ordering::AcqRel) && !is_closed {
             self.turning.notify_one();
+        }
+    }
+
+    fn note_failure<T>(&self, result: &Result<T, LinkError>) {
+        if let Err(error) = result {
+            *self.last_failure.lock() =
+                Some((Instant::now(), StoreError::from(error.clone()).to_string()));
         }
     }
 
@@ -191,7 +195,10 @@ impl BreakerGuard {
         let write = Cmd::hset(&name, "n", 1);
         let write = pipeline([write, Cmd::pexpire(&name, PROBE_LIVES_MS)]);
         let results = self.link.ask_each(&write).await.into_iter();
-        outcome(&results.collect::<Result<Vec<_>, _>>(), |_| true)
+        let result = results.collect::<Result<Vec<_>, _>>();
+        // What opened the breaker may be over: a lost connection, say, before one whose server refuses this.
+        self.note_failure(&result);
+        outcome(&result, |_| true)
     }
 }
 

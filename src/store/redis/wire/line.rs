@@ -13,12 +13,12 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, Pipeline, ServerErrorKind, Value};
+use redis::{Cmd, Pipeline, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::preparation::{Preparation, begin};
-use super::request::{LinkError, breaks, jittered, refused};
+use super::request::{IS_REPLICA, LinkError, breaks, is_replica, jittered, refused};
 use super::topology::{Address, Dialled, Topology};
 use crate::policy::failure_log::LoggedReasons;
 use crate::store::StoreError;
@@ -173,12 +173,9 @@ impl ServerLine {
     /// The error of a command. The connection is dropped if it is unusable after it.
     fn failed(&self, live: &Dialled, error: redis::RedisError) -> LinkError {
         if breaks(&error) {
-            let why = match error.kind() {
-                ErrorKind::Server(ServerErrorKind::ReadOnly) => format!(
-                    "{} refuses writes, because it is a replica: name the master in store.redis, or wait for the end of a failover (READONLY)",
-                    self.shown()
-                ),
-                _ => error.to_string(),
+            let why = match is_replica(&error) {
+                true => format!("{} {IS_REPLICA}", self.shown()),
+                false => error.to_string(),
             };
             self.drop_connection(live, &why);
             return LinkError::Lost(why);
@@ -236,15 +233,21 @@ impl ServerLine {
         let patience = PREPARE_TIMEOUT_MIN.max(2 * self.response_timeout);
         let attempt = async {
             let dialled = self.server.dial(Some(self.response_timeout)).await?;
-            timeout(patience, self.prepare(dialled.connection.clone()))
-                .await
-                .unwrap_or_else(|_| {
-                    Err(StoreError::Unavailable(format!(
-                        "{}: connected, but no answer in time",
-                        self.server
-                    )))
-                })?;
-            Ok(dialled)
+            let prepared = timeout(patience, self.prepare(dialled.connection.clone())).await;
+            let prepared = prepared.unwrap_or_else(|_| {
+                Err(StoreError::Unavailable(
+                    "connected, but no answer in time".into(),
+                ))
+            });
+            match prepared {
+                Ok(()) => Ok(dialled),
+                Err(StoreError::Unavailable(why)) => {
+                    let server = dialled.master.as_ref().map(Address::to_string);
+                    let server = server.unwrap_or_else(|| self.server.to_string());
+                    Err(StoreError::Unavailable(format!("{server}: {why}")))
+                }
+                Err(error) => Err(error),
+            }
         };
         match attempt.await {
             Ok(dialled) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redis::aio::ConnectionLike;
 use redis::{Cmd, Value};
 
-use super::request::{breaks, parsed, pipeline, read_time};
+use super::request::{IS_REPLICA, breaks, is_replica, parsed, pipeline, read_time};
 use super::script::{CHARGE, REGISTER, SIGN_IN, Script};
 use super::zone::{EmptyStore, is_same, set_zones};
 use crate::store::StoreError;
@@ -95,5 +95,8 @@ pub fn write_nothing() -> Cmd {
 }
 
 fn failed(error: redis::RedisError) -> StoreError {
-    StoreError::Unavailable(error.to_string())
+    StoreError::Unavailable(match is_replica(&error) {
+        true => format!("it {IS_REPLICA}"),
+        false => error.to_string(),
+    })
 }

@@ -104,13 +104,38 @@ pub fn parsed<T: FromRedisValue>(reply: Value) -> Result<T, LinkError> {
         .map_err(|error| LinkError::Unreadable(format!("a reply of Redis cannot be read: {error}")))
 }
 
+/// Why a replica is not used, after its name.
+pub const IS_REPLICA: &str = "refuses writes, because it is a replica: name the master in store.redis, or wait for the end of a failover (READONLY)";
+
 /// The remedy for an error of a user.
 pub const PERMISSIONS: &str = "check the user and password of store.redis, and that the user has the permissions that docs/redis-and-outages.md names";
 
 /// Whether Redis refused a user or a permission, by the text of an error, which has a code or the client library's word for it.
 pub fn is_of_user(error: &str) -> bool {
-    const WORDS: [&str; 4] = ["NoPerm", "AuthenticationFailed", "NOAUTH", "WRONGPASS"];
+    const WORDS: [&str; 6] = [
+        "NoPerm",
+        "AuthenticationFailed",
+        "NOAUTH",
+        "WRONGPASS",
+        // Of `SELECT`, as the client library reports it.
+        "has no permissions",
+        // Of a command of a script.
+        "The user executing the script can't",
+    ];
     WORDS.iter().any(|word| error.contains(word))
+}
+
+/// The text of an error, with the remedy if Redis refused a user or a permission.
+pub fn with_remedy(error: String) -> String {
+    match is_of_user(&error) {
+        true => format!("{error}; {PERMISSIONS}"),
+        false => error,
+    }
+}
+
+/// Whether a server refused a write because it is a replica.
+pub fn is_replica(error: &redis::RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
 }
 
 /// Whether Redis refused a command that needs a key because there is none of its name.
@@ -152,4 +177,38 @@ pub fn pipeline(commands: impl IntoIterator<Item = Cmd>) -> Pipeline {
 /// Between half of `wait` and the whole, so that gateways do not come back all at once.
 pub fn jittered(wait: Duration) -> Duration {
     wait.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_user_has_the_remedy_and_no_other_has() {
+        for (error, is_of_user) in [
+            (
+                "NoPerm: this user has no permissions to run the 'time' command",
+                true,
+            ),
+            (
+                "cache:1: Password authentication failed - AuthenticationFailed",
+                true,
+            ),
+            ("\"NOAUTH\": Authentication required.", true),
+            (
+                "ResponseError: The user executing the script can't run this command or subcommand script: 937c, on @user_script:38.",
+                true,
+            ),
+            (
+                "cache:1: Redis server refused to switch database - Server(ResponseError): User u has no permissions to run the 'select' command",
+                true,
+            ),
+            ("ResponseError: unknown command 'EVAL'", false),
+            ("broken pipe", false),
+        ] {
+            let text = with_remedy(error.into());
+            assert_eq!(text.contains(PERMISSIONS), is_of_user, "{text}");
+            assert!(text.starts_with(error), "{text}");
+        }
+    }
 }
