@@ -241,6 +241,8 @@ pub enum Imported {
 pub enum StoreContent {
     /// The store finds all its keys.
     Whole,
+    /// The same, but the servers evict any name when their memory is full, and have evicted this number, their other users' included.
+    Evicted(u64),
     /// A gateway is writing back the keys that the store has lost.
     Restoring,
     /// The store was written, by commands only: no gateway has run on it, or none since it was emptied.

@@ -100,6 +100,10 @@ async fn require_content(store: &dyn Store) -> anyhow::Result<()> {
     loop {
         match store.content().await {
             Ok(StoreContent::Whole) | Err(_) => {}
+            Ok(StoreContent::Evicted(names)) => note(&format!(
+                "Redis evicts keys and counts when its memory is full, and has evicted {names} names since it was started: the result \
+                 may lack some. Set maxmemory-policy noeviction"
+            )),
             Ok(_) if Instant::now() < patience => {
                 tokio::time::sleep(RESTORATION_POLL).await;
                 continue;

@@ -339,3 +339,45 @@ async fn a_script_of_another_client_that_blocks_redis_costs_nothing() {
     }
     scene.assert_ledgers_agree().await;
 }
+
+#[tokio::test]
+async fn commands_that_read_a_redis_that_evicts_report_that_names_may_be_missing() {
+    let scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
+    let key = scene.issue("starter").await;
+    served(&scene.client(Protocol::Http1), &key).await;
+    let redis = scene.redis.as_ref().unwrap();
+    let number = async |field: &str| {
+        let info = redis.command(&["INFO"]).await.unwrap();
+        let mut lines = info.lines();
+        let value = lines.find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        value.unwrap().parse::<u64>().unwrap()
+    };
+    let set = async |name: &str, value: &str| {
+        let words = ["CONFIG", "SET", name, value];
+        assert_eq!(redis.command(&words).await.unwrap(), "+OK\r\n");
+    };
+    let list = ["keys", "list"];
+    let evicts = "Redis evicts keys and counts when its memory is full";
+    set("maxmemory-policy", "allkeys-lru").await;
+    let before = run_beside(&scene.gateways[0], &list).await;
+    assert!(!before.stderr.contains(evicts), "{before:?}");
+    let room = 256 * 1024;
+    let maxmemory = number("used_memory").await + room;
+    set("maxmemory", &maxmemory.to_string()).await;
+    // Another application fills the memory that both share.
+    let value = "x".repeat(16 * 1024);
+    let mut other = 0;
+    while number("evicted_keys").await == 0 {
+        let name = format!("other:{other}");
+        redis.command(&["SET", &name, &value]).await.unwrap();
+        other += 1;
+    }
+    set("maxmemory", "0").await;
+    let listed = run_beside(&scene.gateways[0], &list).await;
+    assert!(listed.stderr.contains(evicts), "{listed:?}");
+    listed.done();
+    // Those that expire are none of keys and counts.
+    set("maxmemory-policy", "volatile-lru").await;
+    let listed = run_beside(&scene.gateways[0], &list).await;
+    assert!(!listed.stderr.contains(evicts), "{listed:?}");
+}

@@ -110,7 +110,10 @@ pub async fn status(
 pub async fn content(link: &RedisLink) -> Result<StoreContent, StoreError> {
     let index = index::state(link).await?;
     if index.is_complete {
-        return Ok(StoreContent::Whole);
+        return Ok(match evicted_names(link).await {
+            0 => StoreContent::Whole,
+            evicted => StoreContent::Evicted(evicted),
+        });
     }
     if index.incarnation.is_some() {
         return Ok(StoreContent::Restoring);
@@ -121,6 +124,24 @@ pub async fn content(link: &RedisLink) -> Result<StoreContent, StoreError> {
         true => StoreContent::Unattended,
         false => StoreContent::Missing,
     })
+}
+
+/// The names that were evicted, since their start, by masters that evict any name: what marks the index as complete may have
+/// remained while what it lists was evicted. None of a master that does not report them.
+async fn evicted_names(link: &RedisLink) -> u64 {
+    let mut evicted = 0;
+    for master in link.masters() {
+        let deadline = Instant::now() + INFO_PATIENCE;
+        let ask = redis::cmd("INFO").arg(&["memory", "stats"]).take();
+        let Ok(info) = link.ask_master::<InfoDict>(&master, &ask, deadline).await else {
+            continue;
+        };
+        let policy: String = info.get("maxmemory_policy").unwrap_or_default();
+        if Eviction::of(&policy) == Eviction::Any {
+            evicted += info.get::<u64>("evicted_keys").unwrap_or_default();
+        }
+    }
+    evicted
 }
 
 /// The state of a master, why it refuses writes if it does, and the guarantees that it breaks.
@@ -139,7 +160,7 @@ async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreErro
     let settings = settings.unwrap_or_default();
     let facts = ServerFacts {
         address: master.shown.clone(),
-        version: info.get("redis_version").unwrap_or_default(),
+        version: version(&info),
         run_id: info.get("run_id").unwrap_or_default(),
         role: info.get("role").unwrap_or_default(),
         uptime_seconds: info.get("uptime_in_seconds").unwrap_or_default(),
@@ -165,6 +186,14 @@ async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreErro
     }
     let refusal = refusal_of_writes(&facts, &info, &settings);
     Ok((facts, refusal, warnings))
+}
+
+/// The version of a server. Valkey reports that of the Redis from which it began as `redis_version`.
+fn version(info: &InfoDict) -> String {
+    match info.get::<String>("valkey_version") {
+        Some(version) => format!("Valkey {version}"),
+        None => info.get("redis_version").unwrap_or_default(),
+    }
 }
 
 /// The settings of a server; `None` if it does not return them (a managed service, an ACL).
@@ -257,6 +286,52 @@ fn milliseconds(count: u64) -> f64 {
     std::time::Duration::from_millis(count).as_secs_f64()
 }
 
+/// Whether a server removes names when its memory is full, by its `maxmemory-policy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Eviction {
+    /// None, or none of which is known: a managed service may not report its policy.
+    None,
+    /// Those that expire. Of ours, these are claims of events and what lives for seconds.
+    Expiring,
+    /// Any.
+    Any,
+}
+
+impl Eviction {
+    fn of(policy: &str) -> Eviction {
+        match policy {
+            _ if policy.starts_with("allkeys-") => Eviction::Any,
+            _ if policy.starts_with("volatile-") => Eviction::Expiring,
+            _ => Eviction::None,
+        }
+    }
+
+    /// Whether a server has names that it may remove to make room.
+    fn has_candidates(self, info: &InfoDict) -> bool {
+        match self {
+            Eviction::None => false,
+            Eviction::Expiring => expiring_names(info) > 0,
+            Eviction::Any => true,
+        }
+    }
+}
+
+/// The names with an expiry in all databases of a server.
+fn expiring_names(info: &InfoDict) -> u64 {
+    let is_database = |field: &str| {
+        let number = field.strip_prefix("db");
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    };
+    let databases = info.iter().filter(|(field, _)| is_database(field));
+    let expiring = databases.filter_map(|(_, database)| {
+        let database = String::from_redis_value_ref(database).ok()?;
+        let mut counts = database.split(',');
+        let expires = counts.find_map(|count| count.strip_prefix("expires="))?;
+        expires.parse::<u64>().ok()
+    });
+    expiring.sum()
+}
+
 /// Why a server refuses writes, by Redis's own conditions for `OOM`, `NOREPLICAS` and `MISCONF`.
 fn refusal_of_writes(
     server: &ServerFacts,
@@ -265,7 +340,9 @@ fn refusal_of_writes(
 ) -> Option<RefusedWritesFor> {
     let counted: u64 = info.get("mem_not_counted_for_evict").unwrap_or_default();
     let counted = server.used_memory_bytes.saturating_sub(counted);
-    if server.maxmemory_bytes > 0 && counted > server.maxmemory_bytes {
+    // One that evicts makes room with the next write.
+    let evicts = Eviction::of(&server.maxmemory_policy).has_candidates(info);
+    if server.maxmemory_bytes > 0 && counted > server.maxmemory_bytes && !evicts {
         return Some(RefusedWritesFor::Memory);
     }
     let setting = |name: &str| settings.get(name).map_or("", String::as_str);
@@ -306,9 +383,17 @@ fn warnings_of(server: &ServerFacts, info: &InfoDict) -> Vec<String> {
         warnings
             .push("its append-only file is never forced to disk: set appendfsync everysec".into());
     }
-    if server.maxmemory_policy != "noeviction" {
+    let evicted = match Eviction::of(&server.maxmemory_policy) {
+        Eviction::None => None,
+        Eviction::Expiring => Some("the record of events that were sent"),
+        Eviction::Any => Some("keys and counts"),
+    };
+    if server.maxmemory_policy.is_empty() {
+        warnings.push("maxmemory-policy could not be checked: INFO does not report it".into());
+    }
+    if let Some(evicted) = evicted {
         warnings.push(format!(
-            "it evicts keys and counts when memory is full ({}): set maxmemory-policy noeviction",
+            "it evicts {evicted} when memory is full ({}): set maxmemory-policy noeviction",
             server.maxmemory_policy
         ));
     }
@@ -430,7 +515,23 @@ mod tests {
                     ..sound.clone()
                 },
                 &none,
-                "noeviction",
+                "it evicts keys and counts",
+            ),
+            (
+                ServerFacts {
+                    maxmemory_policy: "volatile-lru".into(),
+                    ..sound.clone()
+                },
+                &none,
+                "it evicts the record of events",
+            ),
+            (
+                ServerFacts {
+                    maxmemory_policy: String::new(),
+                    ..sound.clone()
+                },
+                &none,
+                "could not be checked",
             ),
             (sound.clone(), &failed, "snapshot"),
         ] {
@@ -448,11 +549,24 @@ mod tests {
             ..ServerFacts::default()
         };
         let roomy = memory(0, 100);
+        let evicting = |policy: &str| ServerFacts {
+            maxmemory_policy: policy.into(),
+            ..memory(100, 101)
+        };
         for (server, info, settings, refuses) in [
             (&roomy, "", &[][..], false),
             (&memory(100, 100), "", &[], false),
             (&memory(100, 101), "", &[], true),
             (&memory(100, 101), "mem_not_counted_for_evict:1", &[], false),
+            (&evicting("noeviction"), "db0:keys=3,expires=1", &[], true),
+            (&evicting("allkeys-lru"), "db0:keys=3,expires=0", &[], false),
+            (
+                &evicting("volatile-lru"),
+                "db9:keys=3,expires=1",
+                &[],
+                false,
+            ),
+            (&evicting("volatile-lru"), "db0:keys=3,expires=0", &[], true),
             (
                 &roomy,
                 "min_slaves_good_slaves:1",
@@ -492,6 +606,14 @@ mod tests {
             let refusal = refusal_of_writes(server, &InfoDict::new(info), &set.collect());
             assert_eq!(refusal.is_some(), refuses, "{server:?} {info} {settings:?}");
         }
+    }
+
+    #[test]
+    fn a_valkey_is_shown_by_its_own_version() {
+        let redis = "redis_version:7.0.15";
+        assert_eq!(version(&InfoDict::new(redis)), "7.0.15");
+        let valkey = "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:9.1.2\r\n";
+        assert_eq!(version(&InfoDict::new(valkey)), "Valkey 9.1.2");
     }
 
     #[test]
