@@ -128,7 +128,7 @@ pub(super) fn follow(connection: &Connection, desk: &Arc<Desk>) {
         }
         let applied = desk.keys.applied();
         let due = applied != written.0 || written.1.elapsed() >= HEARTBEAT;
-        if desk.gateway.is_some() && due && !desk.heartbeat_queued.swap(true, Ordering::AcqRel) {
+        if desk.gateway.is_some() && due && !desk.heartbeat_queued.load(Ordering::Acquire) {
             written = (applied, Instant::now());
             match closing::due(connection, desk.keeping, desk.clock.now()) {
                 Ok(day) => desk.closing.lock().expect(day.is_some()),
@@ -167,6 +167,7 @@ fn look_at_file(connection: &Connection, desk: &Desk) -> Option<Arc<Trouble>> {
 
 /// One heartbeat through the writer, unless the store is stopped before it is its turn.
 fn send_heartbeat(desk: &Arc<Desk>, applied: i64) {
+    desk.heartbeat_queued.store(true, Ordering::Release);
     let writer = desk.clone();
     let job = move |connection: &Connection| {
         if let Some(name) = &writer.gateway

@@ -370,6 +370,8 @@ impl OutageService {
     async fn keep_restored(&self) {
         let counted = (self.accounts.clone(), self.ledger.clone());
         let mut restoration = Restoration::new(self.guard.clone(), self.journal.clone(), counted);
+        // Those that were being sent when a panic ended this are due again.
+        self.restore_due.store(true, Ordering::Release);
         let mut answering = None::<Instant>;
         loop {
             let period = match self.restore_due.load(Ordering::Acquire) {

@@ -20,6 +20,8 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// The shortest and the longest time between two probes.
 const PROBE_MIN: Duration = Duration::from_millis(250);
 const PROBE_MAX: Duration = Duration::from_secs(1);
+/// How long a probe may take: longer than the longest timeout of a call.
+const PROBE_LASTS_MAX: Duration = Duration::from_secs(15);
 /// How soon after it closed the breaker has to open again because of refused writes to wait twice as long for its next first probe,
 /// and the longest such wait.
 const RELAPSE: Duration = Duration::from_secs(30);
@@ -55,7 +57,8 @@ enum BreakerPhase {
     Open {
         connection: LinkState,
         probe_at: Instant,
-        probing: bool,
+        /// When the probe under way is given up, because a panic may have ended it.
+        probing_until: Option<Instant>,
     },
 }
 
@@ -98,8 +101,14 @@ impl Breaker {
     pub fn state(&self) -> BreakerState {
         match self.state {
             BreakerPhase::Closed => BreakerState::Closed,
-            BreakerPhase::Open { probing: true, .. } => BreakerState::HalfOpen,
-            BreakerPhase::Open { probing: false, .. } => BreakerState::Open,
+            BreakerPhase::Open {
+                probing_until: Some(_),
+                ..
+            } => BreakerState::HalfOpen,
+            BreakerPhase::Open {
+                probing_until: None,
+                ..
+            } => BreakerState::Open,
         }
     }
 
@@ -161,15 +170,15 @@ impl Breaker {
         }
     }
 
-    /// Whether to probe now; if so, [`Breaker::probed`] must follow.
+    /// Whether to probe now; if so, [`Breaker::probed`] is to follow.
     pub fn begin_probe(&mut self, now: Instant) -> bool {
         match &mut self.state {
             BreakerPhase::Open {
                 connection: LinkState::Up,
                 probe_at,
-                probing,
-            } if !*probing && now >= *probe_at => {
-                *probing = true;
+                probing_until,
+            } if probing_until.is_none_or(|until| now >= until) && now >= *probe_at => {
+                *probing_until = Some(now + PROBE_LASTS_MAX);
                 true
             }
             BreakerPhase::Open { .. } | BreakerPhase::Closed => false,
@@ -188,10 +197,12 @@ impl Breaker {
             }
             CallOutcome::Lost | CallOutcome::Refused | CallOutcome::RefusedWrites => {
                 if let BreakerPhase::Open {
-                    probe_at, probing, ..
+                    probe_at,
+                    probing_until,
+                    ..
                 } = &mut self.state
                 {
-                    *probing = false;
+                    *probing_until = None;
                     *probe_at =
                         now + PROBE_MIN + (PROBE_MAX - PROBE_MIN).mul_f64(jitter.clamp(0.0, 1.0));
                 }
@@ -203,7 +214,7 @@ impl Breaker {
         self.state = BreakerPhase::Open {
             connection,
             probe_at,
-            probing: false,
+            probing_until: None,
         };
     }
 }
@@ -316,6 +327,7 @@ mod tests {
         breaker.see(LinkState::Up, now);
         assert!(breaker.begin_probe(now));
         assert!(!breaker.begin_probe(now + PROBE_MAX), "one at a time");
+        assert!(breaker.begin_probe(now + PROBE_LASTS_MAX), "one was lost");
         breaker.probed(CallOutcome::Refused, now, 0.0);
         assert!(!breaker.begin_probe(now + PROBE_MIN - MS));
         assert!(breaker.begin_probe(now + PROBE_MIN));

@@ -7,6 +7,7 @@ use redis::Value;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use crate::clock::lasting;
 use crate::store::StoreError;
 use crate::store::redis::wire::breaker::{Breaker, CallOutcome};
 use crate::store::redis::wire::line::ServerLine;
@@ -38,12 +39,13 @@ struct WriteRefusals {
 impl ClusterNode {
     /// A master whose `line` is kept by a new task.
     pub fn new(address: Address, line: Arc<ServerLine>) -> ClusterNode {
-        let (kept, since) = (line.clone(), std::time::Instant::now());
+        let keep = lasting::task("master", line.clone(), async |line| line.keep().await);
+        let since = std::time::Instant::now();
         let breaker = Breaker::new(since);
         ClusterNode {
             address,
             line,
-            task: tokio::spawn(async move { kept.keep().await }).abort_handle(),
+            task: tokio::spawn(keep).abort_handle(),
             redirected_to: Mutex::new(Instant::now()),
             refusals: Mutex::new(WriteRefusals { breaker, since }),
         }
