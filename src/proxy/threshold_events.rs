@@ -36,8 +36,8 @@ pub struct ThresholdEvents {
 struct QueueState {
     seen: HashMap<KeyId, Seen>,
     waiting: VecDeque<ThresholdEvent>,
-    /// Whether a threshold event was taken out and is not reported yet.
-    taken: bool,
+    /// The threshold event that was taken out and is not reported yet.
+    taken: Option<ThresholdEvent>,
 }
 
 /// The noticed shares of a key.
@@ -50,10 +50,18 @@ struct Seen {
 
 impl QueueState {
     fn take(&mut self) -> Option<ThresholdEvent> {
-        let threshold_event = self.waiting.pop_front()?;
-        self.taken = true;
-        Some(threshold_event)
+        self.taken = self.waiting.pop_front();
+        self.taken.clone()
     }
+}
+
+/// The noticed shares of a key on this day.
+fn shares_of(seen: &mut HashMap<KeyId, Seen>, key: KeyId, date: Date) -> &mut u128 {
+    let of_key = seen.entry(key).or_insert(Seen { date, shares: 0 });
+    if of_key.date != date {
+        *of_key = Seen { date, shares: 0 };
+    }
+    &mut of_key.shares
 }
 
 fn bit(share: Share) -> u128 {
@@ -83,18 +91,15 @@ impl ThresholdEvents {
         if seen.len() >= SEEN_MAX && !seen.contains_key(&record.id) {
             return Err(Full);
         }
-        let of_key = seen.entry(record.id).or_insert(Seen { date, shares: 0 });
-        if of_key.date != date {
-            *of_key = Seen { date, shares: 0 };
-        }
+        let noticed = shares_of(seen, record.id, date);
         for share in reached {
-            if of_key.shares & bit(*share) != 0 {
+            if *noticed & bit(*share) != 0 {
                 continue;
             }
             if waiting.len() >= WAITING_MAX {
                 return Err(Full);
             }
-            of_key.shares |= bit(*share);
+            *noticed |= bit(*share);
             waiting.push_back(ThresholdEvent {
                 key: record.id,
                 tier: record.tier.clone(),
@@ -120,28 +125,36 @@ impl ThresholdEvents {
 
     /// Marks the last threshold event taken out as reported.
     pub fn mark_reported(&self) {
-        self.state.lock().taken = false;
+        self.state.lock().taken = None;
     }
 
     /// Whether all threshold events are reported.
     pub fn all_reported(&self) -> bool {
         let state = self.state.lock();
-        state.waiting.is_empty() && !state.taken
+        state.waiting.is_empty() && state.taken.is_none()
     }
 
     /// Forgets the noticed shares, which are noticed again with each key's next request, but for those of `reported` and those that
     /// wait to be reported.
     pub fn forget_all_but(&self, reported: &[ThresholdEvent]) {
+        let mut seen = HashMap::new();
+        let mut keep = |kept: &ThresholdEvent| {
+            *shares_of(&mut seen, kept.key, kept.quota_status.day.date) |= bit(kept.share);
+        };
+        // Requests wait for the lock, and these may be many.
+        reported.iter().for_each(&mut keep);
         let mut state = self.state.lock();
-        let QueueState { seen, waiting, .. } = &mut *state;
-        seen.clear();
-        for kept in reported.iter().chain(&*waiting) {
-            let date = kept.quota_status.day.date;
-            let of_key = seen.entry(kept.key).or_insert(Seen { date, shares: 0 });
-            if of_key.date != date {
-                *of_key = Seen { date, shares: 0 };
-            }
-            of_key.shares |= bit(kept.share);
+        state.waiting.iter().for_each(&mut keep);
+        std::mem::swap(&mut state.seen, &mut seen);
+        drop(state);
+    }
+
+    /// Forgets the threshold event whose report a panic has ended: it is noticed again with the key's next request.
+    pub fn forget_unreported(&self) {
+        let mut state = self.state.lock();
+        if let Some(taken) = state.taken.take() {
+            let date = taken.quota_status.day.date;
+            *shares_of(&mut state.seen, taken.key, date) &= !bit(taken.share);
         }
     }
 
@@ -241,6 +254,20 @@ mod tests {
         threshold_events.forget_all_but(&own);
         look(20);
         assert_eq!(drain(&threshold_events), [95, 100], "not its own");
+    }
+
+    #[test]
+    fn what_was_taken_and_not_reported_is_noticed_again() {
+        let threshold_events = ThresholdEvents::default();
+        let (_, record) = key_of("starter");
+        let (quota_status, now) = at("2026-11-21T10:00:00Z", 19);
+        let look = || threshold_events.look(&shares(), &record, quota_status, || now);
+        look().unwrap();
+        threshold_events.state.lock().take().unwrap();
+        threshold_events.forget_unreported();
+        look().unwrap();
+        assert_eq!(drain(&threshold_events), [95, 80]);
+        assert!(threshold_events.all_reported());
     }
 
     #[test]

@@ -57,8 +57,9 @@ enum ClaimReason {
 }
 
 impl Claimer {
-    /// The claimer of the gateway `node`.
+    /// The claimer of the gateway `node`, or the successor of one that has panicked.
     pub fn new(gate: Arc<Gate>, node: NodeName) -> Claimer {
+        gate.threshold_events.forget_unreported();
         let losses = gate.store.losses();
         Claimer {
             gate,
