@@ -119,37 +119,35 @@ impl Courier {
                 .get(&event.id)
                 .is_none_or(|failed| failed.again <= now)
         };
-        let mut due: Vec<Event> = events.into_iter().filter(is_due).collect();
-        let too_old = self.too_old(&due, webhook).await;
-        for event in &too_old {
+        let due: Vec<Event> = events.into_iter().filter(is_due).collect();
+        let (too_old, due) = due.split_at(self.count_too_old(&due, webhook).await);
+        for event in too_old {
             if began.elapsed() > LOOK_MAX {
                 return;
             }
             self.give_up(event).await;
         }
-        due.retain(|event| !too_old.contains(event));
         for some in due.chunks(AT_ONCE) {
             // A receiver that refuses is asked for few of them before the next reading.
-            if !self.deliver(some, webhook, client).await || began.elapsed() > LOOK_MAX {
+            if began.elapsed() > LOOK_MAX || !self.deliver(some, webhook, client).await {
                 return;
             }
         }
     }
 
-    /// The events to be given up: none because of a clock that leapt.
-    async fn too_old(&self, events: &[Event], webhook: &Webhook) -> Vec<Event> {
+    /// How many of these events, the oldest first, are to be given up: none because of a clock that leapt.
+    async fn count_too_old(&self, events: &[Event], webhook: &Webhook) -> usize {
         let now = self.gate.store.now();
-        let is_too_old = |event: &&Event| {
+        let too_old = events.partition_point(|event| {
             let age = Duration::try_from(now.duration_since(event.since));
             age.is_ok_and(|age| age > webhook.give_up)
-        };
-        let too_old: Vec<Event> = events.iter().filter(is_too_old).cloned().collect();
-        if too_old.is_empty() {
-            return too_old;
+        });
+        if too_old == 0 {
+            return 0;
         }
         tokio::time::sleep(LEAP_NOTICED).await;
         match self.gate.store.health().clock_leap {
-            Some(_) => Vec::new(),
+            Some(_) => 0,
             None => too_old,
         }
     }
