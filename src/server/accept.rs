@@ -31,6 +31,10 @@ use crate::telemetry::handshake_failure::HandshakeFailure;
 /// The pause after a failed accept: the process has no file descriptors or memory left, and must wait.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// The most connections that a listener accepts when it closes. The system lets half as many wait; others may come meanwhile, but not
+/// hold up the stop.
+const ACCEPTED_LAST_MAX: usize = 256;
+
 /// How long a stopping gateway keeps idle connections open: a request that its client is about to send is then answered, with
 /// `Connection: close`, instead of reset.
 const IDLE_LINGER: Duration = Duration::from_millis(500);
@@ -115,13 +119,14 @@ impl Door {
         }
     }
 
-    /// Accepts the connections that wait for it, and closes the listener: the system would reset them.
+    /// Accepts the connections that wait, which the system would reset, and closes the listener.
     fn accept_last(self: Arc<Door>, listener: TcpListener) {
         // The runtime learns of connections later than the system.
         let Ok(listener) = listener.into_std() else {
             return;
         };
-        while let Ok((socket, peer)) = listener.accept() {
+        let waiting = std::iter::from_fn(|| listener.accept().ok());
+        for (socket, peer) in waiting.take(ACCEPTED_LAST_MAX) {
             let socket = socket
                 .set_nonblocking(true)
                 .and_then(|()| TcpStream::from_std(socket));
