@@ -28,6 +28,7 @@ use super::outage::OutageService;
 use super::parts::Parts;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Calendar;
+use crate::policy::failure_log::LoggedReasons;
 use crate::store::StoreError;
 use crate::store::redis::counts::ledger::{Counts, HashFields, stored_days};
 use crate::store::redis::keys::feed::Feed;
@@ -76,20 +77,18 @@ impl CrashRecovery {
 
     /// Reads the counts of the processes that are found at the start, then those of processes that fall silent. Never returns.
     pub async fn keep(mut self, feed: Arc<Feed>) {
-        let (mut logged, mut retry) = (String::new(), RETRY_AFTER);
+        let (mut logged, mut retry) = (LoggedReasons::default(), RETRY_AFTER);
         loop {
             let pause = match self.read_due(&feed).await {
                 Ok(()) => {
                     self.outage.has_read();
-                    logged.clear();
+                    logged.ended();
                     retry = RETRY_AFTER;
                     LOOK_EVERY
                 }
                 Err(error) => {
-                    let text = error.to_string();
-                    if text != logged {
+                    if logged.is_new(&error.to_string()) {
                         tracing::warn!(%error, "the last counts of killed processes could not be read; trying again");
-                        logged = text;
                     }
                     retry = (2 * retry).min(RETRY_AFTER_MAX);
                     retry
