@@ -69,7 +69,7 @@ pub struct Relay<'a, 'c> {
 /// An attempt that did not answer the request.
 struct FailedAttempt {
     failure: Failure,
-    /// The server's description and whether its connection was reused; `None` if no server was reached.
+    /// The server's description and whether its connection was reused; `None` if it could not be reached, which is its fault.
     reached: Option<(Box<HttpPeer>, bool)>,
 }
 

@@ -299,10 +299,12 @@ enum Eviction {
 
 impl Eviction {
     fn of(policy: &str) -> Eviction {
-        match policy {
-            _ if policy.starts_with("allkeys-") => Eviction::Any,
-            _ if policy.starts_with("volatile-") => Eviction::Expiring,
-            _ => Eviction::None,
+        if policy.starts_with("allkeys-") {
+            Eviction::Any
+        } else if policy.starts_with("volatile-") {
+            Eviction::Expiring
+        } else {
+            Eviction::None
         }
     }
 
@@ -393,7 +395,7 @@ fn warnings_of(server: &ServerFacts, info: &InfoDict) -> Vec<String> {
     }
     if let Some(evicted) = evicted {
         warnings.push(format!(
-            "it evicts {evicted} when memory is full ({}): set maxmemory-policy noeviction",
+            "when memory is full, it evicts {evicted} ({}): set maxmemory-policy noeviction",
             server.maxmemory_policy
         ));
     }
