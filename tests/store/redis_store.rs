@@ -623,6 +623,44 @@ async fn background_tasks_that_panicked_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_being_written_when_a_background_task_panicked_is_written() {
+    let server = RedisServer::start().await;
+    let (panicking, panics) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+    );
+    let clock = {
+        let (panicking, panics) = (panicking.clone(), panics.clone());
+        Clock::from_fn(move || {
+            if panicking.load(Ordering::SeqCst) {
+                panics.fetch_add(1, Ordering::SeqCst);
+                panic!("wanted");
+            }
+            jiff::Timestamp::now()
+        })
+    };
+    let (key, day) = (issued(&server).await, today());
+    let role = Role::Gateway(NodeName("a".into()));
+    let gateway = open(settings(server.url()), role, ZONE, clock);
+    let gateway = gateway.await.unwrap();
+    granted(gateway.charge(charge(&key, day, 10, 1)).await);
+    panicking.store(true, Ordering::SeqCst);
+    // Each task panics once a second at most, and the ledger is written within one.
+    eventually("the ledger's task has panicked", async || {
+        (panics.load(Ordering::SeqCst) >= 8).then_some(())
+    })
+    .await;
+    panicking.store(false, Ordering::SeqCst);
+    let command = open(settings(server.url()), Role::Command, ZONE, Clock::system());
+    let command: Arc<dyn Store> = command.await.unwrap();
+    eventually("the ledger has the request", async || {
+        let rows = command.usage(day.date, day.date, None).await.ok()?;
+        (rows.first()?.endpoints.get("markets")?.requests == 1).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_300_ms_from_redis_follows_it_within_seconds() {
     let server = RedisServer::start().await;
     let far = TcpProxy::before(server.port()).await;
