@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::policy::calendar::Calendar;
 use crate::policy::lifecycle::KeyChange;
 
-/// How far ahead units may be granted. The limit bounds the record, which keeps each day with a grant.
+/// How far ahead units may be granted: against a mistyped year. The record keeps each day with a grant, also past ones.
 const GRANT_DAYS_AHEAD_MAX: i64 = 400;
 
 /// A change whose result is the key's new state, in one sentence.
