@@ -15,7 +15,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Runs the task that `begin` makes of `state` until it ends, and makes another whenever it panics.
 pub async fn task<S: Clone, F: Future<Output = ()>>(name: &str, state: S, begin: impl Fn(S) -> F) {
     loop {
-        let mut task = pin!(begin(state.clone()));
+        // In a block, so that a panic of `begin` itself is caught too.
+        let mut task = pin!(async { begin(state.clone()).await });
         let ended = poll_fn(|context| {
             let poll = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
             poll.map_or(Poll::Ready(Err(())), |poll| poll.map(Ok))
@@ -49,12 +50,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_panics_is_begun_again_until_it_ends() {
         let begun = AtomicUsize::new(0);
-        task("a task", &begun, async |begun| {
-            tokio::task::yield_now().await;
-            assert!(begun.fetch_add(1, Ordering::Relaxed) == 2, "wanted");
+        task("a task", &begun, |begun| {
+            assert!(begun.fetch_add(1, Ordering::Relaxed) != 0, "wanted");
+            async {
+                tokio::task::yield_now().await;
+                assert!(begun.fetch_add(1, Ordering::Relaxed) == 4, "wanted");
+            }
         })
         .await;
-        assert_eq!(begun.load(Ordering::Relaxed), 3);
+        assert_eq!(begun.load(Ordering::Relaxed), 5);
         let called = AtomicUsize::new(0);
         thread("a thread", || {
             assert!(called.fetch_add(1, Ordering::Relaxed) == 1, "wanted");
