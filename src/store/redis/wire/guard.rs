@@ -196,7 +196,7 @@ impl BreakerGuard {
         let write = pipeline([write, Cmd::pexpire(&name, PROBE_LIVES_MS)]);
         let results = self.link.ask_each(&write).await.into_iter();
         let result = results.collect::<Result<Vec<_>, _>>();
-        // What opened the breaker may be over: a lost connection, say, before one whose server refuses this.
+        // What opened the breaker may be over, such as the loss of a connection; this is why it remains open.
         self.note_failure(&result);
         outcome(&result, |_| true)
     }
