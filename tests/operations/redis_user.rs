@@ -21,6 +21,13 @@ fn documented() -> &'static str {
     found.next().unwrap()
 }
 
+fn of(node: &Node) -> StoreSpec {
+    StoreSpec::Redis {
+        url: format!("redis://{}/0", node.address()),
+        key_prefix: "touchline".into(),
+    }
+}
+
 /// A gateway on these servers, as their user, whose password is in the directory.
 async fn scene(store: StoreSpec) -> (Scene, TempDir) {
     let secrets = TempDir::new().unwrap();
@@ -105,11 +112,7 @@ async fn use_everything(scene: &mut Scene) {
 async fn the_documented_user_of_redis_may_do_all_that_gateways_and_commands_need() {
     let node = Node::start(|_| Vec::new()).await;
     let () = node.ask(documented()).await;
-    let (mut scene, _secrets) = scene(StoreSpec::Redis {
-        url: format!("redis://{}/0", node.address()),
-        key_prefix: "touchline".into(),
-    })
-    .await;
+    let (mut scene, _secrets) = scene(of(&node)).await;
     use_everything(&mut scene).await;
     assert_eq!(refused(&node).await, Vec::<String>::new());
     let unchecked = "could not be checked: CONFIG GET is not permitted";
@@ -137,11 +140,7 @@ async fn the_documented_user_of_a_cluster_may_do_all_that_gateways_and_commands_
 async fn a_permission_that_the_key_table_lacks_is_named_in_readyz() {
     let node = Node::start(|_| Vec::new()).await;
     let () = node.ask(documented()).await;
-    let (scene, _secrets) = scene(StoreSpec::Redis {
-        url: format!("redis://{}/0", node.address()),
-        key_prefix: "touchline".into(),
-    })
-    .await;
+    let (scene, _secrets) = scene(of(&node)).await;
     let key = scene.issue("pro").await;
     let () = node.ask("ACL SETUSER touchline -info").await;
     let _: u64 = node.ask("CLIENT KILL USER touchline").await;
@@ -169,11 +168,7 @@ async fn a_permission_that_the_key_table_lacks_is_named_in_readyz() {
 async fn a_user_that_redis_refuses_is_named_in_readyz_with_the_remedy() {
     let node = Node::start(|_| Vec::new()).await;
     let () = node.ask(documented()).await;
-    let (mut scene, _secrets) = scene(StoreSpec::Redis {
-        url: format!("redis://{}/0", node.address()),
-        key_prefix: "touchline".into(),
-    })
-    .await;
+    let (mut scene, _secrets) = scene(of(&node)).await;
     let key = scene.issue("pro").await;
     let client = scene.client(Protocol::Http1);
     let remedy = "; check the user and password of store.redis, and that the user has the permissions that docs/redis-and-outages.md names";

@@ -246,18 +246,23 @@ async fn a_redis_emptied_while_the_gateway_restarts_is_filled_from_the_journal()
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_emptied_redis_gets_the_counts_of_accounts_that_were_dropped_from_memory() {
-    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let settings = RedisSettings {
+/// Settings with room for one account.
+fn crowded(server: &RedisServer, directory: &Path) -> RedisSettings {
+    RedisSettings {
         timeout: TIMEOUT,
         outage: Some(OutageSettings {
             journal_interval: Duration::from_millis(50),
-            ..OutageSettings::of_journal(directory.path().join("journal.db"))
+            ..OutageSettings::of_journal(directory.join("journal.db"))
         }),
         accounts_max: 1,
         ..RedisSettings::of_url(server.url())
-    };
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emptied_redis_gets_the_counts_of_accounts_that_were_dropped_from_memory() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let settings = crowded(&server, directory.path());
     let role = Role::Gateway(NodeName("crowded".into()));
     let store = open(settings, role, ZONE, Clock::system()).await.unwrap();
     let (first, second, day) = (issued(&server).await, issued(&server).await, today());
@@ -291,15 +296,7 @@ async fn an_emptied_redis_gets_the_counts_of_accounts_that_were_dropped_from_mem
 async fn an_emptied_redis_gets_the_counts_of_accounts_that_a_clock_which_leapt_dropped() {
     let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
     let ahead = Arc::new(AtomicU64::new(0));
-    let settings = RedisSettings {
-        timeout: TIMEOUT,
-        outage: Some(OutageSettings {
-            journal_interval: Duration::from_millis(50),
-            ..OutageSettings::of_journal(directory.path().join("journal.db"))
-        }),
-        accounts_max: 1,
-        ..RedisSettings::of_url(server.url())
-    };
+    let settings = crowded(&server, directory.path());
     let role = Role::Gateway(NodeName("ahead".into()));
     let (first, second, day) = (issued(&server).await, issued(&server).await, today());
     let log = log_lines();
