@@ -97,6 +97,38 @@ fn waiters_with_other_costs_wait_for_calls_of_their_own() {
 }
 
 #[test]
+fn a_call_has_so_many_waiters_at_most_and_the_others_wait_for_the_next() {
+    let (mut account, now) = (Plain::new(terms(5_000)), Instant::now());
+    for _ in 0..=BATCH_MAX {
+        account.ask("a", 2, terms(5_000), now);
+    }
+    let call = begin(&mut account).unwrap();
+    assert_eq!(call.want, 2 * BATCH_MAX as u64);
+    account.settle(
+        call.number,
+        &reply(Code::Granted, call.want, call.want),
+        now,
+    );
+    let next = begin(&mut account).unwrap();
+    assert_eq!(next.want, 2);
+}
+
+#[test]
+fn only_waiters_whose_call_has_not_begun_are_dismissed() {
+    let (mut account, now) = (Plain::new(terms(10)), Instant::now());
+    account.ask("a", 1, terms(10), now);
+    let call = begin(&mut account).unwrap();
+    account.ask("b", 1, terms(10), now);
+    account.ask("c", 2, terms(10), now);
+    assert_eq!(account.dismiss(), ["b", "c"]);
+    assert_eq!(account.dismiss(), [""; 0]);
+    let granted = WaiterResult::Granted { used: 1 };
+    let verdicts = account.settle(call.number, &reply(Code::Granted, 1, 1), now);
+    assert_eq!(verdicts, [("a", 1, granted)]);
+    assert!(account.is_idle());
+}
+
+#[test]
 fn waiters_with_other_terms_wait_for_the_next_call() {
     let (mut account, now) = (Plain::new(terms(10)), Instant::now());
     account.ask("a", 1, terms(10), now);
