@@ -95,7 +95,7 @@ pub struct RedisSettings {
     pub outage: Option<OutageSettings>,
     /// When days of the ledger are closed, and when they are dropped.
     pub keeping: Keeping,
-    /// The most accounts of keys and days in memory, 200,000 but in tests; beyond, idle ones of the current day are dropped too.
+    /// The most accounts of keys and days in memory, 200,000 but in tests; idle ones beyond are dropped although their day is not over.
     pub accounts_max: usize,
 }
 

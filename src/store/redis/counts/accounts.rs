@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ahash::RandomState;
 use jiff::Timestamp;
@@ -159,7 +159,7 @@ pub struct Accounts {
     timeout: Duration,
     timers: Timers,
     slots: Shards<Slots>,
-    /// The most accounts; beyond, idle ones of the current day are dropped too.
+    /// The most accounts; idle ones beyond are dropped although their day is not over.
     slots_max: usize,
     /// The end of the last day of which accounts were dropped before it was over (Unix seconds): only the journal has their counts.
     dropped_day_end: AtomicI64,
@@ -285,7 +285,7 @@ impl Accounts {
             listed.extend(others);
             served
         };
-        let now = std::time::Instant::now();
+        let now = Instant::now();
         for slot in &slots {
             let again = {
                 let mut state = slot.state.lock();
@@ -325,32 +325,54 @@ impl Accounts {
         self.count() > self.slots_max
     }
 
-    /// Drops idle accounts of past days, and of the current day if there are too many.
+    /// Drops idle accounts of past days, and if there are too many then, as many idle ones of the current day: those whose last reply is
+    /// the oldest.
     pub async fn sweep(&self) {
         let now = self.clock.now_unless_leapt().map(Timestamp::as_second);
+        let is_over =
+            |slot: &AccountSlot| now.is_some_and(|now| slot.day.end + KEPT_AFTER_DAY_SECONDS < now);
+        let is_past = |slot: &Arc<AccountSlot>| is_over(slot) && slot.idle_since().is_some();
+        self.slots
+            .walk(|slots| slots.retain(|_, slot| !is_past(slot)))
+            .await;
         let total = self.count();
-        let crowded = total > self.slots_max;
-        let keep = |slot: &Arc<AccountSlot>| {
-            let over = now.is_some_and(|now| slot.day.end + KEPT_AFTER_DAY_SECONDS < now);
-            let state = slot.state.lock();
-            let listed = state.listed || state.queued || state.to_note;
-            let kept = listed || !(over || crowded) || !state.account.is_idle();
-            if !kept && !over {
+        if total <= self.slots_max {
+            return;
+        }
+        tracing::warn!(
+            total,
+            limit = self.slots_max,
+            "too many accounts of keys and days"
+        );
+        let mut replied = Vec::new();
+        self.slots
+            .walk(|slots| replied.extend(slots.values().filter_map(|slot| slot.idle_since())))
+            .await;
+        let last = replied.len().min(total - self.slots_max).checked_sub(1);
+        let Some(last) = last.map(|last| *replied.select_nth_unstable(last).1) else {
+            return;
+        };
+        let is_excess = |slot: &Arc<AccountSlot>| {
+            let is_excess = slot.idle_since().is_some_and(|since| since <= last);
+            if is_excess {
                 self.dropped_day_end
                     .fetch_max(slot.day.end, Ordering::AcqRel);
             }
-            kept
+            is_excess
         };
         self.slots
-            .walk(|slots| slots.retain(|_, slot| keep(slot)))
+            .walk(|slots| slots.retain(|_, slot| !is_excess(slot)))
             .await;
-        if crowded {
-            tracing::warn!(
-                total,
-                limit = self.slots_max,
-                "too many accounts of keys and days"
-            );
-        }
+    }
+}
+
+impl AccountSlot {
+    /// The time of the last reply, if there was one, of an account that may be dropped; `None` if it may not.
+    fn idle_since(&self) -> Option<Option<Instant>> {
+        let state = self.state.lock();
+        let listed = state.listed || state.queued || state.to_note;
+        let known = state.account.known().map(|known| known.at);
+        (!listed && state.account.is_idle()).then_some(known)
     }
 }
 
