@@ -35,7 +35,7 @@ mod processes;
 mod rows;
 
 pub use file::facts;
-pub use processes::Process;
+pub use processes::{KEPT_SECONDS, Process};
 pub use rows::{CountRow, DateAndKey, JournalRows, ServeOutcome, TotalsRow};
 use rows::{DroppedUnsettled, LeftOut};
 

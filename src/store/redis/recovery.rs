@@ -23,7 +23,7 @@ use jiff::tz::TimeZone;
 use redis::Cmd;
 use tokio::time::Instant;
 
-use super::journal::{CountRow, Journal, JournalRows, Process};
+use super::journal::{CountRow, Journal, JournalRows, KEPT_SECONDS, Process};
 use super::outage::OutageService;
 use super::parts::Parts;
 use crate::policy::api_key::KeyId;
@@ -43,6 +43,8 @@ const SILENT_SECONDS: u64 = 10;
 const SILENT_INTERVALS: u32 = 10;
 /// How long after a day its counts may still change, by refunds of requests that crossed midnight (seconds).
 const CROSSING_SECONDS: i64 = 120;
+/// How long after a process last wrote it may have counted, if that is so long ago that not every day since is read (seconds).
+const ABOUT_SEEN_SECONDS: i64 = 86_400;
 /// The first and the longest pause after a failure.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
@@ -137,9 +139,6 @@ impl CrashRecovery {
     /// lack; again, only those that could not be read, if the processes had ended before. Returns the number of rows that were missing.
     async fn read(&mut self, processes: &[Process]) -> Result<usize, StoreError> {
         let now = self.parts.clock.now().as_second();
-        // A clock that was ahead may have written a future instant.
-        let seen = processes.iter().map(|process| process.seen.min(now)).min();
-        let first = seen.unwrap_or(now) - CROSSING_SECONDS;
         let names: HashSet<&str> = processes.iter().map(|one| one.name.as_str()).collect();
         let have_ended = processes.iter().all(|process| self.is_silent(process));
         let before = self.unread.take();
@@ -150,7 +149,8 @@ impl CrashRecovery {
             None => {
                 let entries = self.parts.keys.entries();
                 let keys: Vec<KeyId> = entries.iter().map(|entry| entry.record.id).collect();
-                let dates = self.dates(first, now).into_iter();
+                let seen = processes.iter().map(|process| process.seen);
+                let dates = dates_to_read(&self.parts.zone, seen, now).into_iter();
                 dates.map(|date| (date, keys.clone())).collect()
             }
         };
@@ -244,24 +244,54 @@ impl CrashRecovery {
         }
         Ok(recovered)
     }
+}
 
-    /// The dates from that of `first` to that of `now` (Unix seconds).
-    fn dates(&self, first: i64, now: i64) -> Vec<Date> {
-        let calendar = Calendar::of_zone(&self.parts.zone).ok();
-        let date_at = |second: i64| {
-            let at = Timestamp::from_second(second).unwrap_or_default();
-            let day = calendar.as_ref().and_then(|days| days.day_at(at).ok());
-            day.map_or_else(|| TimeZone::UTC.to_datetime(at).date(), |day| day.date)
-        };
-        let (first, last) = (date_at(first), date_at(now));
+/// The dates in `zone` on which processes may have counted that last wrote at the instants `seen` (Unix seconds): the day of each, and
+/// those since, not longer ago than names are kept. A clock that was decades behind wrote such an instant.
+fn dates_to_read(zone: &str, seen: impl Iterator<Item = i64>, now: i64) -> BTreeSet<Date> {
+    let calendar = Calendar::of_zone(zone).ok();
+    let date_at = |second: i64| {
+        let at = Timestamp::from_second(second).unwrap_or_default();
+        let day = calendar.as_ref().and_then(|days| days.day_at(at).ok());
+        day.map_or_else(|| TimeZone::UTC.to_datetime(at).date(), |day| day.date)
+    };
+    let dates = |first: i64, last: i64| {
+        let (first, last) = (date_at(first), date_at(last));
         let every = first.series(jiff::Span::new().days(1));
-        every.take_while(|date| *date <= last).collect()
-    }
+        every.take_while(move |date| *date <= last)
+    };
+    let spans = seen.flat_map(|seen| {
+        // A clock that was ahead may have written a future instant.
+        let seen = seen.min(now);
+        let first = seen.saturating_sub(CROSSING_SECONDS);
+        let last = seen.saturating_add(ABOUT_SEEN_SECONDS).min(now);
+        dates(first, last).chain(dates(first.max(now - KEPT_SECONDS), now))
+    });
+    spans.collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_dates_of_a_process_whose_clock_was_decades_behind_are_few_and_recent() {
+        let second = |at: &str| at.parse::<Timestamp>().unwrap().as_second();
+        let now = second("2026-11-22T12:00:00Z");
+        let (an_hour_ago, long_ago) = (now - 3_600, second("2025-06-30T23:59:00Z"));
+        let read = |seen: &[i64]| {
+            let dates = dates_to_read("UTC", seen.iter().copied(), now).into_iter();
+            Vec::from_iter(dates.map(|date| date.to_string()))
+        };
+        assert_eq!(read(&[an_hour_ago]), ["2026-11-22"]);
+        assert_eq!(read(&[now + 86_400]), ["2026-11-22"]);
+        let behind = read(&[0, an_hour_ago]);
+        assert!(behind.len() < 50, "{} dates", behind.len());
+        assert_eq!(behind.last().map(String::as_str), Some("2026-11-22"));
+        // One that was killed long ago counted last on the day on which it was seen.
+        let killed = read(&[long_ago]);
+        assert_eq!(killed.get(..2).unwrap(), ["2025-06-30", "2025-07-01"]);
+    }
 
     #[test]
     fn producers_with_refunds_only_are_read_too_and_damaged_ones_are_not() {

@@ -17,7 +17,7 @@ use crate::store::sqlite::{execute, rows};
 
 /// How long the name of a process is kept if its last counts were never read (seconds). They remain in Redis, and reading them
 /// takes all keys of each day since.
-const KEPT_SECONDS: i64 = 35 * 86_400;
+pub const KEPT_SECONDS: i64 = 35 * 86_400;
 
 /// A process that wrote to the journal and did not remove its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
