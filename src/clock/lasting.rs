@@ -14,19 +14,27 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Runs the task that `begin` makes of `state` until it ends, and makes another whenever it panics.
 pub async fn task<S: Clone, F: Future<Output = ()>>(name: &str, state: S, begin: impl Fn(S) -> F) {
-    loop {
-        // In a block, so that a panic of `begin` itself is caught too.
-        let mut task = pin!(async { begin(state.clone()).await });
-        let ended = poll_fn(|context| {
-            let poll = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
-            poll.map_or(Poll::Ready(Err(())), |poll| poll.map(Ok))
-        });
-        if ended.await.is_ok() {
-            return;
-        }
-        log(name);
+    // In a block, so that a panic of `begin` itself is caught too.
+    while outcome(name, async { begin(state.clone()).await })
+        .await
+        .is_none()
+    {
         tokio::time::sleep(PAUSE).await;
     }
+}
+
+/// The output of `task`, or `None` if it panics, which is logged.
+pub async fn outcome<F: Future>(name: &str, task: F) -> Option<F::Output> {
+    let mut task = pin!(task);
+    let ended = poll_fn(|context| {
+        let poll = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
+        poll.map_or(Poll::Ready(None), |poll| poll.map(Some))
+    });
+    let output = ended.await;
+    if output.is_none() {
+        log(name);
+    }
+    output
 }
 
 /// Calls `body` until it returns, and calls it again whenever it panics: [`task`] for a thread.

@@ -17,7 +17,7 @@ use pingora::http::RequestHeader;
 use pingora::upstreams::peer::HttpPeer;
 use tokio::task::JoinSet;
 
-use crate::clock::{Periodic, next_tick};
+use crate::clock::{Periodic, lasting, next_tick};
 use crate::config::HealthCheck;
 use crate::policy::address;
 use crate::policy::server_health::HealthCheckResult;
@@ -114,7 +114,6 @@ impl Upkeep {
             }
         }
         while let Some(done) = self.doing.try_join_next() {
-            // A chore that panicked is forgotten below, and begun again.
             let Ok(done) = done else { continue };
             let again = chores.get(&done).map(|(_, again)| now + *again);
             self.due.insert(done, again);
@@ -150,22 +149,28 @@ impl Upkeep {
                     return;
                 };
                 let address = *address;
-                self.doing.spawn(async move {
+                self.spawn(chore, async move {
                     check(&gate, &connector, &upstream, address).await;
-                    chore
                 });
             }
             Chore::Resolve(_, name, _) => {
                 let name = name.clone();
-                self.doing.spawn(async move {
+                self.spawn(chore, async move {
                     let found = tokio::net::lookup_host(&name);
                     let found = tokio::time::timeout(RESOLVE_TIMEOUT, found).await;
                     let found = found.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
                     note_resolved(&gate, &upstream, &name, found.map(Iterator::collect));
-                    chore
                 });
             }
         }
+    }
+
+    fn spawn(&mut self, chore: Chore, work: impl Future<Output = ()> + Send + 'static) {
+        self.doing.spawn(async move {
+            // A panic does not end the chore for good.
+            lasting::outcome("upstreams", work).await;
+            chore
+        });
     }
 
     async fn connector(&mut self) -> Option<Arc<Connector>> {
@@ -372,6 +377,25 @@ mod tests {
     use super::*;
     use crate::proxy::Snapshot;
     use crate::proxy::gate::tests::{config, gate};
+
+    #[tokio::test]
+    async fn a_chore_that_panicked_is_due_again_while_another_runs() {
+        let directory = tempfile::tempdir().unwrap();
+        let checked = config(", health: {path: /h, interval: 60s}");
+        let gate = gate(checked, &directory).await;
+        let upstream = gate.snapshot().upstream("u").unwrap().clone();
+        let mut upkeep = Upkeep::new(gate);
+        let mut chores = chores_of(&upstream).into_iter().map(|(chore, _)| chore);
+        let (panicking, running) = (chores.next().unwrap(), chores.next().unwrap());
+        for chore in [&panicking, &running] {
+            upkeep.due.insert(chore.clone(), None);
+        }
+        upkeep.spawn(running, std::future::pending());
+        upkeep.spawn(panicking.clone(), async { panic!("wanted") });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        upkeep.look().await;
+        assert!(upkeep.due.get(&panicking).unwrap().is_some());
+    }
 
     #[tokio::test]
     async fn a_check_that_fails_after_checks_were_switched_off_takes_no_server_out() {
