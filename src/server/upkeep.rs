@@ -6,6 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_WHILE_DOING: Duration = Duration::from_millis(100);
 /// The pause between two checks of idle upstream connections: a server that closes one waits at most this long.
 const CLOSE_INTERVAL: Duration = Duration::from_secs(1);
-/// The timeout of one name. The system's resolver may take longer; its thread is then left behind.
+/// The timeout of one name. The system's resolver may take longer; the name is not looked up again before it ends.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause between two attempts at a name that never resolved; its server gets no requests meanwhile.
 const UNRESOLVED_PAUSE: Duration = Duration::from_secs(1);
@@ -156,10 +157,11 @@ impl Upkeep {
             Chore::Resolve(_, name, _) => {
                 let name = name.clone();
                 self.spawn(chore, async move {
-                    let found = tokio::net::lookup_host(&name);
-                    let found = tokio::time::timeout(RESOLVE_TIMEOUT, found).await;
-                    let found = found.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-                    note_resolved(&gate, &upstream, &name, found.map(Iterator::collect));
+                    let look_up = tokio::net::lookup_host(&name);
+                    let note = |found: io::Result<_>| {
+                        note_resolved(&gate, &upstream, &name, found.map(Iterator::collect))
+                    };
+                    resolve(look_up, note).await;
                 });
             }
         }
@@ -340,6 +342,22 @@ fn absolute(peer: &HttpPeer, server: &Server, health: &HealthCheck) -> pingora::
     )
 }
 
+/// Passes the result of a look-up to `note`, at the latest after the timeout, and ends with the look-up: until then its thread is held,
+/// and others beside it would take all threads of a gateway whose resolver does not answer.
+async fn resolve<T>(
+    look_up: impl Future<Output = io::Result<T>>,
+    note: impl FnOnce(io::Result<T>),
+) {
+    let mut look_up = pin!(look_up);
+    match tokio::time::timeout(RESOLVE_TIMEOUT, &mut look_up).await {
+        Ok(found) => note(found),
+        Err(_) => {
+            note(Err(io::ErrorKind::TimedOut.into()));
+            let _ = look_up.await;
+        }
+    }
+}
+
 /// Passes the addresses of a name on to the upstream; if the name did not resolve, its servers stay.
 fn note_resolved(gate: &Gate, upstream: &Upstream, name: &str, found: io::Result<Vec<SocketAddr>>) {
     let (upstream_name, metrics) = (&*upstream.name, &gate.metrics);
@@ -395,6 +413,20 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(50)).await;
         upkeep.look().await;
         assert!(upkeep.due.get(&panicking).unwrap().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_is_not_looked_up_beside_a_look_up_that_does_not_end() {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let (noted, mut results) = tokio::sync::mpsc::unbounded_channel();
+        let look_up = async { answered.await.map_err(io::Error::other) };
+        let task = tokio::spawn(resolve(look_up, move |found| noted.send(found).unwrap()));
+        let timed_out = results.recv().await.unwrap();
+        assert_eq!(timed_out.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(!task.is_finished());
+        answer.send(()).unwrap();
+        task.await.unwrap();
     }
 
     #[tokio::test]
