@@ -271,6 +271,8 @@ pub(super) fn force_to_disk(
 /// The body of the checkpointer thread.
 pub(super) fn checkpoint_regularly(connection: &Connection, desk: &Desk, interval: Duration) {
     let mut log = FailureLog::default();
+    // A panic may have ended a round that had not forced everything to disk.
+    desk.dirty.store(true, Ordering::Release);
     while !desk.stop.sleep(interval) {
         // A checkpoint would write pages into a file that was truncated, which would look whole again.
         let trouble = look_at_file(connection, desk);
@@ -298,6 +300,23 @@ pub(super) fn checkpoint_regularly(connection: &Connection, desk: &Desk, interva
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
+    use crate::store::Role;
+    use crate::store::embedded::{Settings, open};
+
+    #[tokio::test]
+    async fn what_was_not_forced_to_disk_because_of_a_panic_is_forced_without_another_write() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = Settings::new(directory.path().join("touchline.db"));
+        let store = open(settings, Role::Command, "UTC", Clock::system()).await;
+        let desk = store.unwrap().desk.clone();
+        desk.stop.signal();
+        // The state in which a panic while the database is forced to disk leaves it.
+        desk.dirty.store(false, Ordering::Release);
+        let connection = Connection::open_in_memory().unwrap();
+        checkpoint_regularly(&connection, &desk, Duration::ZERO);
+        assert!(desk.dirty.load(Ordering::Acquire));
+    }
 
     /// A log whose last write was `age` before `now`.
     fn write(path: &PathBuf, text: &str, now: SystemTime, age: Duration) {
