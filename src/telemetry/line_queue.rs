@@ -3,6 +3,7 @@
 //! The caller never waits for the disk or for a reader: lines that do not fit are dropped and counted. Only the first line wakes the
 //! thread, which may let others gather and then writes them all at once, so that most lines cost neither a wake-up nor a system call.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::mem;
@@ -12,6 +13,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use prometheus::IntCounter;
+
+use crate::clock::lasting;
 
 /// The bytes of lines that may wait; the same number may be on their way to the disk.
 const WAITING_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -68,10 +71,10 @@ impl LineQueue {
             gather,
             dropped_lines,
         });
-        let writer = shared.clone();
+        let (writer, sink, task) = (shared.clone(), RefCell::new(sink), name.to_owned());
         std::thread::Builder::new()
             .name(name.into())
-            .spawn(move || writer.empty_into(sink))?;
+            .spawn(move || lasting::thread(&task, || writer.empty_into(&mut *sink.borrow_mut())))?;
         Ok(LineQueue(shared))
     }
 
@@ -110,7 +113,7 @@ impl Drop for LineQueue {
 
 impl Shared {
     /// The thread's loop.
-    fn empty_into(&self, mut sink: Box<dyn Write + Send>) {
+    fn empty_into(&self, sink: &mut dyn Write) {
         // The two buffers are swapped, so that neither is allocated for each round.
         let mut text = Vec::new();
         loop {
@@ -125,7 +128,7 @@ impl Shared {
             mem::swap(&mut waiting.text, &mut text);
             waiting.is_writing = true;
             drop(waiting);
-            self.dropped_lines.inc_by(write_lines(&mut sink, &text));
+            self.dropped_lines.inc_by(write_lines(sink, &text));
             text.clear();
             let mut waiting = self.waiting.lock();
             waiting.is_writing = false;
@@ -211,6 +214,33 @@ mod tests {
         queue.put(b"line\n");
         queue.flush();
         assert_eq!(kept.0.lock().done.concat(), b"line\n");
+    }
+
+    #[test]
+    fn lines_are_written_after_a_panic() {
+        struct Panicking(Kept, bool);
+        impl Write for Panicking {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                assert!(std::mem::replace(&mut self.1, true), "wanted");
+                self.0.write(bytes)
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let kept = Kept::default();
+        let sink = Box::new(Panicking(kept.clone(), false));
+        let lost = IntCounter::new("lost", "lost").unwrap();
+        let queue = LineQueue::new("lines", sink, Duration::ZERO, lost).unwrap();
+        queue.put(b"lost\n");
+        let mut patience = 0;
+        while kept.0.lock().done.is_empty() && patience < 1_000 {
+            queue.put(b"line\n");
+            patience += 1;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(kept.0.lock().done.concat().starts_with(b"line\n"));
     }
 
     #[test]
