@@ -195,6 +195,8 @@ impl ServerLine {
     }
 
     fn drop_connection(&self, live: &Dialled, why: &str) {
+        // Held until the connection is gone: the next one is published under this lock too.
+        let mut down_since = self.down_since.lock();
         let current = self.live.load();
         if current
             .as_ref()
@@ -203,7 +205,7 @@ impl ServerLine {
             self.trouble
                 .store(Some(Arc::new(StoreError::Unavailable(why.to_owned()))));
             // Before the connection goes, so that no count is taken for older than it is.
-            *self.down_since.lock() = Some(std::time::Instant::now());
+            *down_since = Some(std::time::Instant::now());
             self.live.store(None);
             self.timeouts.store(0, Ordering::Relaxed);
             tracing::warn!(server = %self.server, why, "connection to Redis dropped");
@@ -252,8 +254,10 @@ impl ServerLine {
         match attempt.await {
             Ok(dialled) => {
                 self.timeouts.store(0, Ordering::Relaxed);
-                *self.down_since.lock() = None;
+                let mut down_since = self.down_since.lock();
+                *down_since = None;
                 self.live.store(Some(Arc::new(dialled)));
+                drop(down_since);
                 self.made.fetch_add(1, Ordering::AcqRel);
                 self.trouble.store(None);
                 Ok(())
@@ -300,5 +304,42 @@ impl ServerLine {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+    use crate::policy::store_settings::RedisSettings;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_call_on_a_connection_that_was_replaced_does_not_drop_the_next_one() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let server = Topology::of(&RedisSettings::of_url(url)).unwrap();
+        tokio::spawn(async move {
+            let mut open = Vec::new();
+            loop {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                // As many as there may be commands of the client library.
+                socket.write_all(&b"+OK\r\n".repeat(8)).await.unwrap();
+                open.push(socket);
+            }
+        });
+        let (former, next) = (server.dial(None).await, server.dial(None).await);
+        let [former, next] = [former, next].map(|dialled| Arc::new(dialled.unwrap()));
+        let line = ServerLine::new(server, None, Duration::from_secs(1), Arc::default());
+        line.live.store(Some(former.clone()));
+        std::thread::scope(|scope| {
+            let held = line.down_since.lock();
+            scope.spawn(|| line.drop_connection(&former, "wanted"));
+            // Long enough for it to wait for the lock.
+            std::thread::sleep(Duration::from_millis(50));
+            line.live.store(Some(next));
+            drop(held);
+        });
+        assert!(line.is_up());
     }
 }
