@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::https::{Https, https};
 use super::pairs::one_of;
-use super::values::{loopback, network};
+use super::values::{loopback, needs_zone, network};
 use crate::config::check::{Check, Wrong};
 use crate::config::choices::{Cleartext, ProxyProtocol};
 use crate::config::outline::Path;
@@ -141,6 +141,9 @@ pub(super) fn listen(check: &mut Check<'_>, at: &Path, mut listen: Listen) -> Li
                 "no proxy is trusted, so every connection would be closed",
                 "write trusted_proxies: [NETWORK] in listen",
             );
+        }
+        if let Some(wrong) = needs_zone(*address) {
+            check.accept::<()>(&at.key(name).key("address"), Err(wrong));
         }
         let mut before = listeners.iter().take(index);
         let other =

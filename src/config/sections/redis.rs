@@ -8,9 +8,7 @@ use rustls::pki_types::PrivateKeyDer;
 
 use super::pairs::certificate_and_key;
 use super::upstream_tls::{Chain, certificates, pair, private_key};
-use super::values::{
-    HOST_AND_PORT, HOUR, MINUTE, MS, SECOND, is_host_and_port, not_empty, seconds,
-};
+use super::values::{HOST_AND_PORT, HOUR, MINUTE, MS, SECOND, host_and_port, not_empty, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::rows::{
@@ -221,10 +219,7 @@ fn redis_url(url: Secret) -> Result<Secret, Wrong> {
 
 /// A `host:port`; an IPv6 address is in brackets.
 fn server(text: &str) -> Result<String, Wrong> {
-    let wrong = || Wrong::not("a server", "write host:port, such as redis-1.example:6379");
-    is_host_and_port(text)
-        .then(|| text.to_owned())
-        .ok_or_else(wrong)
+    host_and_port(text, "write host:port, such as redis-1.example:6379")
 }
 
 fn key_prefix(text: &str) -> Result<String, Wrong> {

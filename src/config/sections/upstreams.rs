@@ -10,7 +10,7 @@ use serde_yaml::Value;
 
 use super::pairs::one_of;
 use super::upstream_tls::{UpstreamTls, tls};
-use super::values::{HOST_AND_PORT, HOUR, MINUTE, MS, SECOND, is_host_and_port, seconds};
+use super::values::{HOST_AND_PORT, HOUR, MINUTE, MS, SECOND, host_and_port, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::choices::Protocol;
 use crate::config::outline::Path;
@@ -295,9 +295,7 @@ fn server(text: &str) -> Result<String, Wrong> {
         true => URL_HINT,
         false => SERVER_HINT,
     };
-    is_host_and_port(text)
-        .then(|| text.to_owned())
-        .ok_or_else(|| Wrong::not("a server", hint))
+    host_and_port(text, hint)
 }
 
 fn path(text: &str) -> Result<String, Wrong> {

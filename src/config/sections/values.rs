@@ -37,8 +37,28 @@ pub(super) fn not_empty(text: &str, hint: &str) -> Result<String, Wrong> {
 /// The form of a `host:port`, as far as the schema describes it.
 pub(super) const HOST_AND_PORT: &str = ":[0-9]+$";
 
+/// The problem of a link-local IPv6 address.
+pub(super) fn needs_zone(address: SocketAddr) -> Option<Wrong> {
+    let SocketAddr::V6(v6) = address else {
+        return None;
+    };
+    let needs = v6.ip().is_unicast_link_local() && v6.scope_id() == 0;
+    let message = format!("{address} is link-local: it belongs to no interface without a zone");
+    let hint = "write another address of that machine, such as a global or unique local (fd…) one";
+    needs.then(|| Wrong::new(message, hint))
+}
+
+/// The text of a server, a `host:port` to which a connection can be made; `hint` for any other.
+pub(super) fn host_and_port(text: &str, hint: &str) -> Result<String, Wrong> {
+    match text.parse().ok().and_then(needs_zone) {
+        Some(wrong) => Err(wrong),
+        None if is_host_and_port(text) => Ok(text.to_owned()),
+        None => Err(Wrong::not("a server", hint)),
+    }
+}
+
 /// Whether a text is `host:port`: a name, an IPv4 address or an IPv6 address in brackets, and a port above 0.
-pub(super) fn is_host_and_port(text: &str) -> bool {
+fn is_host_and_port(text: &str) -> bool {
     if let Ok(address) = text.parse::<SocketAddr>() {
         return address.port() > 0;
     }

@@ -139,6 +139,10 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
             "1:40 listen.admin.token_file: cannot read /none: No such file or directory (os error 2)",
         ),
         (
+            "listen: {http: {address: '[fe80::1]:80', cleartext: allowed}}",
+            "1:26 listen.http.address: [fe80::1]:80 is link-local: it belongs to no interface without a zone",
+        ),
+        (
             "listen: {http: {address: 127.0.0.1:9090}}",
             "1:1 listen.admin.address: the http listener has this address already",
         ),
@@ -552,11 +556,12 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_reported_at_their_places() {
         (
             tiers,
             endpoints,
-            "upstreams: {u: {servers: ['http://127.0.0.1:1', '[::1]:2', 'a/b:3', '[::1%0]:0']}}",
+            "upstreams: {u: {servers: ['http://127.0.0.1:1', '[::1]:2', 'a/b:3', '[::1%0]:0', '[febf::1]:4']}}",
             vec![
                 "3:27 upstreams.u.servers[0]: \"http://127.0.0.1:1\" is not a server",
                 "3:60 upstreams.u.servers[2]: \"a/b:3\" is not a server",
                 "3:69 upstreams.u.servers[3]: \"[::1%0]:0\" is not a server",
+                "3:82 upstreams.u.servers[4]: [febf::1]:4 is link-local: it belongs to no interface without a zone",
             ],
         ),
         (
