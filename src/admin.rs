@@ -1,8 +1,8 @@
 //! The admin listener: `/livez`, `/readyz`, `/config`, `/metrics`, `/dashboard` (where `/` leads), `/dashboard.json`.
 //!
 //! The listener is independent of the request path; its content comes from the store and the metric families. `/livez` reports that
-//! the process answers; `/readyz` whether a request sent now can be served, possibly without the store or another promise
-//! (`degraded`), and if not, why; `/config` the effective configuration, without secrets; `/dashboard` is a page that shows
+//! the process answers; `/readyz` whether the gateway itself can serve a request sent now, whatever its upstreams do, possibly without
+//! the store or another promise (`degraded`), and if not, why; `/config` the effective configuration, without secrets; `/dashboard` is a page that shows
 //! [`dashboard::Dashboard`]. Nothing can be changed here. If a token is configured, requests without it get only the status of the
 //! first two and the page, which is the same for every viewer. Without a token (on loopback only) every path requires a `Host` that
 //! is an address or `localhost`, so that no page of another site can read it.

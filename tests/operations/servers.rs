@@ -213,6 +213,23 @@ async fn failing_health_checks_take_a_server_out_and_passing_ones_bring_it_back(
 }
 
 #[tokio::test]
+async fn a_gateway_stays_ready_while_all_servers_of_its_upstream_are_out() {
+    let health = "health: { path: /healthz, interval: 100ms, unhealthy_after: 1 }";
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(move |spec| spec.upstream_extra = health.into())
+        .start()
+        .await;
+    scene.upstream.stop().await;
+    eventually("it is out", async || {
+        (is_up(&scene, &scene.upstream).await == Some(false)).then_some(())
+    })
+    .await;
+    let (status, body) = scene.admin(0, "/readyz").await;
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &body["status"]), (200, &"ready".into()), "{body}");
+}
+
+#[tokio::test]
 async fn a_server_that_cannot_be_reached_is_logged_with_its_address_and_the_reason() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("starter").await;
