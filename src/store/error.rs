@@ -3,7 +3,7 @@
 use crate::policy::api_key::KeyId;
 
 /// A failure of the store. Never sent to clients: `Display` names hosts and files, for logs and operators.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
     /// The store is unreachable, or did not answer in time. The outcome of a charge is then unknown; the store's own later calls
     /// settle it. A retry may succeed.

@@ -220,18 +220,15 @@ fn settle(
             Ok(committed.entries)
         }
         Err(error) => {
+            let error = failure(&desk.path, &error);
             for call in waiting {
                 match call {
-                    WaitingCall::Charge(.., caller) => {
-                        drop(caller.send(Err(failure(&desk.path, &error))));
-                    }
-                    WaitingCall::Used(.., caller) => {
-                        drop(caller.send(Err(failure(&desk.path, &error))));
-                    }
+                    WaitingCall::Charge(.., caller) => drop(caller.send(Err(error.clone()))),
+                    WaitingCall::Used(.., caller) => drop(caller.send(Err(error.clone()))),
                 }
             }
             desk.inbox.put_back(refunds, refusals);
-            Err(failure(&desk.path, &error))
+            Err(error)
         }
     }
 }

@@ -387,7 +387,9 @@ impl JournalWriter {
                     ),
                 }
             }
-            send_replies(group, &outcome);
+            for job in group {
+                job.finish(outcome.clone());
+            }
         }
     }
 
@@ -482,17 +484,6 @@ fn write_group(
         rows::prove_room(&transaction)?;
     }
     transaction.commit()
-}
-
-fn send_replies(group: Vec<Box<dyn Job>>, written: &Result<(), StoreError>) {
-    for job in group {
-        let written = match written {
-            Ok(()) => Ok(()),
-            Err(StoreError::Failed(reason)) => Err(StoreError::Failed(reason.clone())),
-            Err(error) => Err(StoreError::Failed(error.to_string())),
-        };
-        job.finish(written);
-    }
 }
 
 #[cfg(test)]

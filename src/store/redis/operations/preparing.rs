@@ -19,7 +19,7 @@ pub async fn first_attempt(link: &RedisLink, role: &Role) -> Result<(), StoreErr
     let mut attempt = link.connect().await;
     if let Role::Command = role {
         for _ in 1..COMMAND_ATTEMPTS {
-            let Err(StoreError::Unavailable(_)) = attempt.as_ref().map_err(|error| &**error) else {
+            let Err(StoreError::Unavailable(_)) = attempt else {
                 break;
             };
             tokio::time::sleep(COMMAND_PAUSE).await;
@@ -29,12 +29,12 @@ pub async fn first_attempt(link: &RedisLink, role: &Role) -> Result<(), StoreErr
     let Err(error) = attempt else {
         return Ok(());
     };
-    match (role, &*error) {
-        (_, StoreError::OtherCalendar(text)) => Err(StoreError::OtherCalendar(text.clone())),
+    match (role, error) {
+        (_, error @ StoreError::OtherCalendar(_)) => Err(error),
         (Role::Command, StoreError::Unavailable(why) | StoreError::Failed(why)) => {
-            let remedy = match why {
-                _ if is_of_user(why) => PERMISSIONS,
-                _ if why.contains("Moved:") => {
+            let remedy = match &why {
+                why if is_of_user(why) => PERMISSIONS,
+                why if why.contains("Moved:") => {
                     "it is a node of a cluster, which store.redis.cluster names"
                 }
                 _ => {

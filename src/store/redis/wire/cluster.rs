@@ -513,7 +513,7 @@ impl Cluster {
     }
 
     /// Tries once to find and prepare the cluster and to publish it to callers.
-    pub async fn connect(&self) -> Result<(), Arc<StoreError>> {
+    pub async fn connect(&self) -> Result<(), StoreError> {
         let patience = PREPARE_TIMEOUT_MIN.max(2 * self.response_timeout);
         let attempt = async {
             self.refresh().await?;
@@ -524,18 +524,12 @@ impl Cluster {
                 )))
             })
         };
-        match attempt.await {
-            Ok(()) => {
-                self.trouble.store(None);
-                self.shown.store(true, Ordering::Release);
-                Ok(())
-            }
-            Err(error) => {
-                let error = Arc::new(error);
-                self.trouble.store(Some(error.clone()));
-                Err(error)
-            }
-        }
+        attempt.await.inspect_err(|error: &StoreError| {
+            self.trouble.store(Some(Arc::new(error.clone())));
+        })?;
+        self.trouble.store(None);
+        self.shown.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Asks the masters that refuse writes whether they accept them again.
@@ -559,7 +553,7 @@ impl Cluster {
             let attempt = if self.is_up() {
                 let _ = timeout(REFRESH_EVERY, self.stale.notified()).await;
                 self.probe().await;
-                self.refresh().await.map(drop).map_err(Arc::new)
+                self.refresh().await.map(drop)
             } else {
                 self.shown.store(false, Ordering::Release);
                 let found = self.connect().await;

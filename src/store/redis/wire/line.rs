@@ -231,7 +231,7 @@ impl ServerLine {
     }
 
     /// Tries once to make and prepare a connection and to publish it to callers.
-    pub async fn connect(&self) -> Result<(), Arc<StoreError>> {
+    pub async fn connect(&self) -> Result<(), StoreError> {
         let patience = PREPARE_TIMEOUT_MIN.max(2 * self.response_timeout);
         let attempt = async {
             let dialled = self.server.dial(Some(self.response_timeout)).await?;
@@ -251,23 +251,17 @@ impl ServerLine {
                 Err(error) => Err(error),
             }
         };
-        match attempt.await {
-            Ok(dialled) => {
-                self.timeouts.store(0, Ordering::Relaxed);
-                let mut down_since = self.down_since.lock();
-                *down_since = None;
-                self.live.store(Some(Arc::new(dialled)));
-                drop(down_since);
-                self.made.fetch_add(1, Ordering::AcqRel);
-                self.trouble.store(None);
-                Ok(())
-            }
-            Err(error) => {
-                let error: Arc<StoreError> = Arc::new(error);
-                self.trouble.store(Some(error.clone()));
-                Err(error)
-            }
-        }
+        let dialled = attempt.await.inspect_err(|error: &StoreError| {
+            self.trouble.store(Some(Arc::new(error.clone())));
+        })?;
+        self.timeouts.store(0, Ordering::Relaxed);
+        let mut down_since = self.down_since.lock();
+        *down_since = None;
+        self.live.store(Some(Arc::new(dialled)));
+        drop(down_since);
+        self.made.fetch_add(1, Ordering::AcqRel);
+        self.trouble.store(None);
+        Ok(())
     }
 
     async fn prepare(&self, mut connection: MultiplexedConnection) -> Result<(), StoreError> {

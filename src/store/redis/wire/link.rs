@@ -378,7 +378,7 @@ impl RedisLink {
     }
 
     /// Tries once to make and prepare a connection and to publish it to callers.
-    pub async fn connect(&self) -> Result<(), Arc<StoreError>> {
+    pub async fn connect(&self) -> Result<(), StoreError> {
         match &self.way {
             Way::Server(line) => line.connect().await,
             Way::Cluster(cluster) => cluster.connect().await,
