@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep, timeout};
 use self::node::ClusterNode;
 use super::line::ServerLine;
 use super::preparation::Preparation;
-use super::request::{LinkError, jittered};
+use super::request::{LinkError, jittered, pipeline};
 use super::slots::{ClusterView, slot_of};
 use super::topology::{Address, Topology};
 use crate::policy::failure_log::LoggedReasons;
@@ -86,6 +86,11 @@ impl Table {
 
     fn serves(&self, address: &Address) -> bool {
         self.node(address).is_some_and(|node| node.serves())
+    }
+
+    /// The node that serves a slot.
+    fn node_of(&self, slot: u16) -> Option<&Arc<ClusterNode>> {
+        self.node(self.view.owner(slot)?)
     }
 }
 
@@ -179,8 +184,8 @@ impl Cluster {
     /// Whether the node that serves a slot can be reached and accepts writes.
     pub fn serves(&self, slot: u16) -> bool {
         let table = self.table.load();
-        let owner = table.view.owner(slot);
-        self.shown.load(Ordering::Acquire) && owner.is_some_and(|owner| table.serves(owner))
+        let is_served = || table.node_of(slot).is_some_and(|node| node.serves());
+        self.shown.load(Ordering::Acquire) && is_served()
     }
 
     /// Whether a node serves a slot, by the map as it is known.
@@ -191,7 +196,7 @@ impl Cluster {
     /// Fails if the node that serves a slot is known to refuse writes.
     pub fn require_writes(&self, slot: u16) -> Result<(), LinkError> {
         let table = self.table.load();
-        match table.view.owner(slot).and_then(|owner| table.node(owner)) {
+        match table.node_of(slot) {
             Some(node) if node.refuses_writes() => Err(LinkError::NoConnection(format!(
                 "{} refuses writes; calls resume when it accepts one",
                 node.address
@@ -204,8 +209,7 @@ impl Cluster {
     /// is served.
     pub fn away_since(&self, slot: u16) -> Option<std::time::Instant> {
         let table = self.table.load();
-        let owner = table.view.owner(slot).and_then(|owner| table.node(owner));
-        let node_away_since = owner.and_then(|node| node.away_since());
+        let node_away_since = table.node_of(slot).and_then(|node| node.away_since());
         node_away_since.into_iter().chain(table.failing_since).min()
     }
 
@@ -213,7 +217,7 @@ impl Cluster {
     fn node_of(&self, slot: Option<u16>) -> Result<Arc<ClusterNode>, LinkError> {
         let table = self.table.load();
         let node = match slot {
-            Some(slot) => table.view.owner(slot).and_then(|owner| table.node(owner)),
+            Some(slot) => table.node_of(slot),
             None => table.nodes.iter().find(|node| node.line.is_up()),
         };
         node.cloned().ok_or_else(|| {
@@ -226,17 +230,20 @@ impl Cluster {
     }
 
     async fn command(&self, command: &Cmd, deadline: Instant) -> Result<Value, LinkError> {
-        let slot = slot_of(command);
-        let mut node = self.node_of(slot)?;
-        let mut asking = None;
+        let node = self.node_of(slot_of(command))?;
+        let result = node.line.query(command, deadline).await;
+        self.followed(node, result, command, deadline).await
+    }
+
+    /// The result of a command after the redirections that its first one, of `node`, asks for, if there is time for them.
+    async fn followed(
+        &self,
+        mut node: Arc<ClusterNode>,
+        mut result: Result<Value, LinkError>,
+        command: &Cmd,
+        deadline: Instant,
+    ) -> Result<Value, LinkError> {
         for redirections in 1.. {
-            let result = match &asking {
-                None => node.line.query(command, deadline).await,
-                Some(pipeline) => {
-                    let mut both = node.line.each(pipeline, deadline).await;
-                    both.pop().unwrap_or(Ok(Value::Nil))
-                }
-            };
             node.note(&result);
             let error = match result {
                 Err(LinkError::Refused(error)) if error.is_cluster_error() => error,
@@ -247,23 +254,33 @@ impl Cluster {
                 other => return other,
             };
             let in_transit = error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain);
-            if in_transit || redirections > REDIRECTS_AT_ONCE {
-                if Instant::now() + 2 * REDIRECT_PAUSE > deadline {
-                    return Err(LinkError::Lost(error.to_string()));
-                }
-                sleep(REDIRECT_PAUSE).await;
+            let pause = match in_transit || redirections > REDIRECTS_AT_ONCE {
+                true => REDIRECT_PAUSE,
+                false => Duration::ZERO,
+            };
+            if Instant::now() + 2 * pause >= deadline {
+                self.stale.notify_one();
+                return Err(LinkError::Lost(error.to_string()));
             }
-            (node, asking) = match error.kind() {
+            if !pause.is_zero() {
+                sleep(pause).await;
+            }
+            result = match error.kind() {
                 ErrorKind::Server(ServerErrorKind::Moved) => {
                     self.stale.notify_one();
-                    (self.redirected(&error, &node)?, None)
+                    node = self.redirected(&error, &node)?;
+                    node.line.query(command, deadline).await
                 }
                 ErrorKind::Server(ServerErrorKind::Ask) => {
-                    let mut pipeline = Pipeline::with_capacity(2);
-                    pipeline.cmd("ASKING").add_command(command.clone());
-                    (self.redirected(&error, &node)?, Some(pipeline))
+                    node = self.redirected(&error, &node)?;
+                    let asking = pipeline([redis::cmd("ASKING"), command.clone()]);
+                    let mut both = node.line.each(&asking, deadline).await;
+                    both.pop().unwrap_or(Ok(Value::Nil))
                 }
-                ErrorKind::Server(ServerErrorKind::TryAgain) => (self.node_of(slot)?, None),
+                ErrorKind::Server(ServerErrorKind::TryAgain) => {
+                    node = self.node_of(slot_of(command))?;
+                    node.line.query(command, deadline).await
+                }
                 // The cluster as a whole does not serve.
                 _ => {
                     self.stale.notify_one();
@@ -327,7 +344,7 @@ impl Cluster {
             let node = match self.node_of(slot_of(command)) {
                 Ok(node) => node,
                 Err(error) => {
-                    results.push((place, Err(error)));
+                    results.push((place, None, Err(error)));
                     continue;
                 }
             };
@@ -347,39 +364,18 @@ impl Cluster {
             .iter()
             .map(|(node, share, _)| node.line.each(share, deadline));
         for (answers, (node, _, places)) in join_all(sent).await.into_iter().zip(&shares) {
-            answers.iter().for_each(|answer| node.note(answer));
-            results.extend(places.iter().copied().zip(answers));
+            let answers = places.iter().zip(answers);
+            results.extend(answers.map(|(place, answer)| (*place, Some(node.clone()), answer)));
         }
-        results.sort_unstable_by_key(|(place, _)| *place);
+        results.sort_unstable_by_key(|(place, ..)| *place);
         let mut followed = Vec::with_capacity(results.len());
-        for ((_, result), command) in results.into_iter().zip(pipeline.cmd_iter()) {
-            followed.push(self.followed(result, command, deadline).await);
+        for ((_, node, result), command) in results.into_iter().zip(pipeline.cmd_iter()) {
+            followed.push(match node {
+                Some(node) => self.followed(node, result, command, deadline).await,
+                None => result,
+            });
         }
         followed
-    }
-
-    /// The result of a command after the redirections that its first one asks for, if there is time for them.
-    async fn followed(
-        &self,
-        result: Result<Value, LinkError>,
-        command: &Cmd,
-        deadline: Instant,
-    ) -> Result<Value, LinkError> {
-        match result {
-            Err(LinkError::Refused(error)) if error.is_cluster_error() => {
-                let is_down = error.kind() == ErrorKind::Server(ServerErrorKind::ClusterDown);
-                if is_down || Instant::now() >= deadline {
-                    self.stale.notify_one();
-                    return Err(LinkError::Lost(error.to_string()));
-                }
-                self.command(command, deadline).await
-            }
-            Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {
-                self.stale.notify_one();
-                Err(error)
-            }
-            other => other,
-        }
     }
 
     /// A connection of its own to the node that keeps `name`.
