@@ -32,7 +32,7 @@ pub async fn claim(
     let event = reached.event();
     let day = reached.quota_status.day;
     let kept = match delivery {
-        Delivery::Wanted => packed(&event),
+        Delivery::Wanted => packed(&event.id, &event.body),
         Delivery::Unwanted => String::new(),
     };
     let (until, since) = (day.end + CLAIMS_KEPT_SECONDS, event.since.as_millisecond());
@@ -55,8 +55,8 @@ pub async fn undelivered(
     courier: &NodeName,
     lease: Duration,
 ) -> Result<Option<Vec<Event>>, StoreError> {
-    let lease = milliseconds(lease.min(COURIER_LEASE_MAX));
-    let answer = right(link, courier, lease.max(1)).await?;
+    let lease = lease.clamp(Duration::from_millis(1), COURIER_LEASE_MAX);
+    let answer = right(link, courier, lease).await?;
     if answer == Value::Nil {
         return Ok(None);
     }
@@ -67,21 +67,17 @@ pub async fn undelivered(
 
 /// Gives up the right to deliver, if this node has it, so that another node delivers at once.
 pub async fn resign(link: &RedisLink, courier: &NodeName) -> Result<(), StoreError> {
-    right(link, courier, 0).await?;
+    right(link, courier, Duration::ZERO).await?;
     Ok(())
 }
 
-/// Takes the right to deliver for this number of milliseconds, or gives it up for 0. Returns the events.
-async fn right(link: &RedisLink, courier: &NodeName, lease: u64) -> Result<Value, StoreError> {
-    let lease_max = milliseconds(COURIER_LEASE_MAX);
+/// Takes the right to deliver for this time, or gives it up for none. Returns the events.
+async fn right(link: &RedisLink, courier: &NodeName, lease: Duration) -> Result<Value, StoreError> {
+    let [lease, lease_max] = [lease, COURIER_LEASE_MAX].map(|lease| lease.as_millis() as u64);
     let arguments = (&courier.0, lease, EVENTS_READ_MAX, lease_max);
     let keys = [link.names.courier(), link.names.events()];
     let answer = link.run(&COURIER, &keys, &arguments, Instant::now() + TIMEOUT);
     Ok(answer.await?)
-}
-
-fn milliseconds(lease: Duration) -> u64 {
-    u64::try_from(lease.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The events that await delivery, at the store's time.
@@ -109,12 +105,13 @@ pub async fn drop_old(link: &RedisLink, now: i64) -> Result<(), StoreError> {
 
 /// Drops a delivered event.
 pub async fn delivered(link: &RedisLink, event: &Event) -> Result<(), StoreError> {
-    let drop = Cmd::zrem(link.names.events(), packed(event));
+    let drop = Cmd::zrem(link.names.events(), packed(&event.id, &event.body));
     link.send([drop]).await
 }
 
-fn packed(event: &Event) -> String {
-    format!("{} {}", event.id, event.body)
+/// An event as it is kept.
+pub fn packed(id: &str, body: &str) -> String {
+    format!("{id} {body}")
 }
 
 /// A kept event, and the time of its claim (Unix milliseconds).
