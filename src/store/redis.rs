@@ -162,9 +162,7 @@ impl Store for RedisStore {
             cost: charge.cost.max(1),
             ..charge
         };
-        let (id, day, cost) = (charge.key.record.id, charge.day, charge.cost);
-        let accounts = &self.parts.accounts;
-        match accounts.charge(&charge.key, day, charge.limit, cost).await {
+        match self.parts.accounts.charge(&charge).await {
             ChargeResult::Granted(units) => {
                 let used = units.take();
                 self.parts.ledger.charged(&charge, |_| ());
@@ -187,7 +185,9 @@ impl Store for RedisStore {
                 WaiterResult::OtherDay { now } => Ok(Decision::OtherDay {
                     now: Timestamp::from_second(now).unwrap_or_else(|_| self.now()),
                 }),
-                WaiterResult::OtherCalendar => Err(other_calendar(id, day)),
+                WaiterResult::OtherCalendar => {
+                    Err(other_calendar(charge.key.record.id, charge.day))
+                }
             },
         }
     }

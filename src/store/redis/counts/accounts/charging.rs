@@ -12,7 +12,7 @@ use super::{AccountSlot, Accounts, ChargeResult, Context, SlotState, other_calen
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Asked, WaiterResult, WaiterTerms};
-use crate::store::{KeyEntry, StoreError};
+use crate::store::{Charge, StoreError};
 
 /// The most accounts that are settled concurrently.
 const SETTLING_MAX: usize = 64;
@@ -21,23 +21,18 @@ const KNOWN_LASTS: Duration = Duration::from_secs(1);
 
 impl Accounts {
     /// Requests units; waits at most `timeout` for the store.
-    pub async fn charge(
-        self: &Arc<Self>,
-        entry: &Arc<KeyEntry>,
-        day: Day,
-        limit: u64,
-        cost: u32,
-    ) -> ChargeResult {
-        let slot = self.slot(entry.record.id, day);
+    pub async fn charge(self: &Arc<Self>, charge: &Charge) -> ChargeResult {
+        let record = &charge.key.record;
+        let slot = self.slot(record.id, charge.day);
         let terms = WaiterTerms {
-            limit,
-            version: entry.record.version,
+            limit: charge.limit,
+            version: record.version,
             context: Context {
-                entry: Some(entry.clone()),
-                day: slot.day.or(day),
+                entry: Some(charge.key.clone()),
+                day: slot.day.or(charge.day),
             },
         };
-        self.ask(&slot, cost, terms).await
+        self.ask(&slot, charge.cost, terms).await
     }
 
     /// Units used: a count of the last second, else one read that concurrent callers share.
