@@ -34,7 +34,7 @@ mod producer_totals;
 mod reading;
 mod transfer;
 
-pub use days::{complete_days, days_kept, has_counts, listed_days};
+pub use days::{complete_days, dates_with_counts, days_kept, has_counts, listed_days};
 pub use producer_totals::KeyAndDate;
 use producer_totals::{LedgerPage, ProducerTotals, TotalsKey};
 pub use reading::{Counts, HashFields, late_days, prove, stored_days};

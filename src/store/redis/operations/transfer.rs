@@ -50,7 +50,7 @@ pub async fn export(
             return Ok(());
         }
     }
-    for date in dates(link, now).await? {
+    for date in ledger::dates_with_counts(link).await? {
         for batch in keys.chunks(READ_BATCH) {
             for day in ledger::key_days(link, batch, date, &calendar).await? {
                 if export.send(Exported::KeyDay(Box::new(day))).await.is_err() {
@@ -94,17 +94,6 @@ async fn export_keys(
         }
     }
     Ok(Some(seen.into_iter().collect()))
-}
-
-/// The dates with counts, and those that may have got their first count a moment ago; all that may be kept, if dates with counts
-/// may be missing from Redis's list.
-async fn dates(link: &RedisLink, now: Timestamp) -> Result<BTreeSet<Date>, StoreError> {
-    let (listed, are_complete) = ledger::listed_days(link).await?;
-    let mut dates: BTreeSet<Date> = listed.into_iter().chain(around(now, -1..=1)).collect();
-    if let Some(last) = dates.last().copied().filter(|_| !are_complete) {
-        dates.extend(ledger::days_kept(&link.names, last));
-    }
-    Ok(dates)
 }
 
 /// The dates at these distances in days from an instant, in UTC.
@@ -321,7 +310,7 @@ async fn take_events(
 
 fn member(event: &ExportedEvent) -> String {
     let body = event.waiting.as_ref().map(|waiting| waiting.body.as_str());
-    format!("{} {}", event.id, body.unwrap_or_default())
+    events::packed(&event.id, body.unwrap_or_default())
 }
 
 /// The commands that store an event, then its claim.

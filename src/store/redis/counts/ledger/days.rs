@@ -3,10 +3,12 @@
 //! It is one name, so a cluster keeps it on one master, and may lose it while the counts themselves are on others. A mark in the
 //! same slot is lost with it: without the mark, days may be missing from the set.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Span;
 use jiff::civil::Date;
+use jiff::tz::TimeZone;
 use redis::Cmd;
 
 use crate::policy::api_key::KeyId;
@@ -20,6 +22,8 @@ const ASK_BATCH: usize = 128;
 const ASK_PAUSE: Duration = Duration::from_millis(2);
 /// Days that are read beyond the retention: a day is dropped some time after it.
 const DROPPED_LATE_DAYS: i64 = 2;
+/// The last days are read whether they are listed or not: a day is listed by the first write of its ledger, after its first charge.
+const UNLISTED_DAYS: i64 = 3;
 const DAY_SECONDS: i64 = 86_400;
 
 /// The dates in the set, and whether none is missing.
@@ -32,6 +36,21 @@ pub async fn listed_days(link: &RedisLink) -> Result<(Vec<Date>, bool), StoreErr
     let (is_complete, listed): (bool, Vec<String>) = link.replies(ask).await?;
     let dates = listed.iter().filter_map(|date| date.parse().ok());
     Ok((dates.collect(), is_complete))
+}
+
+/// The dates that may have counts: the last ones, and those in the set. All that are kept if some may be missing from it.
+///
+/// # Errors
+/// Those of Redis.
+pub async fn dates_with_counts(link: &RedisLink) -> Result<BTreeSet<Date>, StoreError> {
+    let (listed, is_complete) = listed_days(link).await?;
+    let mut dates = BTreeSet::from_iter(listed);
+    // The date in any zone is at most one away from that in UTC.
+    let utc = TimeZone::UTC.to_datetime(link.time().await?);
+    let last = utc.date().saturating_add(Span::new().days(1));
+    let unlisted = last.saturating_sub(Span::new().days(UNLISTED_DAYS));
+    dates.extend(days_kept(&link.names, last).filter(|date| !is_complete || *date >= unlisted));
+    Ok(dates)
 }
 
 /// The command that adds dates to the set; Redis refuses it without any.

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use jiff::Timestamp;
 use jiff::civil::Date;
+use jiff::{Span, Timestamp};
 use redis::Cmd;
 
 use super::cells;
-use super::days::{days_kept, listed_days};
+use super::days::dates_with_counts;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::export::{LateUnits, ProducerAccount, process_of};
@@ -22,8 +22,6 @@ const READ_BATCH: usize = 256;
 /// The last days before an invoice's month that may have late units without a mark: of version 0.2.0, which keeps journals for 35
 /// days.
 const UNMARKED_DAYS: i64 = 40;
-/// The last days are read whether they are listed or not: a day is listed by the first write of its ledger, after its first charge.
-const UNLISTED_DAYS: i64 = 3;
 /// Up to this many key-days are read without the list: they cost less than a doubt, some 10 ms of Redis. A day's entry in the list
 /// may be lost with the last second of its master, and is only repaired if more is written on that day.
 const UNLISTED_KEY_DAYS: usize = 8_192;
@@ -53,7 +51,7 @@ pub async fn late_days(
     (from, to): (Date, Date),
 ) -> Result<Vec<(Date, KeyId)>, StoreError> {
     let mut late = BTreeSet::new();
-    let unmarked_from = to.saturating_sub(jiff::Span::new().days(UNMARKED_DAYS - 1));
+    let unmarked_from = to.saturating_sub(Span::new().days(UNMARKED_DAYS - 1));
     let mut unmarked = dates(link, keys.len(), (from, to)).await?;
     unmarked.retain(|date| *date >= unmarked_from);
     for batch in keys.chunks(READ_BATCH) {
@@ -360,30 +358,17 @@ async fn read(
     Ok(days)
 }
 
-/// The dates on which these many keys may have counts: all of few key-days, otherwise the last ones and those that are listed as
-/// days with counts. All that are kept if the list is incomplete.
+/// The dates on which these many keys may have counts: all of few key-days.
 async fn dates(
     link: &RedisLink,
     keys: usize,
     (from, to): (Date, Date),
 ) -> Result<Vec<Date>, StoreError> {
-    let day = jiff::Span::new().days(1);
+    let every = from.series(Span::new().days(1));
     let days = usize::try_from((to - from).get_days()).map_or(0, |days| days + 1);
     if days.saturating_mul(keys) <= UNLISTED_KEY_DAYS {
-        return Ok(from.series(day).take_while(|date| *date <= to).collect());
+        return Ok(every.take_while(|date| *date <= to).collect());
     }
-    let (mut dates, are_complete) = listed_days(link).await?;
-    // The date in any zone is at most one away from that in UTC.
-    let utc = jiff::tz::TimeZone::UTC.to_datetime(link.time().await?);
-    let last = utc.date().saturating_add(day);
-    if are_complete {
-        let recent = last.saturating_sub(day * UNLISTED_DAYS).series(day);
-        dates.extend(recent.take_while(|date| *date <= last));
-    } else {
-        dates.extend(days_kept(&link.names, last.min(to)));
-    }
-    dates.retain(|date| (from..=to).contains(date));
-    dates.sort_unstable();
-    dates.dedup();
-    Ok(dates)
+    let dates = dates_with_counts(link).await?;
+    Ok(dates.range(from..=to).copied().collect())
 }
