@@ -75,6 +75,7 @@ pub async fn open(
         ledger: Arc::new(ledger),
         outage: None,
         guard,
+        connections_at_start: AtomicU64::new(link.made()),
         losses: AtomicU64::new(0),
         flushing: tokio::sync::Mutex::default(),
         records: RecordTable::new(command_link.clone()),

@@ -29,6 +29,8 @@ pub struct Parts {
     /// For the calls that only commands wait for: long replies must not delay charges.
     pub command_link: Arc<RedisLink>,
     pub guard: Arc<BreakerGuard>,
+    /// The number of connections that were made until the flushing began, which takes it.
+    pub connections_at_start: AtomicU64,
     /// How often Redis may have lost writes.
     pub losses: AtomicU64,
     pub accounts: Arc<Accounts>,

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -41,10 +40,7 @@ pub fn tasks(parts: &Arc<Parts>) -> JoinSet<()> {
     }
     let own = || parts.clone();
     tasks.spawn(lasting::task("breaker", own(), Parts::watch_for_ever));
-    let first = Arc::new(Mutex::new(Some(parts.link.made())));
-    tasks.spawn(lasting::task("flush", (own(), first), |(parts, first)| {
-        parts.flush_for_ever(first.lock().take())
-    }));
+    tasks.spawn(lasting::task("flush", own(), Parts::flush_for_ever));
     if let Some(outage) = parts.outage.clone() {
         tasks.spawn(lasting::task("outage", outage, OutageService::keep));
     }
@@ -99,9 +95,10 @@ impl Parts {
         }
     }
 
-    /// Writes refunds and ledger; after a reconnection, everything, and also without the number of `connections` that were made until
-    /// now: when it is begun again after a panic, writes may have been interrupted and a reconnection missed. Never returns.
-    async fn flush_for_ever(self: Arc<Self>, mut connections: Option<u64>) {
+    /// Writes refunds and ledger; after a reconnection, everything, and also when it is begun again after a panic: writes may have been
+    /// interrupted and a reconnection missed. Never returns.
+    async fn flush_for_ever(self: Arc<Self>) {
+        let mut connections = self.connections_at_start.swap(0, Ordering::AcqRel);
         let (mut sweep, mut probe) = (Periodic::new(SWEEP_EVERY), Periodic::new(PROBE_EVERY));
         let mut count = Periodic::new(COUNT_EVERY);
         let mut unwritten_at = Instant::now();
@@ -121,8 +118,8 @@ impl Parts {
                 () = lost => true,
             };
             let made = self.link.made();
-            if store_lost || connections != Some(made) {
-                connections = Some(made);
+            if store_lost || connections != made {
+                connections = made;
                 self.losses.fetch_add(1, Ordering::AcqRel);
                 self.accounts.repeat_all().await;
                 self.ledger.repeat_all().await;
