@@ -41,6 +41,7 @@ mod held_file;
 pub mod key_table;
 pub mod ledger;
 mod ledger_row;
+mod numbered_names;
 pub mod redis;
 pub mod shards;
 mod sqlite;

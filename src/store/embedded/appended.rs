@@ -6,17 +6,17 @@
 //! Groups are numbered without gaps. The `folding` row has the last number that was moved into the ledger. Groups, mark and ledger are
 //! read in one transaction, so that each unit is counted once, in the groups or in the ledger.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use ahash::RandomState;
 use jiff::civil::Date;
 use rusqlite::{Connection, Row};
 
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::TierName;
 use crate::store::ledger::{ROW_LENGTH, RowTotals, add_row, numbers_of, row_of};
+use crate::store::numbered_names::NumberedNames;
 use crate::store::sqlite::execute;
 
 pub(super) const TABLES: &str = "
@@ -350,9 +350,8 @@ pub(super) fn lacks(connection: &Connection, date: Date) -> rusqlite::Result<boo
 /// Entries summed up by date, key and place.
 #[derive(Default)]
 pub(super) struct Sums {
-    /// The row names by number, and the numbers by row name.
-    places: Vec<Arc<str>>,
-    numbers: HashMap<Arc<str>, u32, RandomState>,
+    /// The row names.
+    places: NumberedNames,
     rows: BTreeMap<(Date, KeyId, u32), RowTotals>,
 }
 
@@ -364,7 +363,8 @@ impl Sums {
         wanted: impl Fn(i64, &GroupEntry) -> bool,
     ) -> rusqlite::Result<usize> {
         let number = group.number;
-        let places = group.places.iter().map(|(_, place)| self.number(place));
+        let places = group.places.iter();
+        let places = places.map(|(_, place)| self.places.number(place));
         let places: Vec<u32> = places.collect();
         group.each(|entry| {
             let place = places.get(entry.place);
@@ -375,21 +375,10 @@ impl Sums {
         })
     }
 
-    fn number(&mut self, place: &str) -> u32 {
-        if let Some(number) = self.numbers.get(place) {
-            return *number;
-        }
-        let (place, number): (Arc<str>, _) = (place.into(), self.places.len() as u32);
-        self.places.push(place.clone());
-        self.numbers.insert(place, number);
-        number
-    }
-
     /// Removes and returns the first row, in the order of dates and keys.
     pub(super) fn pop_first(&mut self) -> Option<((Date, KeyId), Arc<str>, RowTotals)> {
         let ((date, key, place), addition) = self.rows.pop_first()?;
-        let place = self.places.get(place as usize)?.clone();
-        Some(((date, key), place, addition))
+        Some(((date, key), self.places.name(place).clone(), addition))
     }
 
     /// Date and key of the first row.

@@ -12,6 +12,7 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::ledger::Ceiling;
+use crate::store::numbered_names::NumberedNames;
 use crate::store::redis::counts::kept_day::KeptDay;
 use crate::store::redis::journal::TotalsRow;
 use crate::store::redis::producer::Producer;
@@ -45,7 +46,8 @@ struct TierTotals {
 /// The totals of one endpoint. A gateway has one for each key and endpoint of the day.
 #[derive(Debug)]
 struct EndpointTotals {
-    endpoint: EndpointNumber,
+    /// The number of its name.
+    endpoint: u32,
     numbers: Numbers,
     /// Not in Redis.
     changed: bool,
@@ -95,38 +97,11 @@ impl Numbers {
     }
 }
 
-/// The place of an endpoint in [`Endpoints`]: it takes less memory than the name.
-type EndpointNumber = u32;
-
-/// The endpoints that were called. None is forgotten, because there are only as many as were ever configured.
-#[derive(Debug, Default)]
-struct Endpoints {
-    names: Vec<Arc<str>>,
-    numbers: HashMap<Arc<str>, EndpointNumber, RandomState>,
-}
-
-impl Endpoints {
-    /// The number of an endpoint, a new one if it has none.
-    fn number(&mut self, name: &Arc<str>) -> EndpointNumber {
-        if let Some(number) = self.numbers.get(name) {
-            return *number;
-        }
-        let number = EndpointNumber::try_from(self.names.len()).unwrap_or(EndpointNumber::MAX);
-        self.names.push(name.clone());
-        self.numbers.insert(name.clone(), number);
-        number
-    }
-
-    #[expect(clippy::indexing_slicing, reason = "the number is that of a name")]
-    fn name(&self, number: EndpointNumber) -> &Arc<str> {
-        &self.names[number as usize]
-    }
-}
-
 /// The totals of some keys. Those that are to be written are listed, so that no task has to search all of them.
 #[derive(Debug, Default)]
 pub struct ProducerTotals {
-    endpoints: Endpoints,
+    /// The endpoints that were called. None is forgotten, because there are only as many as were ever configured.
+    endpoints: NumberedNames,
     by_key: HashMap<TotalsKey, TierTotals, RandomState>,
     /// Those with totals that are not in Redis.
     changed: VecDeque<TotalsKey>,
@@ -329,7 +304,7 @@ impl TierTotals {
         clippy::indexing_slicing,
         reason = "the index was found or inserted just before"
     )]
-    fn of(&mut self, endpoint: EndpointNumber) -> &mut EndpointTotals {
+    fn of(&mut self, endpoint: u32) -> &mut EndpointTotals {
         let number = |counted: &EndpointTotals| counted.endpoint;
         let index = self.endpoints.binary_search_by_key(&endpoint, number);
         let index = index.unwrap_or_else(|index| {
