@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use redis::Pipeline;
 use tokio::time::Instant;
 
+use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::policy::quota::account::LATE_CALL_LASTS;
@@ -77,13 +78,13 @@ impl ProcessLedger {
 
     fn record<R>(
         &self,
-        place: TotalsKey,
-        day: Day,
-        endpoint: &Arc<str>,
+        (key, tier): (KeyId, &TierName),
+        (day, endpoint): (Day, &Arc<str>),
         count: impl FnOnce(&mut Totals, &mut Ceiling),
         note: impl FnOnce(&dyn Fn() -> TotalsRow) -> R,
     ) -> R {
-        let mut shard = self.totals.of(place.0);
+        let place = (key, day.date, tier.clone());
+        let mut shard = self.totals.of(key);
         note(&shard.count(place, day, &self.producer, endpoint, count))
     }
 
@@ -93,9 +94,8 @@ impl ProcessLedger {
         let (record, date) = (&charge.key.record, charge.day.date);
         let judged = Ceiling::of(record, date, charge.limit);
         self.record(
-            place_of(charge),
-            charge.day,
-            &charge.endpoint,
+            (record.id, &record.tier),
+            (charge.day, &charge.endpoint),
             |totals, ceiling| {
                 totals.requests += 1;
                 totals.charged += u64::from(charge.cost);
@@ -107,32 +107,29 @@ impl ProcessLedger {
 
     /// Reverses [`ProcessLedger::charged`]: the request was not served after all.
     pub fn withdrawn(&self, charge: &Charge) {
-        self.record(
-            place_of(charge),
-            charge.day,
-            &charge.endpoint,
-            |totals, _| {
-                totals.requests = totals.requests.saturating_sub(1);
-                totals.charged = totals.charged.saturating_sub(charge.cost.into());
-            },
-            |_| (),
-        );
+        let record = &charge.key.record;
+        let withdraw = |totals: &mut Totals, _: &mut Ceiling| {
+            totals.requests = totals.requests.saturating_sub(1);
+            totals.charged = totals.charged.saturating_sub(charge.cost.into());
+        };
+        let place = (charge.day, &charge.endpoint);
+        self.record((record.id, &record.tier), place, withdraw, |_| ());
     }
 
     /// Records refunded units.
     pub fn refunded(&self, receipt: &Receipt) {
-        let place = (receipt.key, receipt.day.date, receipt.tier.clone());
+        let place = (receipt.day, &receipt.endpoint);
         let refund = |totals: &mut Totals, _: &mut Ceiling| {
             totals.refunded += u64::from(receipt.units);
         };
-        self.record(place, receipt.day, &receipt.endpoint, refund, |_| ());
+        self.record((receipt.key, &receipt.tier), place, refund, |_| ());
     }
 
     /// Records a refused request.
     pub fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason) {
-        let place = (key.record.id, day.date, key.record.tier.clone());
+        let key = (key.record.id, &key.record.tier);
         let refuse = |totals: &mut Totals, _: &mut Ceiling| totals.refuse(refusal, 1);
-        self.record(place, day, endpoint, refuse, |_| ());
+        self.record(key, (day, endpoint), refuse, |_| ());
     }
 
     /// Marks everything to be written again: the store may have lost it.
@@ -315,9 +312,4 @@ impl ProcessLedger {
         let now = self.clock.now().as_second();
         self.link.names.keeping.is_closed(day.end, now)
     }
-}
-
-fn place_of(charge: &Charge) -> TotalsKey {
-    let record = &charge.key.record;
-    (record.id, charge.day.date, record.tier.clone())
 }
