@@ -14,7 +14,6 @@
 //! counted; they are dropped only when the day is over and Redis is known to have the same values, or when Redis would not keep
 //! them any more.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -24,20 +23,17 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::identity::StoreIdentity;
 use super::yielding::CooperativeYield;
-use crate::policy::api_key::KeyId;
-use crate::policy::calendar::Day;
 use crate::store::held_file::{FilePurpose, HeldConnection, HeldFile};
 use crate::store::sqlite::checkpoint;
 use crate::store::{StoreError, on_thread};
 
 mod file;
-mod processes;
+pub mod processes;
 mod rows;
 
 pub use file::facts;
-pub use processes::{KEPT_SECONDS, Process};
+use rows::LeftOut;
 pub use rows::{CountRow, DateAndKey, JournalRows, ServeOutcome, TotalsRow};
-use rows::{DroppedUnsettled, LeftOut};
 
 /// The most queued jobs; beyond, the journal counts as failed.
 const WAITING_MAX: usize = 65_536;
@@ -206,75 +202,6 @@ impl Journal {
             };
             answer.await.unwrap_or_else(no_reply)
         }
-    }
-
-    /// Enters this process's name, at `now` (Unix seconds): while the name is there, the process is alive or was killed.
-    pub async fn see(&self, now: i64) -> Result<(), StoreError> {
-        let process = self.process.clone();
-        self.work(move |connection| processes::see(connection, &process, now))
-            .await
-    }
-
-    /// Removes this process's name: everything is written.
-    pub async fn leave(&self) -> Result<(), StoreError> {
-        let process = self.process.clone();
-        self.work(move |connection| processes::leave(connection, &process))
-            .await
-    }
-
-    /// The other processes that write to this journal, or did and were killed.
-    pub async fn other_processes(&self) -> Result<Vec<Process>, StoreError> {
-        let own = self.process.clone();
-        self.work(move |connection| processes::others(connection, &own))
-            .await
-    }
-
-    /// Removes the names of processes whose counts were read, unless they have written since they were listed.
-    pub async fn forget(&self, processes: Vec<Process>) -> Result<(), StoreError> {
-        self.work(move |connection| processes::forget(connection, &processes))
-            .await
-    }
-
-    /// The days of keys with counts of other processes in Redis, `held`, that the journal lacks or has without their ledger rows.
-    pub async fn lacking(&self, held: Vec<CountRow>) -> Result<BTreeSet<(KeyId, Day)>, StoreError> {
-        self.work(move |connection| processes::lacking(connection, &held))
-            .await
-    }
-
-    /// Writes rows of other processes from Redis, all or none; no number is lowered.
-    pub async fn recover(&self, held: JournalRows) -> Result<(), StoreError> {
-        self.work(move |connection| processes::recover(connection, &held))
-            .await
-    }
-
-    /// Records that this process is alive at `now` (Unix seconds) and the number of live gateways; drops rows that are no longer
-    /// needed at `settled`, the time of a trusted clock, and rows of days that ended `retention` seconds before.
-    pub async fn keep(
-        &self,
-        nodes: u64,
-        now: i64,
-        settled: Option<i64>,
-        retention: i64,
-    ) -> Result<(), StoreError> {
-        let process = self.process.clone();
-        let kept = self.work(move |connection| {
-            rows::remember_nodes(connection, nodes)?;
-            processes::see(connection, &process, now)?;
-            let Some(settled) = settled else {
-                return Ok(DroppedUnsettled::default());
-            };
-            processes::drop_old(connection, settled)?;
-            rows::drop_old(connection, settled, retention)
-        });
-        let dropped = kept.await?;
-        if dropped.rows > 0 {
-            tracing::warn!(
-                rows = dropped.rows,
-                units = dropped.units,
-                "journaled counts that were never settled are dropped: their retention is over"
-            );
-        }
-        Ok(())
     }
 
     /// Checks the file, as each transaction does.

@@ -23,7 +23,8 @@ use jiff::tz::TimeZone;
 use redis::Cmd;
 use tokio::time::Instant;
 
-use super::journal::{CountRow, Journal, JournalRows, KEPT_SECONDS, Process};
+use super::journal::processes::{KEPT_SECONDS, Process};
+use super::journal::{CountRow, Journal, JournalRows};
 use super::outage::OutageService;
 use super::parts::Parts;
 use crate::policy::api_key::KeyId;

@@ -6,11 +6,13 @@
 
 use std::collections::BTreeSet;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, Row};
 
-use super::rows::{self as row, CountRow, JournalRows, TotalsRow};
+use super::Journal;
+use super::rows::{self as row, CountRow, DroppedUnsettled, JournalRows, TotalsRow};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
+use crate::store::StoreError;
 use crate::store::export::process_of;
 use crate::store::ledger::{numbers_of, row_of};
 use crate::store::sqlite::{execute, rows};
@@ -28,29 +30,117 @@ pub struct Process {
     pub seen: i64,
 }
 
+impl Journal {
+    /// Enters this process's name, at `now` (Unix seconds): while the name is there, the process is alive or was killed.
+    pub async fn see(&self, now: i64) -> Result<(), StoreError> {
+        let process = self.process.clone();
+        self.work(move |connection| see(connection, &process, now))
+            .await
+    }
+
+    /// Records that this process is alive at `now` (Unix seconds) and the number of live gateways; drops rows that are no longer
+    /// needed at `settled`, the time of a trusted clock, and rows of days that ended `retention` seconds before.
+    pub async fn keep(
+        &self,
+        nodes: u64,
+        now: i64,
+        settled: Option<i64>,
+        retention: i64,
+    ) -> Result<(), StoreError> {
+        let process = self.process.clone();
+        let kept = self.work(move |connection| {
+            row::remember_nodes(connection, nodes)?;
+            see(connection, &process, now)?;
+            let Some(settled) = settled else {
+                return Ok(DroppedUnsettled::default());
+            };
+            drop_old(connection, settled)?;
+            row::drop_old(connection, settled, retention)
+        });
+        let dropped = kept.await?;
+        if dropped.rows > 0 {
+            tracing::warn!(
+                rows = dropped.rows,
+                units = dropped.units,
+                "journaled counts that were never settled are dropped: their retention is over"
+            );
+        }
+        Ok(())
+    }
+
+    /// Removes this process's name: everything is written.
+    pub async fn leave(&self) -> Result<(), StoreError> {
+        let sql = "DELETE FROM processes WHERE process = ?1";
+        let own = self.process.clone();
+        self.work(move |connection| execute(connection, sql, [&own]).map(drop))
+            .await
+    }
+
+    /// The other processes that write to this journal, or did and were killed.
+    pub async fn other_processes(&self) -> Result<Vec<Process>, StoreError> {
+        let own = self.process.clone();
+        self.work(move |connection| others(connection, &own)).await
+    }
+
+    /// Removes the names of processes whose counts were read, unless they have written since they were listed.
+    pub async fn forget(&self, processes: Vec<Process>) -> Result<(), StoreError> {
+        let sql = "DELETE FROM processes WHERE process = ?1 AND seen = ?2";
+        self.work(move |connection| {
+            for process in &processes {
+                execute(connection, sql, (&process.name, process.seen))?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// The days of keys with counts of other processes in Redis, `held`, that the journal lacks or has without their ledger rows.
+    pub async fn lacking(&self, held: Vec<CountRow>) -> Result<BTreeSet<(KeyId, Day)>, StoreError> {
+        self.work(move |connection| {
+            let mut days = BTreeSet::new();
+            for row in &held {
+                let process = process_of(&row.producer);
+                if is_behind(connection, row)? || !row::is_attributed(connection, process, row)? {
+                    days.insert((row.key, row.day));
+                }
+            }
+            Ok(days)
+        })
+        .await
+    }
+
+    /// Writes rows of other processes from Redis, all or none; no number is lowered.
+    pub async fn recover(&self, held: JournalRows) -> Result<(), StoreError> {
+        self.work(move |connection| {
+            for row in &held.counts {
+                if is_behind(connection, row)? {
+                    row::write_count(connection, row)?;
+                }
+            }
+            let mut totals = held.totals.iter();
+            totals.try_for_each(|row| recover_totals(connection, row))
+        })
+        .await
+    }
+}
+
 /// Records that a process writes at `now` (Unix seconds). An earlier instant replaces a later one, which a clock that was ahead wrote.
-pub fn see(connection: &Connection, process: &str, now: i64) -> rusqlite::Result<()> {
+fn see(connection: &Connection, process: &str, now: i64) -> rusqlite::Result<()> {
     let sql = "INSERT INTO processes (process, seen) VALUES (?1, ?2)
         ON CONFLICT DO UPDATE SET seen = excluded.seen";
     execute(connection, sql, (process, now)).map(drop)
 }
 
 /// Drops the names that are no longer needed at `now` (Unix seconds).
-pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
+fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
     let sql = "DELETE FROM processes WHERE seen < ?1";
     execute(connection, sql, [now - KEPT_SECONDS]).map(drop)
 }
 
-/// Removes the name of a process that has written everything.
-pub fn leave(connection: &Connection, process: &str) -> rusqlite::Result<()> {
-    let sql = "DELETE FROM processes WHERE process = ?1";
-    execute(connection, sql, [process]).map(drop)
-}
-
 /// All processes but this one.
-pub fn others(connection: &Connection, own: &str) -> rusqlite::Result<Vec<Process>> {
+fn others(connection: &Connection, own: &str) -> rusqlite::Result<Vec<Process>> {
     let sql = "SELECT process, seen FROM processes WHERE process <> ?1";
-    let read = |row: &rusqlite::Row<'_>| {
+    let read = |row: &Row<'_>| {
         Ok(Process {
             name: row.get(0)?,
             seen: row.get(1)?,
@@ -59,69 +149,32 @@ pub fn others(connection: &Connection, own: &str) -> rusqlite::Result<Vec<Proces
     rows(connection, sql, [own], read)
 }
 
-/// Removes the names of processes that have not written since they were listed.
-pub fn forget(connection: &Connection, processes: &[Process]) -> rusqlite::Result<()> {
-    let sql = "DELETE FROM processes WHERE process = ?1 AND seen = ?2";
-    for process in processes {
-        execute(connection, sql, (&process.name, process.seen))?;
-    }
-    Ok(())
-}
-
-/// The days of keys with counts in Redis that the journal lacks, or has without their ledger rows.
-pub fn lacking(
-    connection: &Connection,
-    held: &[CountRow],
-) -> rusqlite::Result<BTreeSet<(KeyId, Day)>> {
-    let mut days = BTreeSet::new();
-    for row in held {
-        let process = process_of(&row.producer);
-        if is_behind(connection, row)? || !row::is_attributed(connection, process, row)? {
-            days.insert((row.key, row.day));
-        }
-    }
-    Ok(days)
-}
-
 /// Whether the journal has less of the producer than this row.
 fn is_behind(connection: &Connection, held: &CountRow) -> rusqlite::Result<bool> {
     let (ack, rack) = row::marks(connection, held)?.unwrap_or_default();
     Ok(ack < held.ack || rack < held.rack)
 }
 
-/// Writes rows from Redis; no number is lowered.
-pub fn recover(connection: &Connection, held: &JournalRows) -> rusqlite::Result<()> {
-    for row in &held.counts {
-        if is_behind(connection, row)? {
-            row::write_count(connection, row)?;
-        }
+fn recover_totals(connection: &Connection, held: &TotalsRow) -> rusqlite::Result<()> {
+    let Some(own) = row::totals(connection, held)? else {
+        return row::write_totals(connection, held);
+    };
+    let [numbers, theirs] = [&own, held].map(|row| numbers_of((row.totals, row.ceiling)));
+    let mut larger = numbers;
+    for (number, other) in larger.iter_mut().zip(theirs) {
+        *number = (*number).max(other);
     }
-    recover_totals(connection, &held.totals)
-}
-
-fn recover_totals(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Result<()> {
-    for row in held {
-        let Some(own) = row::totals(connection, row)? else {
-            row::write_totals(connection, row)?;
-            continue;
-        };
-        let [numbers, theirs] = [&own, row].map(|row| numbers_of((row.totals, row.ceiling)));
-        let mut larger = numbers;
-        for (number, other) in larger.iter_mut().zip(theirs) {
-            *number = (*number).max(other);
-        }
-        if larger != numbers {
-            let (totals, ceiling) = row_of(larger);
-            let merged = TotalsRow {
-                totals,
-                ceiling,
-                settled: larger == theirs,
-                ..row.clone()
-            };
-            row::write_totals(connection, &merged)?;
-        }
+    if larger == numbers {
+        return Ok(());
     }
-    Ok(())
+    let (totals, ceiling) = row_of(larger);
+    let merged = TotalsRow {
+        totals,
+        ceiling,
+        settled: larger == theirs,
+        ..held.clone()
+    };
+    row::write_totals(connection, &merged)
 }
 
 #[cfg(test)]
