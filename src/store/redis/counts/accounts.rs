@@ -61,6 +61,7 @@ pub enum ChargeResult {
 }
 
 type ChargeWaiter = oneshot::Sender<ChargeResult>;
+type CallAccount = Account<ChargeWaiter, Context>;
 type Slots = HashMap<(KeyId, Date), Arc<AccountSlot>, RandomState>;
 
 /// The account of one key and day. The names of its record, its counts and its producer are written for each call: kept, they would
@@ -78,7 +79,7 @@ pub struct AccountSlot {
 }
 
 struct SlotState {
-    account: Account<ChargeWaiter, Context>,
+    account: CallAccount,
     /// Whether it is in the list of accounts to settle.
     listed: bool,
     /// Whether it is in the queue of accounts with a call to send.
@@ -113,16 +114,8 @@ pub struct Units {
     slot: Arc<AccountSlot>,
     used: u64,
     units: u32,
-    source: Source,
-}
-
-/// The source of units.
-#[derive(Debug, Clone, Copy)]
-enum Source {
-    /// Redis granted them.
-    Store,
-    /// They are part of this node's share without Redis.
-    Share,
+    /// How they are rolled back: units that Redis granted are refunded; those of this node's share are withdrawn.
+    undo: fn(&mut CallAccount, u32),
 }
 
 impl Units {
@@ -136,15 +129,7 @@ impl Units {
 impl Drop for Units {
     fn drop(&mut self) {
         if self.units > 0 {
-            let account = &mut self.slot.state.lock().account;
-            match self.source {
-                Source::Store => {
-                    account.refund(self.units);
-                }
-                Source::Share => account.withdraw(self.units),
-            }
-        }
-        if self.units > 0 {
+            (self.undo)(&mut self.slot.state.lock().account, self.units);
             self.accounts.list(&self.slot);
         }
     }

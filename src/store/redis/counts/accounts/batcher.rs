@@ -19,7 +19,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{AccountSlot, Accounts, ChargeResult, ChargeWaiter, Context, Pending, Source, Units};
+use super::{
+    AccountSlot, Accounts, CallAccount, ChargeResult, ChargeWaiter, Context, Pending, Units,
+};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::{Call, Reply, WaiterResult};
 use crate::store::KeyEntry;
@@ -120,7 +122,9 @@ impl Accounts {
                 slot: slot.clone(),
                 used,
                 units: cost,
-                source: Source::Store,
+                undo: |account, units| {
+                    account.refund(units);
+                },
             }),
             WaiterResult::Exhausted { .. }
             | WaiterResult::Counted { .. }
@@ -394,7 +398,8 @@ impl Batcher {
             for (waiter, cost, verdict) in verdicts {
                 let _ = waiter.send(self.accounts.answer(slot, cost, verdict));
             }
-            self.accounts.go_on(slot, CallEnd::Reply);
+            let is_due = |account: &CallAccount| account.has_waiters() || account.is_due();
+            self.accounts.go_on(slot, is_due);
             self.calls.pop();
         }
     }
@@ -416,13 +421,6 @@ impl Drop for Batcher {
     }
 }
 
-/// The event after which an account continues.
-#[derive(Debug, Clone, Copy)]
-enum CallEnd {
-    Reply,
-    Failure,
-}
-
 impl Accounts {
     /// Abandons a call whose outcome is unknown, and fails its waiters. While the breaker is open, the account's other waiters
     /// fail too.
@@ -437,16 +435,14 @@ impl Accounts {
         };
         fail(waiters, error);
         self.list_to_note(slot);
-        self.go_on(slot, CallEnd::Failure);
+        // A failed call is repeated at once only for a request.
+        self.go_on(slot, CallAccount::has_waiters);
     }
 
-    /// Queues the account if a call is due; after a failed call, only if a request waits.
-    fn go_on(&self, slot: &Arc<AccountSlot>, after: CallEnd) {
+    /// Queues the account if a call is due.
+    fn go_on(&self, slot: &Arc<AccountSlot>, is_due: impl FnOnce(&CallAccount) -> bool) {
         let mut state = slot.state.lock();
-        let due = match after {
-            CallEnd::Reply => state.account.has_waiters() || state.account.is_due(),
-            CallEnd::Failure => state.account.has_waiters(),
-        };
+        let due = is_due(&state.account);
         let joins = due && !std::mem::replace(&mut state.queued, true);
         let listed = !due && !state.account.is_idle();
         drop(state);

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use jiff::civil::Date;
 
 use super::moment::Moment;
-use super::{AccountCall, AccountSlot, Accounts, COUNT_MAX, Context, SlotState, Source, Units};
+use super::{
+    AccountCall, AccountSlot, Accounts, COUNT_MAX, CallAccount, Context, SlotState, Units,
+};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{NodeShare, WaiterTerms};
@@ -106,7 +108,7 @@ impl Accounts {
             slot,
             used: 0,
             units: cost,
-            source: Source::Share,
+            undo: CallAccount::withdraw,
         };
         Reservation::Reserved {
             units,
