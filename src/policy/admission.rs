@@ -10,7 +10,6 @@
 //! however often it is judged.
 
 use std::borrow::Borrow;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,8 +21,7 @@ use super::enforcement::{Enforcement, ShadowViolation};
 use super::key_record::KeyRecord;
 use super::own_path::{self, OwnPath};
 use super::rate_limit::QuotaStatus;
-use super::rejection::{ExceededLimit, Rejection};
-use super::token_bucket::Rate;
+use super::rejection::{ExceededLimit, Limit, Rejection};
 
 mod caller;
 mod end;
@@ -173,17 +171,6 @@ pub struct Ask<'a, K, N> {
 pub struct Room<K> {
     limit: Limit,
     found: Result<RouteId, Refusal<K>>,
-}
-
-/// A limit of each gateway.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Limit {
-    /// A token of the key's burst. Requests that steps 4 to 6 refuse draw one too.
-    Burst(Rate),
-    /// A token of the small limit on reading one's usage.
-    UsageRead,
-    /// A slot among the key's requests in flight.
-    Concurrent(NonZeroU32),
 }
 
 impl<'a, K, N> Ask<'a, K, N> {
@@ -360,26 +347,19 @@ impl<'a, K> Ask<'a, K, Room<K>> {
         self.needs.limit
     }
 
-    /// Answers whether the limit has room: the room is taken, or there is none for the given time.
+    /// Answers whether the limit has room: the room is taken, or there is none for the given time, zero if that is unknown.
     pub fn answer<G>(self, room: Result<(), Duration>) -> Next<'a, K, G> {
         let (mut ask, Room { limit, found }) = self.split();
         let (quota_status, rates) = (ask.caller.quota_status, AdmissionStep::Rates);
         let is_token = !matches!(limit, Limit::Concurrent(_));
         ask.lookup.token_taken |= is_token && room.is_ok();
-        let exceeded = |limit| Err(Rejection::RateLimitExceeded(limit, quota_status));
-        let judged = match (limit, room) {
-            (_, Ok(())) => ask.judge(rates, Ok(())),
-            (Limit::Burst(rate), Err(wait)) => {
-                let exceeded = exceeded(ExceededLimit::Burst { rate, wait });
-                ask.judge_limit(rates, ShadowViolation::Burst, exceeded)
-            }
-            (Limit::UsageRead, Err(wait)) => {
-                ask.judge(rates, exceeded(ExceededLimit::Usage { wait }))
-            }
-            (Limit::Concurrent(allowed), Err(_)) => {
-                let exceeded = exceeded(ExceededLimit::Concurrent { allowed });
-                ask.judge_limit(rates, ShadowViolation::Concurrent, exceeded)
-            }
+        let room = room.map_err(|wait| {
+            Rejection::RateLimitExceeded(ExceededLimit::OfGateway(limit, wait), quota_status)
+        });
+        let judged = match limit {
+            Limit::UsageRead => ask.judge(rates, room),
+            Limit::Burst(_) => ask.judge_limit(rates, ShadowViolation::Burst, room),
+            Limit::Concurrent(_) => ask.judge_limit(rates, ShadowViolation::Concurrent, room),
         };
         match (judged, found) {
             (Ok(()), Ok(RouteId::Endpoint(endpoint))) if !is_token => ask.charge(endpoint),

@@ -4,11 +4,10 @@
 //! that decide. Nothing is charged. What only a running gateway knows (its burst and concurrency, its upstream) is reported as
 //! open, never guessed.
 
-use super::admission::{
-    self, AdmissionStep, Caller, Limit, NoKey, Permit, Refusal, Trail, Verdict,
-};
+use super::admission::{self, AdmissionStep, Caller, NoKey, Permit, Refusal, Trail, Verdict};
 use super::key_record::KeyRecord;
 use super::rate_limit::QuotaStatus;
+use super::rejection::Limit;
 
 mod question;
 mod words;

@@ -17,7 +17,7 @@ use super::key_record::TierName;
 use super::own_path::OwnPath;
 use super::retirement::Retirement;
 use super::words::counted;
-use responses::Sort;
+use responses::{ErrorAnswer, Operations};
 
 mod api;
 mod responses;
@@ -69,13 +69,14 @@ impl Document {
 fn describe(api: &Api<'_>) -> Value {
     let mut paths = Map::new();
     let mut names = HashSet::new();
+    let errors = responses::errors(api);
     for endpoint in api.endpoints.iter() {
-        let path = endpoint_item(endpoint, &mut names);
+        let path = endpoint_item(endpoint, &errors, &mut names);
         // A template has no syntax for several segments: the parameter's schema allows them.
         paths.insert(endpoint.pattern.replace("...}", "}"), path);
     }
     for own in OwnPath::ALL {
-        paths.insert(own.as_str().to_owned(), own_item(own, &mut names));
+        paths.insert(own.as_str().to_owned(), own_item(own, &errors, &mut names));
     }
     let tiers: Map<String, Value> = api
         .tiers
@@ -108,7 +109,7 @@ fn describe(api: &Api<'_>) -> Value {
             } },
             "headers": responses::headers(),
             "schemas": schemas::schemas(),
-            "responses": responses::responses(api),
+            "responses": responses::responses(api, &errors),
         },
     });
     if let (Some(members), Some(documentation)) = (described.as_object_mut(), documentation) {
@@ -117,7 +118,11 @@ fn describe(api: &Api<'_>) -> Value {
     described
 }
 
-fn endpoint_item(endpoint: &Endpoint, names: &mut HashSet<String>) -> Value {
+fn endpoint_item(
+    endpoint: &Endpoint,
+    errors: &[ErrorAnswer],
+    names: &mut HashSet<String>,
+) -> Value {
     let mut parameters = vec![json!({ "$ref": "#/components/parameters/RequestId" })];
     for name in endpoint.parameters() {
         let is_rest = endpoint.pattern.ends_with(&format!("/{{{name}...}}"));
@@ -131,11 +136,11 @@ fn endpoint_item(endpoint: &Endpoint, names: &mut HashSet<String>) -> Value {
     let tiers: Vec<&str> = endpoint.tiers.iter().map(TierName::as_str).collect();
     for method in endpoint.allowed() {
         let takes_body = matches!(method, "POST" | "PUT" | "PATCH");
-        let mut errors = responses::ENDPOINT_ERRORS.to_vec();
+        let mut of = vec![Operations::Endpoints, Operations::Keyed];
         if takes_body {
-            errors.push(Sort::PayloadTooLarge);
+            of.push(Operations::Bodies);
         }
-        let mut answers = responses::answers(&errors, method);
+        let mut answers = responses::answers(errors, &of, method);
         answers.insert("2XX".into(), responses::reference("Served", method));
         answers.insert("default".into(), responses::reference("Passed", method));
         let mut operation = json!({
@@ -194,14 +199,15 @@ fn retirement_members(retirement: &Retirement) -> Map<String, Value> {
         .collect()
 }
 
-fn own_item(own: OwnPath, names: &mut HashSet<String>) -> Value {
+fn own_item(own: OwnPath, errors: &[ErrorAnswer], names: &mut HashSet<String>) -> Value {
     let parameters = json!([{ "$ref": "#/components/parameters/RequestId" }]);
     let mut item = Map::from_iter([("parameters".to_owned(), parameters)]);
     for method in ["GET", "HEAD"] {
         let operation_id = operation_id(method, own.as_str(), names);
         let operation = match own {
             OwnPath::Document => {
-                let mut answers = responses::answers(responses::DOCUMENT_ERRORS, method);
+                let of = [Operations::Own, Operations::Document];
+                let mut answers = responses::answers(errors, &of, method);
                 answers.insert("200".into(), responses::reference("Document", method));
                 let held = responses::reference("DocumentHeld", method);
                 answers.insert("304".into(), held);
@@ -216,7 +222,8 @@ fn own_item(own: OwnPath, names: &mut HashSet<String>) -> Value {
                 })
             }
             OwnPath::Usage => {
-                let mut answers = responses::answers(responses::USAGE_ERRORS, method);
+                let of = [Operations::Keyed, Operations::Own, Operations::Usage];
+                let mut answers = responses::answers(errors, &of, method);
                 answers.insert("200".into(), responses::reference("Usage", method));
                 json!({
                     "operationId": operation_id,

@@ -23,8 +23,6 @@ use super::words::counted;
 
 /// The `Retry-After` in seconds after a failure of ours: time for a breaker or an upstream to recover.
 const INTERNAL_RETRY_AFTER_SECONDS: u32 = 2;
-/// The `Retry-After` in seconds for a key with too many requests in flight: when one of them ends is unknown.
-const CONCURRENT_RETRY_AFTER_SECONDS: u32 = 1;
 /// More than the body of nearly every rejection: a 429 has about 400 bytes.
 const BODY_BYTES: usize = 512;
 /// The problem type of an exhausted quota, from the RateLimit draft.
@@ -71,28 +69,24 @@ impl Malformed {
     }
 }
 
+/// A limit of each gateway on the requests of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// Policy `burst`: how fast the key may send requests, by its tier. Requests that steps 4 to 6 refuse count too.
+    Burst(Rate),
+    /// Policy `usage`: how often the key may read its usage.
+    UsageRead,
+    /// Policy `concurrent`: how many requests of the key may be in flight, by its tier.
+    Concurrent(NonZeroU32),
+}
+
 /// A limit of a key that a request exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExceededLimit {
     /// Policy `daily`: the quota.
     Daily,
-    /// Policy `usage`: the key reads its usage too often.
-    Usage {
-        /// The time until the next read is answered.
-        wait: Duration,
-    },
-    /// Policy `burst`: the key sends requests faster than its tier allows.
-    Burst {
-        /// The limit of the tier.
-        rate: Rate,
-        /// The time until the next request is admitted.
-        wait: Duration,
-    },
-    /// Policy `concurrent`: too many requests of the key are in flight.
-    Concurrent {
-        /// The limit of the tier.
-        allowed: NonZeroU32,
-    },
+    /// A limit of each gateway, and the time until it has room: zero if that is unknown.
+    OfGateway(Limit, Duration),
 }
 
 impl ExceededLimit {
@@ -104,9 +98,9 @@ impl ExceededLimit {
     fn limit_hit(self) -> Option<LimitHit> {
         match self {
             ExceededLimit::Daily => None,
-            ExceededLimit::Usage { .. } => Some(LimitHit::Usage),
-            ExceededLimit::Burst { .. } => Some(LimitHit::Burst),
-            ExceededLimit::Concurrent { .. } => Some(LimitHit::Concurrent),
+            ExceededLimit::OfGateway(Limit::UsageRead, _) => Some(LimitHit::Usage),
+            ExceededLimit::OfGateway(Limit::Burst(_), _) => Some(LimitHit::Burst),
+            ExceededLimit::OfGateway(Limit::Concurrent(_), _) => Some(LimitHit::Concurrent),
         }
     }
 
@@ -123,15 +117,15 @@ impl ExceededLimit {
                     format!("Today's quota of {limit} is used up.")
                 }
             },
-            ExceededLimit::Usage { .. } => {
+            ExceededLimit::OfGateway(Limit::UsageRead, _) => {
                 return "Usage is read too often: at most once a second, with short bursts. The daily quota is not touched.".into();
             }
-            ExceededLimit::Burst { rate, .. } => format!(
+            ExceededLimit::OfGateway(Limit::Burst(rate), _) => format!(
                 "Requests come too fast: your tier takes {} a second and {} at once. The daily quota is not touched.",
                 rate.tokens_per_second(),
                 rate.burst
             ),
-            ExceededLimit::Concurrent { allowed } => format!(
+            ExceededLimit::OfGateway(Limit::Concurrent(allowed), _) => format!(
                 "Too many requests at the same time: your tier takes {allowed}. The daily quota is not touched."
             ),
         }
@@ -329,10 +323,7 @@ impl Rejection {
             }
             Rejection::RateLimitExceeded(limit, quota_status) => match limit {
                 ExceededLimit::Daily => quota_status.day.seconds_left(now).into(),
-                ExceededLimit::Usage { wait } | ExceededLimit::Burst { wait, .. } => {
-                    whole_seconds(*wait).into()
-                }
-                ExceededLimit::Concurrent { .. } => CONCURRENT_RETRY_AFTER_SECONDS.into(),
+                ExceededLimit::OfGateway(_, wait) => whole_seconds(*wait).into(),
             },
             Rejection::Maintenance(maintenance) => maintenance.retry_after_seconds(now).into(),
             Rejection::Internal => INTERNAL_RETRY_AFTER_SECONDS.into(),
@@ -470,18 +461,12 @@ mod tests {
                 required: vec!["pro".parse().unwrap()],
             },
             exceeded(quota_status, ExceededLimit::Daily),
-            exceeded(
-                quota_status,
-                ExceededLimit::Usage {
-                    wait: Duration::from_millis(1),
-                },
-            ),
+            of_gateway(quota_status, Limit::UsageRead, Duration::from_millis(1)),
             burst(quota_status, Duration::ZERO),
-            exceeded(
+            of_gateway(
                 quota_status,
-                ExceededLimit::Concurrent {
-                    allowed: NonZeroU32::MIN,
-                },
+                Limit::Concurrent(NonZeroU32::MIN),
+                Duration::ZERO,
             ),
             Rejection::Internal,
         ] {
@@ -501,10 +486,14 @@ mod tests {
         Rejection::RateLimitExceeded(limit, quota_status)
     }
 
+    fn of_gateway(quota_status: QuotaStatus, limit: Limit, wait: Duration) -> Rejection {
+        exceeded(quota_status, ExceededLimit::OfGateway(limit, wait))
+    }
+
     fn burst(quota_status: QuotaStatus, wait: Duration) -> Rejection {
         let number = |number| NonZeroU32::new(number).unwrap();
         let rate = Rate::per_second(number(3), number(40));
-        exceeded(quota_status, ExceededLimit::Burst { rate, wait })
+        of_gateway(quota_status, Limit::Burst(rate), wait)
     }
 
     #[test]
@@ -515,7 +504,7 @@ mod tests {
             day: day(),
         };
         let allowed = NonZeroU32::new(10).unwrap();
-        let concurrent = exceeded(quota_status, ExceededLimit::Concurrent { allowed });
+        let concurrent = of_gateway(quota_status, Limit::Concurrent(allowed), Duration::ZERO);
         for (rejection, policy, part, seconds) in [
             (
                 burst(quota_status, Duration::from_nanos(1)),
@@ -594,7 +583,7 @@ mod tests {
         };
         for (milliseconds, seconds) in [(0, 1), (1, 1), (1_000, 1), (1_001, 2)] {
             let wait = Duration::from_millis(milliseconds);
-            let rejection = exceeded(quota_status, ExceededLimit::Usage { wait });
+            let rejection = of_gateway(quota_status, Limit::UsageRead, wait);
             let body = body(&rejection);
             assert_eq!(body["violated-policies"], serde_json::json!(["usage"]));
             assert_eq!(body["used"], serde_json::Value::Null);

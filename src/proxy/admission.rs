@@ -17,7 +17,7 @@ use super::usage::{self, Report};
 use super::well_formed;
 use crate::config::Tier;
 pub use crate::policy::admission::RouteId;
-use crate::policy::admission::{self, Caller, Limit, NoKey};
+use crate::policy::admission::{self, Caller, NoKey};
 use crate::policy::api_key::KeyDigest;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::http1::fields::FieldList;
@@ -25,7 +25,7 @@ use crate::policy::http1::request::RequestHead;
 use crate::policy::key_record::Unusable;
 use crate::policy::limit_hit::LimitHit;
 use crate::policy::rate_limit::QuotaStatus;
-use crate::policy::rejection::{ExceededLimit, Rejection};
+use crate::policy::rejection::{ExceededLimit, Limit, Rejection};
 use crate::policy::token_bucket::Empty;
 use crate::store::ledger::NO_ENDPOINT;
 use crate::store::{Charge, Decision, KeyEntry, Receipt, RefusalReason, StoreError, UNBOUNDED};
@@ -360,9 +360,9 @@ fn in_ledger(rejection: &Rejection) -> Option<RefusalReason> {
         Rejection::TierInsufficient { .. } => Some(RefusalReason::Tier),
         Rejection::RateLimitExceeded(limit, _) => match limit {
             ExceededLimit::Daily => Some(RefusalReason::DailyQuota),
-            ExceededLimit::Burst { .. } => Some(RefusalReason::Burst),
-            ExceededLimit::Concurrent { .. } => Some(RefusalReason::Concurrent),
-            ExceededLimit::Usage { .. } => None,
+            ExceededLimit::OfGateway(Limit::Burst(_), _) => Some(RefusalReason::Burst),
+            ExceededLimit::OfGateway(Limit::Concurrent(_), _) => Some(RefusalReason::Concurrent),
+            ExceededLimit::OfGateway(Limit::UsageRead, _) => None,
         },
         Rejection::BadRequest(_)
         | Rejection::PayloadTooLarge

@@ -1,3 +1,4 @@
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -8,6 +9,7 @@ use crate::policy::calendar::Calendar;
 use crate::policy::key_record::tests::key_of;
 use crate::policy::maintenance::Maintenance;
 use crate::policy::rejection::Malformed;
+use crate::policy::token_bucket::Rate;
 use crate::policy::words::words;
 
 const MARKETS: &str = "/d/markets";

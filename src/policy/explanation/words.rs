@@ -5,11 +5,11 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::question::Question;
-use crate::policy::admission::{AdmissionStep, Limit, Terms, Verdict};
+use crate::policy::admission::{AdmissionStep, Terms, Verdict};
 use crate::policy::endpoint::{Endpoint, EndpointTable};
 use crate::policy::key_record::{KeyRecord, TierName, Unusable};
 use crate::policy::own_path::{self, OwnPath};
-use crate::policy::rejection::Rejection;
+use crate::policy::rejection::{Limit, Rejection};
 
 /// Why a step decides as it does, and the settings that decide.
 type Reason = (String, Vec<String>);

@@ -14,8 +14,7 @@ use super::api::Api;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::policy::rate_limit::{self, QuotaStatus};
-use crate::policy::rejection::{ExceededLimit, Malformed, Rejection};
-use crate::policy::words::words;
+use crate::policy::rejection::{ExceededLimit, Limit, Malformed, Rejection};
 
 /// The request id of every example.
 const EXAMPLE_ID: &str = "c953ddfe4a8cffa30d88e63383e3e3fc";
@@ -27,73 +26,34 @@ const EXAMPLE_DAY: Day = Day {
     end: 1_795_305_600,
 };
 
-words! {
-    /// The kinds of error answers.
-    pub enum Sort {
-        /// 400.
-        BadRequest,
-        /// 401, both codes.
-        Unauthorized,
-        /// 403.
-        TierInsufficient,
-        /// 404.
-        NotFound,
-        /// 405.
-        MethodNotAllowed,
-        /// 405 of the description, whose callers are not authenticated.
-        DocumentMethodNotAllowed,
-        /// 405 of the usage.
-        UsageMethodNotAllowed,
-        /// 413.
-        PayloadTooLarge,
-        /// 414.
-        UriTooLong,
-        /// 429, policy `daily`, `burst` or `concurrent`.
-        DailyQuotaExceeded,
-        /// 429, policy `usage`.
-        UsageReadTooOften,
-        /// 431.
-        HeadersTooLarge,
-        /// 500.
-        Internal,
-        /// 400 of a path without a service behind it.
-        OwnBadRequest,
-        /// 414 of a path without a service behind it.
-        OwnUriTooLong,
-        /// 431 of a path without a service behind it.
-        OwnHeadersTooLarge,
-    }
+/// An error answer of the contract.
+#[derive(Debug)]
+pub struct ErrorAnswer {
+    name: &'static str,
+    status: StatusCode,
+    operations: Operations,
+    sender: Sender,
+    caller: ClientKind,
+    /// All that have this answer, with values for its examples.
+    rejections: Vec<Rejection>,
 }
 
-/// Errors of every endpoint and method.
-pub const ENDPOINT_ERRORS: &[Sort] = &[
-    Sort::BadRequest,
-    Sort::Unauthorized,
-    Sort::TierInsufficient,
-    Sort::NotFound,
-    Sort::MethodNotAllowed,
-    Sort::UriTooLong,
-    Sort::DailyQuotaExceeded,
-    Sort::HeadersTooLarge,
-    Sort::Internal,
-];
-/// Errors of `/api/v1/usage`.
-pub const USAGE_ERRORS: &[Sort] = &[
-    Sort::OwnBadRequest,
-    Sort::Unauthorized,
-    Sort::UsageMethodNotAllowed,
-    Sort::OwnUriTooLong,
-    Sort::UsageReadTooOften,
-    Sort::OwnHeadersTooLarge,
-    Sort::Internal,
-];
-/// Errors of `/openapi.json`.
-pub const DOCUMENT_ERRORS: &[Sort] = &[
-    Sort::OwnBadRequest,
-    Sort::DocumentMethodNotAllowed,
-    Sort::OwnUriTooLong,
-    Sort::OwnHeadersTooLarge,
-];
+/// The operations with an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operations {
+    /// Every method of every endpoint.
+    Endpoints,
+    /// Methods of endpoints whose requests have a body.
+    Bodies,
+    /// The endpoints and `/api/v1/usage`.
+    Keyed,
+    /// `/api/v1/usage`.
+    Usage,
+    /// The paths without a service behind them: `/api/v1/usage` and `/openapi.json`.
+    Own,
+    /// `/openapi.json`.
+    Document,
+}
 
 /// The sender of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,78 +71,81 @@ enum ClientKind {
     Authenticated,
 }
 
-impl Sort {
-    /// Its status, who sends it, and who may get it.
-    fn kind(self) -> (StatusCode, Sender, ClientKind) {
-        let (gateway, both) = (Sender::Gateway, Sender::GatewayOrService);
-        let (any, known) = (ClientKind::Anybody, ClientKind::Authenticated);
-        match self {
-            Sort::BadRequest => (StatusCode::BAD_REQUEST, both, known),
-            Sort::Unauthorized => (StatusCode::UNAUTHORIZED, gateway, any),
-            Sort::TierInsufficient => (StatusCode::FORBIDDEN, gateway, known),
-            Sort::NotFound => (StatusCode::NOT_FOUND, both, known),
-            Sort::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, both, known),
-            Sort::DocumentMethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, gateway, any),
-            Sort::UsageMethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, gateway, known),
-            Sort::PayloadTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, both, known),
-            Sort::UriTooLong => (StatusCode::URI_TOO_LONG, both, known),
-            Sort::DailyQuotaExceeded | Sort::UsageReadTooOften => {
-                (StatusCode::TOO_MANY_REQUESTS, gateway, known)
-            }
-            Sort::HeadersTooLarge => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, both, known),
-            Sort::Internal => (StatusCode::INTERNAL_SERVER_ERROR, gateway, known),
-            Sort::OwnBadRequest => (StatusCode::BAD_REQUEST, gateway, any),
-            Sort::OwnUriTooLong => (StatusCode::URI_TOO_LONG, gateway, any),
-            Sort::OwnHeadersTooLarge => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, gateway, any),
-        }
-    }
+/// The error answers.
+pub fn errors(api: &Api<'_>) -> Vec<ErrorAnswer> {
+    use Operations::{Bodies, Document, Endpoints, Keyed, Own, Usage};
+    let (gateway, both) = (Sender::Gateway, Sender::GatewayOrService);
+    let (any, known) = (ClientKind::Anybody, ClientKind::Authenticated);
+    let bad = &[Rejection::BadRequest(Malformed::Host)];
+    let unauthorized = &[Rejection::MissingApiKey, Rejection::InvalidApiKey];
+    let tier = &tier_insufficient(api);
+    let path = &[Rejection::NotFound];
+    let allow = "GET, HEAD".to_owned();
+    let method = &[Rejection::MethodNotAllowed { allow }];
+    let body = &[Rejection::PayloadTooLarge];
+    let target = &[Rejection::UriTooLong];
+    let head = &[Rejection::HeadersTooLarge];
+    let quota = &limits_exceeded(api);
+    let reads = &[usage_read_too_often(api)];
+    let fault = &[Rejection::Internal];
+    let all: [(&str, Operations, Sender, ClientKind, &[Rejection]); 16] = [
+        ("BadRequest", Endpoints, both, known, bad),
+        ("Unauthorized", Keyed, gateway, any, unauthorized),
+        ("TierInsufficient", Endpoints, gateway, known, tier),
+        ("NotFound", Endpoints, both, known, path),
+        ("MethodNotAllowed", Endpoints, both, known, method),
+        ("DocumentMethodNotAllowed", Document, gateway, any, method),
+        ("UsageMethodNotAllowed", Usage, gateway, known, method),
+        ("PayloadTooLarge", Bodies, both, known, body),
+        ("UriTooLong", Endpoints, both, known, target),
+        ("DailyQuotaExceeded", Endpoints, gateway, known, quota),
+        ("UsageReadTooOften", Usage, gateway, known, reads),
+        ("HeadersTooLarge", Endpoints, both, known, head),
+        ("Internal", Keyed, gateway, known, fault),
+        ("OwnBadRequest", Own, gateway, any, bad),
+        ("OwnUriTooLong", Own, gateway, any, target),
+        ("OwnHeadersTooLarge", Own, gateway, any, head),
+    ];
+    let answers = all
+        .into_iter()
+        .filter_map(|(name, operations, sender, caller, rejections)| {
+            Some(ErrorAnswer {
+                name,
+                status: rejections.first()?.status(),
+                operations,
+                sender,
+                caller,
+                rejections: rejections.to_vec(),
+            })
+        });
+    answers.collect()
+}
 
-    /// Whether an authenticated caller of an endpoint can receive it.
-    fn is_of_endpoints(self) -> bool {
-        let (.., caller) = self.kind();
-        caller == ClientKind::Authenticated && ENDPOINT_ERRORS.contains(&self)
-    }
+/// No rejection without a tier.
+fn tier_insufficient(api: &Api<'_>) -> Vec<Rejection> {
+    let mut names = api.tiers.iter().map(|(name, _)| (*name).clone());
+    let tier = names.next();
+    let required = names.collect();
+    let rejection = tier.map(|tier| Rejection::TierInsufficient { tier, required });
+    rejection.into_iter().collect()
+}
 
-    fn rejections(self, api: &Api<'_>) -> Vec<Rejection> {
-        let status = example_status(&api.tiers);
-        let exceeding = |limit| Rejection::RateLimitExceeded(limit, status);
-        vec![match self {
-            Sort::BadRequest | Sort::OwnBadRequest => Rejection::BadRequest(Malformed::Host),
-            Sort::Unauthorized => return vec![Rejection::MissingApiKey, Rejection::InvalidApiKey],
-            Sort::TierInsufficient => {
-                let mut names = api.tiers.iter().map(|(name, _)| (*name).clone());
-                let Some(tier) = names.next() else {
-                    return Vec::new();
-                };
-                let required = names.collect();
-                Rejection::TierInsufficient { tier, required }
-            }
-            Sort::NotFound => Rejection::NotFound,
-            Sort::MethodNotAllowed
-            | Sort::DocumentMethodNotAllowed
-            | Sort::UsageMethodNotAllowed => Rejection::MethodNotAllowed {
-                allow: "GET, HEAD".into(),
-            },
-            Sort::PayloadTooLarge => Rejection::PayloadTooLarge,
-            Sort::UriTooLong | Sort::OwnUriTooLong => Rejection::UriTooLong,
-            Sort::DailyQuotaExceeded => {
-                let burst = api.burst.map(|rate| ExceededLimit::Burst {
-                    rate,
-                    wait: rate.interval,
-                });
-                let concurrent = api.concurrent;
-                let concurrent = concurrent.map(|allowed| ExceededLimit::Concurrent { allowed });
-                let limits = [Some(ExceededLimit::Daily), burst, concurrent];
-                return limits.into_iter().flatten().map(exceeding).collect();
-            }
-            Sort::UsageReadTooOften => {
-                let wait = Duration::from_secs(1);
-                exceeding(ExceededLimit::Usage { wait })
-            }
-            Sort::HeadersTooLarge | Sort::OwnHeadersTooLarge => Rejection::HeadersTooLarge,
-            Sort::Internal => Rejection::Internal,
-        }]
-    }
+/// The daily quota, and the limits of each gateway that a tier has.
+fn limits_exceeded(api: &Api<'_>) -> Vec<Rejection> {
+    let burst = api
+        .burst
+        .map(|rate| ExceededLimit::OfGateway(Limit::Burst(rate), rate.interval));
+    let concurrent = api.concurrent.map(Limit::Concurrent);
+    let concurrent = concurrent.map(|limit| ExceededLimit::OfGateway(limit, Duration::ZERO));
+    let limits = [Some(ExceededLimit::Daily), burst, concurrent];
+    let status = example_status(&api.tiers);
+    let exceeded = |limit| Rejection::RateLimitExceeded(limit, status);
+    limits.into_iter().flatten().map(exceeded).collect()
+}
+
+fn usage_read_too_often(api: &Api<'_>) -> Rejection {
+    let limit = ExceededLimit::OfGateway(Limit::UsageRead, Duration::from_secs(1));
+    Rejection::RateLimitExceeded(limit, example_status(&api.tiers))
 }
 
 /// The quota status of all examples: the first tier's daily quota, used up.
@@ -196,15 +159,12 @@ fn example_status(tiers: &[(&TierName, u64)]) -> QuotaStatus {
 }
 
 /// The error answers of an operation, by status.
-pub fn answers(sorts: &[Sort], method: &str) -> Map<String, Value> {
-    sorts
-        .iter()
-        .map(|sort| {
-            let (status, ..) = sort.kind();
-            (
-                status.as_str().to_owned(),
-                reference(&sort.to_string(), method),
-            )
+pub fn answers(errors: &[ErrorAnswer], of: &[Operations], method: &str) -> Map<String, Value> {
+    let of_operation = errors.iter().filter(|error| of.contains(&error.operations));
+    of_operation
+        .map(|error| {
+            let status = error.status.as_str().to_owned();
+            (status, reference(error.name, method))
         })
         .collect()
 }
@@ -216,23 +176,23 @@ pub fn reference(name: &str, method: &str) -> Value {
 }
 
 /// All answers, by name.
-pub fn responses(api: &Api<'_>) -> Map<String, Value> {
-    let mut all: Vec<(String, Value)> = Sort::ALL
-        .into_iter()
-        .map(|sort| (sort.to_string(), error(sort, api)))
-        .collect();
+pub fn responses(api: &Api<'_>, errors: &[ErrorAnswer]) -> Map<String, Value> {
+    let errors = errors
+        .iter()
+        .map(|error| (error.name, described(error, api)));
+    let mut all: Vec<(&str, Value)> = errors.collect();
     let quota_status = header_references(ClientKind::Authenticated, announced(api));
     let anything = json!({ "*/*": {} });
     all.extend([
-        ("Served".to_owned(), json!({
+        ("Served", json!({
             "description": "The answer of the service; charged.",
             "headers": quota_status, "content": anything,
         })),
-        ("Passed".to_owned(), json!({
+        ("Passed", json!({
             "description": "Any other answer of the service, forwarded unchanged; charged.",
             "headers": quota_status, "content": anything,
         })),
-        ("Usage".to_owned(), json!({
+        ("Usage", json!({
             "description": "The quota status of the key.",
             "headers": header_references(ClientKind::Authenticated, &[CACHE_CONTROL.as_str()]),
             "content": { "application/json": {
@@ -240,12 +200,12 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
                 "example": usage_example(api),
             } },
         })),
-        ("Document".to_owned(), json!({
+        ("Document", json!({
             "description": "This description.",
             "headers": header_references(ClientKind::Anybody, &[ETAG.as_str(), CACHE_CONTROL.as_str()]),
             "content": { "application/json": { "schema": { "type": "object" } } },
         })),
-        ("DocumentHeld".to_owned(), json!({
+        ("DocumentHeld", json!({
             "description": "The description has not changed.",
             "headers": header_references(ClientKind::Anybody, &[ETAG.as_str(), CACHE_CONTROL.as_str()]),
         })),
@@ -257,7 +217,7 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
             members.remove("content");
         }
         named.insert(format!("Head{name}"), without_body);
-        named.insert(name, response);
+        named.insert(name.to_owned(), response);
     }
     named
 }
@@ -272,14 +232,13 @@ fn announced(api: &Api<'_>) -> &'static [&'static str] {
     }
 }
 
-fn error(sort: Sort, api: &Api<'_>) -> Value {
+fn described(error: &ErrorAnswer, api: &Api<'_>) -> Value {
     let now = Timestamp::from_second(EXAMPLE_SECOND).unwrap_or_default();
-    let (status, sender, caller) = sort.kind();
     let mut own_header = None;
     let mut codes = Vec::new();
     let mut examples = Map::new();
     let mut details = Vec::new();
-    for rejection in sort.rejections(api) {
+    for rejection in &error.rejections {
         let problem = rejection.problem(EXAMPLE_ID, api.problems, now);
         let body: Value = serde_json::from_slice(&problem.body).unwrap_or_default();
         own_header = problem.header;
@@ -290,22 +249,23 @@ fn error(sort: Sort, api: &Api<'_>) -> Value {
     }
     codes.dedup();
     let mut own_headers: Vec<&str> = own_header.iter().map(|(name, _)| name.as_str()).collect();
-    if sort.is_of_endpoints() {
+    let is_of_endpoints = matches!(error.operations, Operations::Endpoints | Operations::Keyed);
+    if is_of_endpoints && error.caller == ClientKind::Authenticated {
         own_headers.extend(announced(api));
     }
-    let extension = match sort {
-        Sort::TierInsufficient => "TierProblem",
-        Sort::DailyQuotaExceeded | Sort::UsageReadTooOften => "QuotaProblem",
+    let extension = match error.status {
+        StatusCode::FORBIDDEN => "TierProblem",
+        StatusCode::TOO_MANY_REQUESTS => "QuotaProblem",
         _ => "Problem",
     };
     let gateways = json!({
         "allOf": [
             { "$ref": format!("#/components/schemas/{extension}") },
-            { "properties": { "status": { "const": status.as_u16() }, "code": { "enum": codes } } },
+            { "properties": { "status": { "const": error.status.as_u16() }, "code": { "enum": codes } } },
         ],
     });
     let mut content = Map::new();
-    let (schema, more) = match sender {
+    let (schema, more) = match error.sender {
         Sender::Gateway => (gateways, "Not charged."),
         Sender::GatewayOrService => {
             content.insert("*/*".into(), json!({}));
@@ -320,7 +280,7 @@ fn error(sort: Sort, api: &Api<'_>) -> Value {
     );
     json!({
         "description": format!("`{}`: {} {more}", codes.join("`, `"), details.join(" ")),
-        "headers": header_references(caller, &own_headers),
+        "headers": header_references(error.caller, &own_headers),
         "content": content,
     })
 }
