@@ -7,6 +7,8 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
+use ipnet::IpNet;
+
 /// The usable addresses of a name: the IPv4 addresses, or else the IPv6 addresses; sorted and without duplicates, in whatever
 /// order the resolver returned them.
 pub fn of_one_family(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
@@ -20,10 +22,7 @@ pub fn of_one_family(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
 
 /// A block of addresses in CIDR notation (RFC 4632, RFC 4291 section 2.3). Invariant: no bit after the prefix is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Network {
-    address: IpAddr,
-    prefix: u8,
-}
+pub struct Network(IpNet);
 
 /// Why a text is not a [`Network`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -39,9 +38,7 @@ pub enum NetworkError {
 impl Network {
     /// Whether the network contains the address.
     pub fn contains(&self, address: IpAddr) -> bool {
-        let address = address.to_canonical();
-        let (own, other) = (self.address, address);
-        own.is_ipv4() == other.is_ipv4() && masked(other, self.prefix) == own
+        self.0.contains(&address.to_canonical())
     }
 }
 
@@ -54,21 +51,17 @@ impl FromStr for Network {
             None => (text, None),
         };
         let address: IpAddr = address.parse().map_err(|_| NetworkError::Malformed)?;
-        let most = if address.is_ipv4() { 32 } else { 128 };
-        let prefix = match prefix {
-            None => most,
-            // No sign and no leading zero.
+        let written = match prefix {
+            None => IpNet::from(address),
             Some(prefix) => prefix
                 .parse::<u8>()
                 .ok()
-                .filter(|number| *number <= most && number.to_string() == prefix)
+                .filter(|number| number.to_string() == prefix) // no sign and no leading zero
+                .and_then(|number| IpNet::new(address, number).ok())
                 .ok_or(NetworkError::Malformed)?,
         };
-        let network = Network {
-            address: masked(address, prefix),
-            prefix,
-        };
-        if network.address == address {
+        let network = Network(written.trunc());
+        if network.0 == written {
             Ok(network)
         } else {
             Err(NetworkError::HostBits(network))
@@ -78,21 +71,7 @@ impl FromStr for Network {
 
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.prefix)
-    }
-}
-
-/// The address with every bit after the prefix cleared.
-fn masked(address: IpAddr, prefix: u8) -> IpAddr {
-    match address {
-        IpAddr::V4(address) => {
-            let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
-            IpAddr::V4((address.to_bits() & mask).into())
-        }
-        IpAddr::V6(address) => {
-            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
-            IpAddr::V6((address.to_bits() & mask).into())
-        }
+        self.0.fmt(f)
     }
 }
 
@@ -104,7 +83,7 @@ pub fn counted(client: IpAddr, exempt: &[Network]) -> Option<IpAddr> {
     }
     Some(match address {
         IpAddr::V4(_) => address,
-        IpAddr::V6(_) => masked(address, 64),
+        IpAddr::V6(address) => IpAddr::V6((address.to_bits() & !u128::from(u64::MAX)).into()),
     })
 }
 
@@ -218,14 +197,15 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_shown_is_read_again(bits: u128, prefix in 0u8..=128, v4: bool) {
-            let network = if v4 {
-                let prefix = prefix.min(32);
-                Network { address: masked(IpAddr::V4((bits as u32).into()), prefix), prefix }
+            let written = if v4 {
+                IpNet::new(IpAddr::V4((bits as u32).into()), prefix.min(32))
             } else {
-                Network { address: masked(IpAddr::V6(bits.into()), prefix), prefix }
+                IpNet::new(IpAddr::V6(bits.into()), prefix)
             };
+            let network = Network(written.unwrap().trunc());
+            let address = network.0.addr();
             prop_assert_eq!(network.to_string().parse(), Ok(network));
-            prop_assert!(v4 || network.address.to_canonical().is_ipv4() || network.contains(network.address));
+            prop_assert!(v4 || address.to_canonical().is_ipv4() || network.contains(address));
         }
     }
 }
