@@ -135,12 +135,6 @@ impl std::hash::Hash for KeyDigest {
     }
 }
 
-impl From<[u8; 32]> for KeyDigest {
-    fn from(bytes: [u8; 32]) -> KeyDigest {
-        KeyDigest(bytes)
-    }
-}
-
 impl FromStr for KeyDigest {
     type Err = KeyError;
 
