@@ -249,7 +249,10 @@ fn described(error: &ErrorAnswer, api: &Api<'_>) -> Value {
     }
     codes.dedup();
     let mut own_headers: Vec<&str> = own_header.iter().map(|(name, _)| name.as_str()).collect();
-    let is_of_endpoints = matches!(error.operations, Operations::Endpoints | Operations::Keyed);
+    let is_of_endpoints = matches!(
+        error.operations,
+        Operations::Endpoints | Operations::Bodies | Operations::Keyed
+    );
     if is_of_endpoints && error.caller == ClientKind::Authenticated {
         own_headers.extend(announced(api));
     }

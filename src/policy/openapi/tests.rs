@@ -251,7 +251,13 @@ fn an_endpoint_that_is_retired_announces_it_and_the_others_do_not() {
         assert!(document["paths"]["/other"][method]["deprecated"].is_null());
     }
     let headers = |name: &str| document["components"]["responses"][name]["headers"].clone();
-    for name in ["Served", "BadRequest", "DailyQuotaExceeded", "Internal"] {
+    for name in [
+        "Served",
+        "BadRequest",
+        "PayloadTooLarge",
+        "DailyQuotaExceeded",
+        "Internal",
+    ] {
         assert!(headers(name)["Sunset"].is_object(), "{name}");
     }
     for name in ["Usage", "Document", "Unauthorized"] {
