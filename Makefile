@@ -83,8 +83,8 @@ siege: build-tools ## run attacks beside honest clients, one by one and all toge
 	IDLE="$(IDLE)" SLOW="$(SLOW)" GUESSING="$(GUESSING)" RESETTING="$(RESETTING)" CLIENTS="$(CLIENTS)" CALLS="$(CALLS)" \
 		cargo bench --locked --bench siege
 
-release: ## build the release of this commit in target/dist: binary, Debian package, SBOM, SHA256SUMS; CHECK=yes builds twice and compares
-	@CHECK="$(CHECK)" deploy/release
+release: ## build the release of this commit in target/dist: binary, Debian package, SBOM, SHA256SUMS; CHECK=yes builds twice and compares; TARGET (this machine's, or aarch64-unknown-linux-gnu)
+	@CHECK="$(CHECK)" TARGET="$(TARGET)" deploy/release
 
 lint: ## check formatting, clippy, documentation, licences and sources of dependencies
 	cargo fmt --all -- --check
