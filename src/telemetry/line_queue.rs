@@ -114,6 +114,8 @@ impl Drop for LineQueue {
 impl Shared {
     /// The thread's loop.
     fn empty_into(&self, sink: &mut dyn Write) {
+        // Still set after a panic of the thread in an earlier call.
+        self.waiting.lock().is_writing = false;
         // The two buffers are swapped, so that neither is allocated for each round.
         let mut text = Vec::new();
         loop {
@@ -234,13 +236,19 @@ mod tests {
         let lost = IntCounter::new("lost", "lost").unwrap();
         let queue = LineQueue::new("lines", sink, Duration::ZERO, lost).unwrap();
         queue.put(b"lost\n");
-        let mut patience = 0;
-        while kept.0.lock().done.is_empty() && patience < 1_000 {
-            queue.put(b"line\n");
-            patience += 1;
+        let is_busy = || {
+            let waiting = queue.0.waiting.lock();
+            waiting.is_writing || !waiting.text.is_empty()
+        };
+        let mut patience = 1_000;
+        while is_busy() && patience > 0 {
+            patience -= 1;
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert!(kept.0.lock().done.concat().starts_with(b"line\n"));
+        assert!(!is_busy(), "a flush would wait for the panicked write");
+        queue.put(b"line\n");
+        queue.flush();
+        assert_eq!(kept.0.lock().done.concat(), b"line\n");
     }
 
     #[test]
