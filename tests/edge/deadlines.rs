@@ -8,7 +8,9 @@ use harness::{Behaviour, Call, IssuedKey, PATIENCE, Protocol, Scene, eventually}
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::frames::{DATA, END_STREAM, Frame, GOAWAY, PING, RST_STREAM, WINDOW_UPDATE, Wire};
+use super::frames::{
+    DATA, END_STREAM, Frame, GOAWAY, PING, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire,
+};
 use super::{MARKETS, TOUCHLINE, assert_problem, limit_hits};
 
 /// More than the buffers between upstream and client hold.
@@ -563,6 +565,48 @@ async fn a_server_that_takes_a_body_slowly_has_no_more_time_than_any() {
     let cause = lines[0]["cause"].as_str().unwrap_or_default();
     assert!(cause.contains("took longer than timeouts.total"), "{cause}");
     scene.expect_used(&key, 0).await;
+}
+
+#[tokio::test]
+async fn a_server_that_reads_nothing_of_a_body_fails_and_the_request_is_refunded() {
+    const BODY_BYTES: usize = 64 * 1024 * 1024;
+    for protocol in ["http1", "http2"] {
+        let listener = TcpSocket::new_v4().unwrap();
+        listener.set_recv_buffer_size(256 * 1024).unwrap();
+        listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = listener.listen(8).unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            if protocol == "http2" {
+                // Its SETTINGS, without which nothing is sent; no window is opened further.
+                let settings = Frame::new(SETTINGS, 0, 0, []).bytes();
+                socket.write_all(&settings).await.unwrap();
+            }
+            let _ = socket.read(&mut [0; 64]).await;
+            std::future::pending::<()>().await;
+        });
+        let scene = Scene::builder(TOUCHLINE)
+            .timeout("read", "500ms")
+            .timeout("total", "30s")
+            .spec(move |spec| {
+                spec.upstream = address;
+                spec.upstream_extra = format!("protocol: {protocol}");
+                spec.extra_yaml = "limits: { body_bytes: 128MiB }".into();
+                spec.endpoints[0].methods.push("POST".into());
+            })
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let call = Call::new("POST", MARKETS).body(vec![b'x'; BODY_BYTES]);
+        let answer = scene.client(Protocol::Http1).call(call.key(&key)).await;
+        assert_eq!(answer.status, 500, "{protocol}: {answer:?}");
+        let lines = scene.gateways[0].logged(1).await;
+        let cause = lines[0]["cause"].as_str().unwrap_or_default();
+        let expected = "upstream: read nothing of the request's body for timeouts.read";
+        assert!(cause.starts_with(expected), "{protocol}: {cause}");
+        scene.expect_used(&key, 0).await;
+    }
 }
 
 /// The end of a request over HTTP/2 may arrive long after its head: the key must be usable when the request is admitted. Reading

@@ -126,6 +126,44 @@ async fn a_connection_over_http2_whose_server_left_an_upload_unread_gets_no_furt
     scene.expect_used(&key, 7).await;
 }
 
+/// A server that closes a connection with unread bytes resets it: the gateway's next write fails, with the answer still to be read.
+#[tokio::test]
+async fn the_answer_of_a_server_that_closes_without_reading_the_upload_is_passed_on() {
+    const BODY_BYTES: usize = 4 * 1024 * 1024;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upstream = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let mut begun = [0; 16];
+            let _ = socket.read(&mut begun).await;
+            let answer = "HTTP/1.1 413 Content Too Large\r\nContent-Length: 5\r\nConnection: close\r\n\r\nlarge";
+            let _ = socket.write_all(answer.as_bytes()).await;
+        }
+    });
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(move |spec| {
+            spec.upstream = upstream;
+            spec.upstream_extra = "protocol: http1, ejection: { failures: 0 }".into();
+            spec.extra_yaml = "limits: { body_bytes: 8MiB }".into();
+            spec.endpoints[0].methods.push("POST".into());
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    for protocol in [Protocol::Http1, Protocol::Http2Tls] {
+        for _ in 0..20 {
+            let upload = Call::new("POST", MARKETS).body(vec![b'x'; BODY_BYTES]);
+            let answer = scene.client(protocol).call(upload.key(&key)).await;
+            assert_eq!(
+                (answer.status, &*answer.body),
+                (413, &b"large"[..]),
+                "{protocol:?}"
+            );
+        }
+    }
+    scene.expect_used(&key, 40).await;
+}
+
 #[tokio::test]
 async fn a_request_that_breaks_its_body_after_its_answer_began_is_cut_and_refunded() {
     let (scene, key) = answered_early(HEAD).await;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use harness::{
     Allowances, Behaviour, Call, Client, IssuedKey, Protocol, RecordingUpstream, Scene,
@@ -210,6 +211,45 @@ async fn failing_health_checks_take_a_server_out_and_passing_ones_bring_it_back(
     }
     assert_eq!(scene.more_upstreams[0].count(), before[1] + 1);
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_server_that_answers_health_checks_with_an_error_or_too_late_is_out_until_they_pass() {
+    for protocol in ["http1", "http2"] {
+        // The harness's servers answer /healthz by themselves.
+        let health = format!(
+            "protocol: {protocol}, health: {{ path: /alive, interval: 100ms, timeout: 200ms, unhealthy_after: 2, healthy_after: 1 }}"
+        );
+        let scene = Scene::builder(TOUCHLINE)
+            .more_servers(1)
+            .spec(move |spec| spec.upstream_extra = health)
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let (client, ill) = (scene.client(Protocol::Http1), &scene.more_upstreams[0]);
+        let late = Behaviour::Delay(Duration::from_secs(2), Box::new(Behaviour::Status(200)));
+        for sick in [Behaviour::Status(503), Behaviour::Status(302), late] {
+            let behaviour = sick.clone();
+            ill.behave(move |recorded| match &*recorded.target_text() {
+                "/alive" => behaviour.clone(),
+                _ => Behaviour::Echo,
+            });
+            eventually(
+                &format!("{protocol}: it is out after {sick:?}"),
+                async || (is_up(&scene, ill).await == Some(false)).then_some(()),
+            )
+            .await;
+            for _ in 0..4 {
+                assert_eq!(client.get(&key, MARKETS).await.status, 200);
+            }
+            ill.behave(|_| Behaviour::Echo);
+            eventually(
+                &format!("{protocol}: it is back after {sick:?}"),
+                async || (is_up(&scene, ill).await == Some(true)).then_some(()),
+            )
+            .await;
+        }
+    }
 }
 
 #[tokio::test]

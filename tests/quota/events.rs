@@ -220,6 +220,61 @@ async fn a_clock_that_leaps_for_a_moment_gives_up_no_event() {
 }
 
 #[tokio::test]
+async fn an_event_that_is_older_than_give_up_is_logged_and_not_sent_again() {
+    const TWO_MINUTES_MS: i64 = 120_000;
+    let receiver = RecordingUpstream::start().await;
+    receiver.behave(|_| Behaviour::Status(503));
+    let url = format!("http://{}/hooks/quota", receiver.address());
+    let scene = builder(Store::Redis)
+        .spec(move |spec| {
+            spec.extra_yaml = format!(
+                "events: {{ shares: [80%], webhook: {{ url: \"{url}\", secret: \"{SECRET}\", give_up: 1m }} }}"
+            );
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    assert_eq!(calls(&scene, &key, 32).await, 32);
+    eventually("it was refused", async || {
+        (receiver.count() >= 1).then_some(())
+    })
+    .await;
+    // As if it had been refused for two minutes.
+    let client = redis::Client::open(scene.redis.as_ref().unwrap().url()).unwrap();
+    let mut redis = client.get_multiplexed_async_connection().await.unwrap();
+    let mut age = redis::cmd("ZINCRBY");
+    let pending = "touchline:{events}:pending";
+    let events: Vec<String> = redis::cmd("ZRANGE")
+        .arg((pending, 0, -1))
+        .query_async(&mut redis)
+        .await
+        .unwrap();
+    let [event] = &*events else {
+        panic!("{events:?}")
+    };
+    age.arg((pending, -TWO_MINUTES_MS, event));
+    age.exec_async(&mut redis).await.unwrap();
+    eventually("it is given up", async || {
+        let (_, text) = scene.admin(0, "/metrics").await;
+        let given_up = "touchline_webhook_attempts_total{outcome=\"given_up\"} 1";
+        text.lines().any(|line| line == given_up).then_some(())
+    })
+    .await;
+    let id = event.split(' ').next().unwrap();
+    let output = scene.gateways[0].output();
+    let line = output.lines().find(|line| line.contains("was given up"));
+    let line: Value = serde_json::from_str(line.expect("a line in the log")).unwrap();
+    assert_eq!(find(&line, "event").as_deref(), Some(id));
+    assert!(find(&line, "body").unwrap().contains(&key.id), "{line}");
+    let left: u64 = redis::cmd("ZCARD")
+        .arg(pending)
+        .query_async(&mut redis)
+        .await
+        .unwrap();
+    assert_eq!(left, 0);
+}
+
+#[tokio::test]
 async fn an_event_is_delivered_after_refusals_and_a_gateways_death() {
     for store in STORES {
         let receiver = RecordingUpstream::start().await;

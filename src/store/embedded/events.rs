@@ -130,3 +130,73 @@ pub(super) fn delivered(connection: &Connection, event: &Event) -> rusqlite::Res
     let row = (event.since.as_millisecond(), &event.id);
     execute(connection, DROP, row).map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::calendar::Calendar;
+    use crate::policy::rate_limit::QuotaStatus;
+    use crate::policy::store_settings::Durability;
+    use crate::policy::threshold_event::Share;
+    use crate::store::embedded::schema;
+
+    /// The event of a key that has used 80 % of its limit of the day that contains `at`.
+    fn reached(key: &str, at: Timestamp) -> ThresholdEvent {
+        ThresholdEvent {
+            key: key.parse().unwrap(),
+            tier: "starter".parse().unwrap(),
+            quota_status: QuotaStatus {
+                limit: 1_000,
+                used: Some(800),
+                day: Calendar::of_zone("UTC").unwrap().day_at(at).unwrap(),
+            },
+            share: Share::of_percent(80).unwrap(),
+            at,
+        }
+    }
+
+    #[test]
+    fn a_claim_deletes_claims_and_events_whose_time_is_over_by_a_trusted_clock() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keys.db");
+        schema::create_file(&path).unwrap();
+        let mut connection = schema::connect(&path, Durability::Commit).unwrap();
+        schema::prepare(&mut connection, &path, "UTC").unwrap();
+        let first: Timestamp = "2026-11-21T12:00:00Z".parse().unwrap();
+        let node = NodeName("here".into());
+        let make = |key: &str, at: Timestamp, settled: Option<Timestamp>| {
+            let made = claim(
+                &connection,
+                &reached(key, at),
+                &node,
+                Delivery::Wanted,
+                settled,
+            );
+            assert_eq!(made.unwrap(), Claim::Made, "{key}");
+        };
+        let left = || {
+            let count = |table: &str| -> i64 {
+                value(&connection, &format!("SELECT count(*) FROM {table}"), []).unwrap()
+            };
+            (count("claims"), count("events"))
+        };
+        let later = |seconds: i64| first + jiff::Span::new().seconds(seconds);
+        let after_its_claim = reached("aaaaaaaaaaaa", first).quota_status.day.end
+            + CLAIMS_KEPT_SECONDS
+            - first.as_second();
+        make("aaaaaaaaaaaa", first, Some(first));
+        make("bbbbbbbbbbbb", first, Some(later(after_its_claim)));
+        assert_eq!(left(), (2, 2), "the claim's time ends now");
+        make("cccccccccccc", later(1), None);
+        make("dddddddddddd", later(1), Some(later(after_its_claim + 1)));
+        assert_eq!(left(), (0, 4), "all claims of that day are deleted");
+        make("eeeeeeeeeeee", later(1), Some(later(EVENTS_KEPT_SECONDS)));
+        assert_eq!(left().1, 5);
+        make(
+            "ffffffffffff",
+            later(1),
+            Some(later(EVENTS_KEPT_SECONDS + 1)),
+        );
+        assert_eq!(left().1, 4, "the first two events are deleted");
+    }
+}

@@ -191,4 +191,18 @@ mod tests {
         let seen = others(&connection, "b").unwrap();
         assert_eq!(seen.first().map(|process| process.seen), Some(102));
     }
+    #[test]
+    fn a_process_that_was_not_seen_for_long_is_dropped() {
+        let connection = Connection::open_in_memory().unwrap();
+        connection.execute_batch(row::TABLES).unwrap();
+        let now = 1_000 + KEPT_SECONDS;
+        for (process, seen) in [("old", 999), ("kept", 1_000), ("alive", now)] {
+            see(&connection, process, seen).unwrap();
+        }
+        drop_old(&connection, now).unwrap();
+        let others = others(&connection, "this").unwrap().into_iter();
+        let mut left = Vec::from_iter(others.map(|process| process.name));
+        left.sort();
+        assert_eq!(left, ["alive", "kept"]);
+    }
 }
