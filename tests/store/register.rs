@@ -41,7 +41,9 @@ fn silent(status: &StoreStatus) -> Vec<&str> {
 /// The gateway `lives`, which knows that the gateway `killed` is silent.
 async fn gateway_beside_a_silent_one(server: &RedisServer, directory: &Path) -> Arc<RedisStore> {
     let lives = gateway(server, "lives", &directory.join("one")).await;
-    drop(gateway(server, "killed", &directory.join("two")).await);
+    let killed = gateway(server, "killed", &directory.join("two")).await;
+    has(&lives, &["killed", "lives"], &[]).await;
+    drop(killed);
     eventually("the other gateway knows that it is silent", async || {
         (lives.health().silent_gateways == 1).then_some(())
     })
