@@ -278,11 +278,6 @@ impl DayUsage {
         }
     }
 
-    /// Whether the day has no units, endpoints or adjustments.
-    pub fn is_empty(&self) -> bool {
-        self.used == 0 && self.endpoints.is_empty() && self.adjustments.is_empty()
-    }
-
     /// The sum over endpoints.
     pub fn totals(&self) -> Totals {
         let mut sum = Totals::default();

@@ -390,6 +390,37 @@ async fn a_store_that_holds_something_is_not_filled_unless_asked_and_a_rehearsal
     assert!(other.contains("Asia/Tokyo"), "{other}");
 }
 
+/// Redis keeps a day's counts only as long as they may change, and its ledger longer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_day_whose_counts_are_gone_is_copied_with_its_ledger_to_the_url_of_a_redis() {
+    let mut scene = lived_in(Store::Redis).await;
+    let server = redis(&scene).await;
+    let here = scene.gateways[0].config.clone();
+    assert!(scene.gateways[0].terminate().success());
+    let old = scene.redis.as_ref().unwrap();
+    let reply = old.command(&["KEYS", "touchline:q:*"]).await.unwrap();
+    let counts: Vec<&str> = reply
+        .split("\r\n")
+        .filter(|name| name.starts_with("touchline:q:"))
+        .collect();
+    assert_eq!(counts.len(), 2, "{reply}");
+    old.command(&[&["DEL"], &*counts].concat()).await.unwrap();
+    let before = holdings(&here).await;
+    assert_eq!(before[0]["total"]["refunded"], 5, "{}", before[0]);
+    let words = ["store", "copy", "--to", &server.url(), "--output", "json"];
+    let reported = run_on(&here, &words).await.done();
+    let reported: Value = serde_json::from_str(&reported).unwrap();
+    assert_eq!(reported["taken"]["key_days_added"], 2, "{reported}");
+    let there = StoreSpec::Redis {
+        url: server.url(),
+        key_prefix: "touchline".into(),
+    };
+    let there = configuration(&scene, "there", there);
+    assert_eq!(holdings(&there).await, before);
+    let restored = server.command(&["KEYS", "touchline:q:*"]).await.unwrap();
+    assert!(restored.starts_with("*2\r\n"), "{restored}");
+}
+
 #[tokio::test]
 async fn a_copy_that_was_interrupted_is_completed_by_running_it_again() {
     const KEYS: usize = 2_000;

@@ -220,6 +220,34 @@ async fn a_clock_that_leaps_for_a_moment_gives_up_no_event() {
 }
 
 #[tokio::test]
+async fn an_unreachable_webhook_is_logged_without_what_its_url_may_keep_secret() {
+    let receiver = RecordingUpstream::start().await;
+    let url = receiver.address();
+    drop(receiver);
+    let scene = builder(Store::Embedded)
+        .spec(move |spec| {
+            spec.extra_yaml = format!(
+                "events: {{ webhook: {{ url: \"http://{url}/hooks?token=s3cr3t\", secret: \"{SECRET}\" }} }}"
+            );
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    assert_eq!(calls(&scene, &key, 32).await, 32);
+    let line = eventually("the failure is logged", async || {
+        let output = scene.gateways[0].output();
+        let line = output
+            .lines()
+            .find(|line| line.contains("the webhook did not accept an event"))?;
+        serde_json::from_str::<Value>(line).ok()
+    })
+    .await;
+    let why = find(&line, "why").unwrap();
+    assert!(why.contains("Connection refused"), "{why}");
+    assert!(!scene.gateways[0].output().contains("s3cr3t"));
+}
+
+#[tokio::test]
 async fn an_event_that_is_older_than_give_up_is_logged_and_not_sent_again() {
     const TWO_MINUTES_MS: i64 = 120_000;
     let receiver = RecordingUpstream::start().await;
