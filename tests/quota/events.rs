@@ -98,6 +98,16 @@ fn logged(scene: &Scene) -> Vec<String> {
     events
 }
 
+/// Waits for the first line of the first gateway's log that contains this text.
+async fn logged_line(scene: &Scene, text: &str) -> Value {
+    eventually(&format!("{text:?} is logged"), async || {
+        let output = scene.gateways[0].output();
+        let line = output.lines().find(|line| line.contains(text))?;
+        serde_json::from_str(line).ok()
+    })
+    .await
+}
+
 /// A member of a log line, wherever its format puts it.
 fn find(value: &Value, name: &str) -> Option<String> {
     let members = value.as_object()?;
@@ -234,14 +244,7 @@ async fn an_unreachable_webhook_is_logged_without_what_its_url_may_keep_secret()
         .await;
     let key = scene.issue("starter").await;
     assert_eq!(calls(&scene, &key, 32).await, 32);
-    let line = eventually("the failure is logged", async || {
-        let output = scene.gateways[0].output();
-        let line = output
-            .lines()
-            .find(|line| line.contains("the webhook did not accept an event"))?;
-        serde_json::from_str::<Value>(line).ok()
-    })
-    .await;
+    let line = logged_line(&scene, "the webhook did not accept an event").await;
     let why = find(&line, "why").unwrap();
     assert!(why.contains("Connection refused"), "{why}");
     assert!(!scene.gateways[0].output().contains("s3cr3t"));
@@ -289,9 +292,7 @@ async fn an_event_that_is_older_than_give_up_is_logged_and_not_sent_again() {
     })
     .await;
     let id = event.split(' ').next().unwrap();
-    let output = scene.gateways[0].output();
-    let line = output.lines().find(|line| line.contains("was given up"));
-    let line: Value = serde_json::from_str(line.expect("a line in the log")).unwrap();
+    let line = logged_line(&scene, "was given up").await;
     assert_eq!(find(&line, "event").as_deref(), Some(id));
     assert!(find(&line, "body").unwrap().contains(&key.id), "{line}");
     let left: u64 = redis::cmd("ZCARD")
