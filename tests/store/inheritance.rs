@@ -129,7 +129,7 @@ async fn what_a_killed_gateway_counted_last_survives_an_emptied_redis_once_the_n
         .flat_map(|one| one.faults)
         .collect();
     assert_eq!(faults, Vec::<String>::new());
-    // The ledger is there first if Redis was emptied between the two, after the first gateway's rows were sent once already.
+    // The ledger is back first if Redis was emptied while the gateway sent the rows at its start: the counts were sent before.
     eventually("the count is restored", async || {
         let mut ask = redis::cmd("HGET");
         ask.arg(counts_of(&key)).arg(used_field(this_day()));
