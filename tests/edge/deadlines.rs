@@ -1,12 +1,13 @@
 //! What a client may not take its time for.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use harness::client::{HOST, Until};
 use harness::upstream::Script;
 use harness::{Behaviour, Call, IssuedKey, PATIENCE, Protocol, Scene, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::frames::{
     DATA, END_STREAM, Frame, GOAWAY, PING, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire,
@@ -532,15 +533,21 @@ async fn an_http2_client_that_makes_an_answer_late_pays_for_it() {
     scene.expect_used(&key, 1).await;
 }
 
+/// A server that buffers little of what it does not read.
+fn small_buffered() -> (TcpListener, SocketAddr) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(256 * 1024).unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(8).unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
 #[tokio::test]
 async fn a_server_that_takes_a_body_slowly_has_no_more_time_than_any() {
     /// The server takes eight mebibytes a second at most.
     const BODY_BYTES: usize = 100 * 1024 * 1024;
-    let listener = TcpSocket::new_v4().unwrap();
-    listener.set_recv_buffer_size(256 * 1024).unwrap();
-    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let listener = listener.listen(8).unwrap();
-    let address = listener.local_addr().unwrap();
+    let (listener, address) = small_buffered();
     tokio::spawn(async move {
         let (mut socket, _) = listener.accept().await.unwrap();
         let mut part = [0; 64 * 1024];
@@ -571,11 +578,7 @@ async fn a_server_that_takes_a_body_slowly_has_no_more_time_than_any() {
 async fn a_server_that_reads_nothing_of_a_body_fails_and_the_request_is_refunded() {
     const BODY_BYTES: usize = 64 * 1024 * 1024;
     for protocol in ["http1", "http2"] {
-        let listener = TcpSocket::new_v4().unwrap();
-        listener.set_recv_buffer_size(256 * 1024).unwrap();
-        listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let listener = listener.listen(8).unwrap();
-        let address = listener.local_addr().unwrap();
+        let (listener, address) = small_buffered();
         tokio::spawn(async move {
             let (mut socket, _) = listener.accept().await.unwrap();
             if protocol == "http2" {

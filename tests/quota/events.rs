@@ -1,6 +1,7 @@
 //! Keys near their limits: each share of a key and day is reported once, by all gateways together, and delivered at least once.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -28,19 +29,15 @@ fn builder(store: Store) -> SceneBuilder {
 
 /// With a webhook at `receiver`.
 fn telling(store: Store, receiver: &RecordingUpstream) -> SceneBuilder {
-    telling_within(store, receiver, "2s")
+    telling_with(store, receiver.address(), "timeout: 2s")
 }
 
-/// The same with a timeout of its own.
-fn telling_within(
-    store: Store,
-    receiver: &RecordingUpstream,
-    timeout: &'static str,
-) -> SceneBuilder {
-    let url = format!("http://{}/hooks/quota?token=s3cr3t", receiver.address());
+/// With a webhook at `receiver` that has these settings.
+fn telling_with(store: Store, receiver: SocketAddr, settings: &'static str) -> SceneBuilder {
+    let url = format!("http://{receiver}/hooks/quota?token=s3cr3t");
     builder(store).spec(move |spec| {
         spec.extra_yaml = format!(
-            "events: {{ webhook: {{ url: \"{url}\", secret: \"{SECRET}\", timeout: {timeout} }} }}"
+            "events: {{ webhook: {{ url: \"{url}\", secret: \"{SECRET}\", {settings} }} }}"
         );
     })
 }
@@ -232,14 +229,9 @@ async fn a_clock_that_leaps_for_a_moment_gives_up_no_event() {
 #[tokio::test]
 async fn an_unreachable_webhook_is_logged_without_what_its_url_may_keep_secret() {
     let receiver = RecordingUpstream::start().await;
-    let url = receiver.address();
+    let gone = receiver.address();
     drop(receiver);
-    let scene = builder(Store::Embedded)
-        .spec(move |spec| {
-            spec.extra_yaml = format!(
-                "events: {{ webhook: {{ url: \"http://{url}/hooks?token=s3cr3t\", secret: \"{SECRET}\" }} }}"
-            );
-        })
+    let scene = telling_with(Store::Embedded, gone, "timeout: 2s")
         .start()
         .await;
     let key = scene.issue("starter").await;
@@ -255,13 +247,7 @@ async fn an_event_that_is_older_than_give_up_is_logged_and_not_sent_again() {
     const TWO_MINUTES_MS: i64 = 120_000;
     let receiver = RecordingUpstream::start().await;
     receiver.behave(|_| Behaviour::Status(503));
-    let url = format!("http://{}/hooks/quota", receiver.address());
-    let scene = builder(Store::Redis)
-        .spec(move |spec| {
-            spec.extra_yaml = format!(
-                "events: {{ shares: [80%], webhook: {{ url: \"{url}\", secret: \"{SECRET}\", give_up: 1m }} }}"
-            );
-        })
+    let scene = telling_with(Store::Redis, receiver.address(), "give_up: 1m")
         .start()
         .await;
     let key = scene.issue("starter").await;
@@ -393,7 +379,7 @@ async fn a_gateway_that_is_asked_to_end_lets_another_deliver_at_once() {
         let receiver = RecordingUpstream::start().await;
         receiver.always(Behaviour::Status(200));
         // The right to deliver lasts ten seconds longer than the timeout, hence longer than this test has patience.
-        let mut scene = telling_within(store, &receiver, "60s")
+        let mut scene = telling_with(store, receiver.address(), "timeout: 60s")
             .gateways(2)
             .start()
             .await;
