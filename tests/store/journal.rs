@@ -11,7 +11,7 @@ use rusqlite::Connection;
 use touchline::clock::Clock;
 use touchline::policy::calendar::{Calendar, Day};
 use touchline::store::redis::{OutageSettings, RedisSettings, RedisStore, Servers, open};
-use touchline::store::{KeyEntry, NodeName, Role, Store, WithoutStore};
+use touchline::store::{KeyEntry, NodeName, RefusalReason, Role, Store, WithoutStore};
 
 use crate::redis_server::RedisServer;
 use crate::suite::{ZONE, charge, charge_for, eventually, granted, issue};
@@ -193,4 +193,43 @@ async fn a_journal_that_was_created_without_its_log_gets_one_when_it_is_opened()
     })
     .await;
     assert_eq!(store.health().without_store, WithoutStore::Serves);
+}
+
+/// Transactions in the log of the journal, beside which a connection must be open: the frames that end one have the size of the database in
+/// their heads (SQLite's file format, section 4.1).
+fn transactions(directory: &Path) -> usize {
+    let log = std::fs::read(directory.join(format!("{JOURNAL}-wal"))).unwrap();
+    let page: usize = u32::from_be_bytes(log[8..12].try_into().unwrap()) as usize;
+    let ends = |frame: &&[u8]| frame.len() >= 8 && frame[4..8] != [0; 4];
+    log[32..].chunks(24 + page).filter(ends).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_interval_is_few_transactions_however_many_keys_it_is_of() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let settings = patient(Servers::Url(server.url()));
+    let command: Arc<dyn Store> = open(settings, Role::Command, ZONE, Clock::system())
+        .await
+        .unwrap();
+    let mut keys = Vec::new();
+    for _ in 0..100 {
+        keys.push(issue(&command).await);
+    }
+    let (store, day) = (gateway(&server, directory.path(), NEVER).await, this_day());
+    let reader = journal(directory.path());
+    let read = || {
+        reader.query_row("SELECT count(*) FROM sheets", [], |row| {
+            row.get::<_, i64>(0)
+        })
+    };
+    assert_eq!(read().unwrap(), 0);
+    // No count changes with a refusal, so the day of each key is found in the ledger.
+    for key in &keys {
+        store.refused(key, day, &"markets".into(), RefusalReason::Tier);
+    }
+    let before = transactions(directory.path());
+    store.close(Duration::from_secs(10)).await;
+    assert_eq!(read().unwrap(), keys.len() as i64);
+    let made = transactions(directory.path()) - before;
+    assert!(made <= 8, "{made} transactions for {} keys", keys.len());
 }

@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
+use parking_lot::{Mutex, MutexGuard};
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
@@ -89,6 +90,8 @@ impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Job for Query
 /// The journal of a gateway. Dropping it ends its thread when all is written.
 pub struct Journal {
     jobs: mpsc::Sender<Box<dyn Job>>,
+    /// Held while jobs of one transaction are queued.
+    gathering: Arc<Mutex<()>>,
     /// The common prefix of this process's producers.
     process: String,
     trouble: Arc<LastFailure>,
@@ -109,6 +112,7 @@ impl Journal {
     ) -> Result<Journal, StoreError> {
         // This channel allocates as needed; std's channel of this length takes 20 MiB at once.
         let (jobs, taken) = mpsc::channel(WAITING_MAX);
+        let gathering = Arc::new(Mutex::new(()));
         let trouble = Arc::new(LastFailure::empty());
         let (of_path, of_store) = (path.clone(), identity.clone());
         let open = move || file::open(&of_path, &of_store);
@@ -118,6 +122,7 @@ impl Journal {
             identity,
             connection: None,
             file: None,
+            gathering: gathering.clone(),
             trouble: trouble.clone(),
         };
         if let Ok(connection) = opened {
@@ -131,6 +136,7 @@ impl Journal {
             .map_err(|error| StoreError::Failed(format!("the journal's thread: {error}")))?;
         Ok(Journal {
             jobs,
+            gathering,
             process: process.to_owned(),
             trouble,
         })
@@ -157,6 +163,12 @@ impl Journal {
         self.queue(1, move |connection| {
             rows::serve(connection, &count, &totals, allowance)
         })
+    }
+
+    /// Until the guard is dropped, no transaction begins: what is queued meanwhile is written in as few as possible. It must not be
+    /// held for long, since charges without Redis wait for it too.
+    pub fn gather(&self) -> MutexGuard<'_, ()> {
+        self.gathering.lock()
     }
 
     /// Writes the current rows of a key's day, all or none. Does not wait: the receiver gets the result when they are on disk.
@@ -283,6 +295,8 @@ struct JournalWriter {
     connection: Option<HeldConnection>,
     /// The file of the first opening.
     file: Option<Arc<HeldFile>>,
+    /// See [`Journal::gather`].
+    gathering: Arc<Mutex<()>>,
     trouble: Arc<LastFailure>,
 }
 
@@ -292,6 +306,7 @@ impl JournalWriter {
             let Some(first) = taken.blocking_recv() else {
                 return;
             };
+            drop(self.gathering.lock());
             let mut rows = first.rows();
             let mut group = vec![first];
             while rows < GROUP_ROWS

@@ -433,24 +433,20 @@ impl OutageService {
         let mut all_written = true;
         // Later changes are for the next turn.
         for _ in 0..self.accounts.changed_count().div_ceil(NOTED_TOGETHER) {
-            let noted = self
-                .accounts
-                .note_changes_with(NOTED_TOGETHER, |day, count| self.note(day, Some(count)));
-            let noted = noted.into_iter();
+            let noted = self.note_changed().into_iter();
             all_written &= self
                 .written(noted.map(|(changed, noted)| (Some(changed), noted)))
                 .await;
         }
         // Refused requests, and the rows of the ledger that Redis now has.
-        for days in self.ledger.parts_to_note() {
-            for days in days.chunks(NOTED_TOGETHER) {
-                let noted = days.iter().map(|day| {
-                    let note = |count| self.note(*day, count);
-                    (None, self.accounts.note_with(*day, note))
-                });
-                let noted: Vec<_> = noted.collect();
-                all_written &= self.written(noted.into_iter()).await;
+        let mut days = self.ledger.days_to_note();
+        loop {
+            let noted = self.note_some(&mut days);
+            if noted.is_empty() {
+                break;
             }
+            let noted = noted.into_iter();
+            all_written &= self.written(noted.map(|noted| (None, noted))).await;
         }
         let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
         let settled = self.clock.watch.settled_at().map(Timestamp::as_second);
@@ -458,6 +454,22 @@ impl OutageService {
         let retention = self.guard.link.names.keeping.retention_seconds();
         let kept = self.journal.keep(nodes, now, settled, retention).await;
         all_written & kept.is_ok()
+    }
+
+    /// Queues the days of some changed accounts for the journal.
+    fn note_changed(&self) -> Vec<(Changed, QueuedDay)> {
+        let _gathering = self.journal.gather();
+        self.accounts
+            .note_changes_with(NOTED_TOGETHER, |day, count| self.note(day, Some(count)))
+    }
+
+    /// Queues the first of these days for the journal.
+    fn note_some(&self, days: &mut impl Iterator<Item = KeyAndDate>) -> Vec<QueuedDay> {
+        let _gathering = self.journal.gather();
+        let noted = days
+            .take(NOTED_TOGETHER)
+            .map(|day| self.accounts.note_with(day, |count| self.note(day, count)));
+        noted.collect()
     }
 
     /// Queues a key's day for the journal, with the count taken while its account is locked. The totals are read after the
@@ -474,10 +486,14 @@ impl OutageService {
     }
 
     /// Returns whether all of it is on disk; the rest is marked to be written again. The journal itself logs why, once.
-    async fn written(&self, noted: impl Iterator<Item = (Option<Changed>, QueuedDay)>) -> bool {
+    async fn written(
+        &self,
+        noted: impl DoubleEndedIterator<Item = (Option<Changed>, QueuedDay)>,
+    ) -> bool {
         tokio::task::yield_now().await;
         let mut all_written = true;
-        for (changed, noted) in noted {
+        // The last reply first, after which none is waited for: a wake-up for each would take longer than the writing.
+        for (changed, noted) in noted.rev() {
             if matches!(noted.written.await, Ok(Ok(()))) {
                 continue;
             }

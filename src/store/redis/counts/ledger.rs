@@ -246,9 +246,9 @@ impl ProcessLedger {
         self.totals.of(page.place.0).end_writing(page, written);
     }
 
-    /// The days of keys to be written to the journal, part by part.
-    pub fn parts_to_note(&self) -> impl Iterator<Item = Vec<KeyAndDate>> {
-        self.totals.parts().map(|shard| shard.lock().to_note())
+    /// The days of keys to be written to the journal, read part by part.
+    pub fn days_to_note(&self) -> impl Iterator<Item = KeyAndDate> {
+        self.totals.parts().flat_map(|shard| shard.lock().to_note())
     }
 
     /// Passes the rows of a key's day that changed, or were stored in Redis, since the last call; none if there are none.
