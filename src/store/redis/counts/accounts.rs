@@ -106,6 +106,8 @@ pub struct Pending {
     is_watched: bool,
     /// How often one has taken from it, wrapping.
     turns: u64,
+    /// Whether the last one took more than one account.
+    last_took_several: bool,
 }
 
 /// Granted units: taken by the caller, or refunded when dropped.

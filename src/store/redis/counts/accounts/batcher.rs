@@ -100,6 +100,12 @@ impl Accounts {
         tokio::spawn(Box::pin(batcher.flush_due()));
     }
 
+    /// Whether further accounts are expected to be queued at the same time as one that was just queued. With few requests none are; once
+    /// there are more than the batchers send at once, batches have several. In a cluster, each account has a batcher of its own.
+    fn expect_more(&self) -> bool {
+        self.together_max() == 1 || self.due.lock().last_took_several
+    }
+
     /// The most accounts in one call, whatever their keys.
     pub(super) fn together_max(&self) -> usize {
         match self.guard.link.is_cluster() || self.apart.load(Ordering::Relaxed) {
@@ -258,7 +264,8 @@ impl Batcher {
         match self.watches {
             true => self.watch().await,
             // Requests that are ready now queue their accounts first, so that their calls share a batch.
-            false => tokio::task::yield_now().await,
+            false if self.accounts.expect_more() => tokio::task::yield_now().await,
+            false => {}
         }
         while self.take_due() {
             self.flush().await;
@@ -293,6 +300,7 @@ impl Batcher {
             }
             due.turns = due.turns.wrapping_add(1);
             let slots = due.take(self.accounts.guard.link.is_cluster() && !apart, together);
+            due.last_took_several = slots.len() > 1;
             (slots, due.slots.is_empty())
         };
         // In a cluster, each account has started one.
