@@ -38,12 +38,15 @@ async fn gateway(server: &RedisServer, directory: &Path, interval: Duration) -> 
     open(settings, role, ZONE, Clock::system()).await.unwrap()
 }
 
-async fn issued(server: &RedisServer) -> Arc<KeyEntry> {
+async fn command(server: &RedisServer) -> Arc<dyn Store> {
     let settings = patient(Servers::Url(server.url()));
-    let command: Arc<dyn Store> = open(settings, Role::Command, ZONE, Clock::system())
+    open(settings, Role::Command, ZONE, Clock::system())
         .await
-        .unwrap();
-    issue(&command).await
+        .unwrap()
+}
+
+async fn issued(server: &RedisServer) -> Arc<KeyEntry> {
+    issue(&command(server).await).await
 }
 
 /// The day that it is.
@@ -207,10 +210,7 @@ fn transactions(directory: &Path) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_interval_is_few_transactions_however_many_keys_it_is_of() {
     let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let settings = patient(Servers::Url(server.url()));
-    let command: Arc<dyn Store> = open(settings, Role::Command, ZONE, Clock::system())
-        .await
-        .unwrap();
+    let command = command(&server).await;
     let mut keys = Vec::new();
     for _ in 0..100 {
         keys.push(issue(&command).await);
