@@ -2,10 +2,13 @@
 
 pub mod breaker;
 pub mod cluster;
+pub mod connection;
+pub mod dial;
 pub mod guard;
 pub mod line;
 pub mod link;
 pub mod preparation;
+pub mod replies;
 pub mod request;
 pub mod script;
 pub mod slots;

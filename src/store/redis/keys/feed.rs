@@ -258,7 +258,7 @@ impl Feed {
         link.require()?;
         let made = link.made();
         let name = link.names.feed();
-        let mut stream = ChangeStream::new(link.connect_apart(&name).await?, name);
+        let stream = ChangeStream::new(link.connect_apart(&name).await?, name);
         let mut run_ids = link.run_ids().await;
         run_ids.insert(stream.run_id().await?);
         let mut follower = FeedConnection {

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, FromRedisValue, InfoDict, Value};
 use tokio::time::timeout;
 
 use super::codec::{parse_place, stream_id};
 use crate::store::StoreError;
+use crate::store::redis::wire::connection::RedisConnection;
 use crate::store::redis::wire::request::{is_absent, parsed};
 
 /// How long one read of the stream blocks, and how late a reply may be.
@@ -19,7 +19,7 @@ pub const READ_MAX: usize = 1_000;
 
 /// A connection to the server that has the stream.
 pub struct ChangeStream {
-    connection: MultiplexedConnection,
+    connection: RedisConnection,
     /// The stream's name.
     name: String,
 }
@@ -38,23 +38,23 @@ pub type StreamEntries = Vec<(String, HashMap<String, String>)>;
 
 impl ChangeStream {
     /// The stream of this name behind a connection.
-    pub fn new(connection: MultiplexedConnection, name: String) -> ChangeStream {
+    pub fn new(connection: RedisConnection, name: String) -> ChangeStream {
         ChangeStream { connection, name }
     }
 
     /// The server's name for its own process.
-    pub async fn run_id(&mut self) -> Result<String, StoreError> {
+    pub async fn run_id(&self) -> Result<String, StoreError> {
         let ask = redis::cmd("INFO").arg("server").take();
-        let value = patient(READ_LATE, ask.query_async(&mut self.connection)).await?;
+        let value = patient(READ_LATE, self.connection.ask(&ask)).await?;
         let info: InfoDict = parsed(value)?;
         Ok(info.get("run_id").unwrap_or_default())
     }
 
     /// The present state.
-    pub async fn state(&mut self) -> Result<StreamState, StoreError> {
+    pub async fn state(&self) -> Result<StreamState, StoreError> {
         let ask = Cmd::xinfo_stream(&self.name);
         let reply = async {
-            match ask.query_async(&mut self.connection).await {
+            match self.connection.ask(&ask).await {
                 Err(error) if is_absent(&error) => Ok(Value::Nil),
                 reply => reply,
             }
@@ -79,7 +79,7 @@ impl ChangeStream {
 
     /// Why changes after `place` may be missing from the stream in this state; `None` if they are not.
     pub async fn lost(
-        &mut self,
+        &self,
         state: &StreamState,
         place: u128,
     ) -> Result<Option<&'static str>, StoreError> {
@@ -92,19 +92,19 @@ impl ChangeStream {
         Ok(None)
     }
 
-    async fn holds(&mut self, place: u128) -> Result<bool, StoreError> {
+    async fn holds(&self, place: u128) -> Result<bool, StoreError> {
         let range = Cmd::xrange(&self.name, stream_id(place), stream_id(place));
-        let value = patient(READ_LATE, range.query_async(&mut self.connection)).await?;
+        let value = patient(READ_LATE, self.connection.ask(&range)).await?;
         Ok(!parsed::<Vec<Value>>(value)?.is_empty())
     }
 
     /// Waits up to a second for changes after `place`, and returns up to [`READ_MAX`].
-    pub async fn read(&mut self, place: u128) -> Result<StreamEntries, StoreError> {
+    pub async fn read(&self, place: u128) -> Result<StreamEntries, StoreError> {
         let mut read = redis::cmd("XREAD");
         read.arg(("COUNT", READ_MAX));
         read.arg(("BLOCK", READ_BLOCKS.as_millis() as u64));
         read.arg(("STREAMS", &self.name, stream_id(place)));
-        let reply = read.query_async(&mut self.connection);
+        let reply = self.connection.ask(&read);
         let value = patient(READ_BLOCKS + READ_LATE, reply).await?;
         let streams = parsed::<Option<Vec<(String, StreamEntries)>>>(value)?;
         let streams = streams.unwrap_or_default().into_iter();

@@ -16,12 +16,12 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::node::ClusterNode;
+use super::connection::RedisConnection;
 use super::line::ServerLine;
 use super::preparation::Preparation;
 use super::request::{LinkError, jittered, pipeline};
@@ -379,11 +379,11 @@ impl Cluster {
     }
 
     /// A connection of its own to the node that keeps `name`.
-    pub async fn connect_apart(&self, name: &str) -> Result<MultiplexedConnection, StoreError> {
+    pub async fn connect_apart(&self, name: &str) -> Result<RedisConnection, StoreError> {
         self.refresh().await?;
         let slot = super::slots::slot(name.as_bytes());
         let address = self.node_of(Some(slot))?.address.clone();
-        Ok(self.topology.node(address).dial(None).await?.connection)
+        Ok(self.topology.node(address).dial().await?.connection)
     }
 
     /// The map of this moment.
@@ -454,12 +454,12 @@ impl Cluster {
 
     async fn ask_seed(&self, address: &Address) -> Result<ClusterView, StoreError> {
         let node = self.topology.node(address.clone());
-        let mut connection = node.dial(Some(MAP_TIMEOUT)).await?.connection;
-        let questions = ClusterView::questions();
-        let answers = connection.send_packed_commands(&questions, 0, questions.len());
-        let answers = answers
-            .await
-            .map_err(|error| StoreError::Unavailable(format!("{address}: {error}")))?;
+        let connection = node.dial().await?.connection;
+        let unavailable =
+            |why: &dyn std::fmt::Display| StoreError::Unavailable(format!("{address}: {why}"));
+        let answers = timeout(MAP_TIMEOUT, connection.ask_each(&ClusterView::questions())).await;
+        let answers = answers.map_err(|_| unavailable(&"no answer in time"))?;
+        let answers = answers.map_err(|error| unavailable(&error))?;
         ClusterView::read(address, answers)
     }
 

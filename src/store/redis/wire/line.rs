@@ -12,14 +12,15 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, Value};
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
+use super::connection::RedisConnection;
 use super::preparation::{Preparation, begin};
 use super::request::{IS_REPLICA, LinkError, breaks, is_replica, jittered, refused};
 use super::topology::{Address, Dialled, Topology};
+use crate::clock::timer::Timers;
 use crate::policy::failure_log::LoggedReasons;
 use crate::store::StoreError;
 
@@ -46,6 +47,7 @@ pub struct ServerLine {
     down_since: Mutex<Option<std::time::Instant>>,
     made: Arc<AtomicU64>,
     timeouts: AtomicU32,
+    timers: Timers,
     broken: Notify,
 }
 
@@ -66,6 +68,7 @@ impl ServerLine {
             down_since: Mutex::new(Some(std::time::Instant::now())),
             made,
             timeouts: AtomicU32::new(0),
+            timers: Timers::default(),
             broken: Notify::new(),
         }
     }
@@ -122,9 +125,8 @@ impl ServerLine {
     /// [`LinkError::Refused`].
     pub async fn query(&self, command: &Cmd, deadline: Instant) -> Result<Value, LinkError> {
         let live = self.live()?;
-        let mut connection = live.connection.clone();
-        let reply = command.query_async(&mut connection);
-        self.reply(&live, reply, deadline).await
+        self.reply(&live, live.connection.ask(command), deadline)
+            .await
     }
 
     /// The result of each command of a pipeline, which is sent in one write. An error of one does not affect the others.
@@ -138,8 +140,7 @@ impl ServerLine {
             Ok(live) => live,
             Err(error) => return all(error),
         };
-        let mut connection = live.connection.clone();
-        let values = connection.send_packed_commands(pipeline, 0, pipeline.len());
+        let values = live.connection.ask_each(pipeline);
         let result = |value| match value {
             Value::ServerError(error) => Err(self.failed(&live, error.into())),
             value => Ok(value),
@@ -160,14 +161,12 @@ impl ServerLine {
         reply: impl Future<Output = Result<T, redis::RedisError>>,
         deadline: Instant,
     ) -> Result<T, LinkError> {
-        match timeout_at(deadline, reply).await {
-            Ok(Err(error)) if error.is_timeout() => Err(self.timed_out(live)),
-            Err(_) => Err(self.timed_out(live)),
-            Ok(result) => {
-                self.timeouts.store(0, Ordering::Relaxed);
-                result.map_err(|error| self.failed(live, error))
-            }
-        }
+        let deadline = deadline.min(Instant::now() + self.response_timeout);
+        let Some(result) = self.timers.wait(deadline, reply).await else {
+            return Err(self.timed_out(live));
+        };
+        self.timeouts.store(0, Ordering::Relaxed);
+        result.map_err(|error| self.failed(live, error))
     }
 
     /// The error of a command. The connection is dropped if it is unusable after it.
@@ -234,8 +233,8 @@ impl ServerLine {
     pub async fn connect(&self) -> Result<(), StoreError> {
         let patience = PREPARE_TIMEOUT_MIN.max(2 * self.response_timeout);
         let attempt = async {
-            let dialled = self.server.dial(Some(self.response_timeout)).await?;
-            let prepared = timeout(patience, self.prepare(dialled.connection.clone())).await;
+            let dialled = self.server.dial().await?;
+            let prepared = timeout(patience, self.prepare(&dialled.connection)).await;
             let prepared = prepared.unwrap_or_else(|_| {
                 Err(StoreError::Unavailable(
                     "connected, but no answer in time".into(),
@@ -264,10 +263,10 @@ impl ServerLine {
         Ok(())
     }
 
-    async fn prepare(&self, mut connection: MultiplexedConnection) -> Result<(), StoreError> {
+    async fn prepare(&self, connection: &RedisConnection) -> Result<(), StoreError> {
         match &self.preparation {
-            Some(preparation) => preparation.prepare(&mut connection).await,
-            None => begin(&mut connection).await,
+            Some(preparation) => preparation.prepare(connection).await,
+            None => begin(connection).await,
         }
     }
 
@@ -303,8 +302,6 @@ impl ServerLine {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncWriteExt;
-
     use super::*;
     use crate::policy::store_settings::RedisSettings;
 
@@ -316,13 +313,10 @@ mod tests {
         tokio::spawn(async move {
             let mut open = Vec::new();
             loop {
-                let (mut socket, _) = listener.accept().await.unwrap();
-                // As many as there may be commands of the client library.
-                socket.write_all(&b"+OK\r\n".repeat(8)).await.unwrap();
-                open.push(socket);
+                open.push(listener.accept().await.unwrap());
             }
         });
-        let (former, next) = (server.dial(None).await, server.dial(None).await);
+        let (former, next) = (server.dial().await, server.dial().await);
         let [former, next] = [former, next].map(|dialled| Arc::new(dialled.unwrap()));
         let line = ServerLine::new(server, None, Duration::from_secs(1), Arc::default());
         line.live.store(Some(former.clone()));

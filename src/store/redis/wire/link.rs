@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, FromRedisValue, InfoDict, Pipeline, ToRedisArgs, Value};
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
+use super::connection::RedisConnection;
 use super::line::ServerLine;
 use super::preparation::Preparation;
 use super::request::{LinkError, parsed, pipeline, read_time};
@@ -294,9 +294,9 @@ impl RedisLink {
     }
 
     /// A connection of its own to where `name` is kept, for blocking commands; its calls have no timeout but the caller's.
-    pub async fn connect_apart(&self, name: &str) -> Result<MultiplexedConnection, StoreError> {
+    pub async fn connect_apart(&self, name: &str) -> Result<RedisConnection, StoreError> {
         match &self.way {
-            Way::Server(_) => Ok(self.topology.dial(None).await?.connection),
+            Way::Server(_) => Ok(self.topology.dial().await?.connection),
             Way::Cluster(cluster) => cluster.connect_apart(name).await,
         }
     }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use redis::aio::ConnectionLike;
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisResult, Value};
 
+use super::connection::RedisConnection;
 use super::request::{IS_REPLICA, breaks, is_replica, parsed, pipeline, read_time};
 use super::script::{CHARGE, REGISTER, SIGN_IN, Script};
 use super::zone::{EmptyStore, is_same, set_zones};
@@ -28,7 +28,7 @@ impl Preparation {
     /// Checks that the one server of the store answers and counts by this calendar, loads the scripts, and learns its time. A
     /// gateway sets the zone of an empty store; a command does so before it writes (`operations::preparing`). Takes two round trips,
     /// for a command one: a server may be far away.
-    pub async fn prepare(&self, connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
+    pub async fn prepare(&self, connection: &RedisConnection) -> Result<(), StoreError> {
         let name = self.names.zone();
         let asked = self.clock.ask();
         // Nothing is written yet: a server that refuses writes can still be read.
@@ -41,7 +41,7 @@ impl Preparation {
             EmptyStore::Left => {}
             EmptyStore::Claimed if is_found => {
                 // A replica can be read, too, but breaks the connection with the first write.
-                if let Err(error) = write_nothing().exec_async(connection).await
+                if let Err(error) = connection.ask(&write_nothing()).await
                     && breaks(&error)
                 {
                     return Err(failed(error));
@@ -51,8 +51,7 @@ impl Preparation {
                 // Of several gateways that find the store empty, the first one sets its zone.
                 let mut claim = set_zones([&name], &self.zone);
                 claim.get(&name);
-                let mut replies: Vec<Value> =
-                    claim.query_async(connection).await.map_err(failed)?;
+                let mut replies = all(connection.ask_each(&claim).await)?;
                 is_same(replies.pop().unwrap_or(Value::Nil), &self.zone)?;
             }
         }
@@ -61,7 +60,7 @@ impl Preparation {
 }
 
 /// Loads the scripts into the server of a connection, which answers then. One that cannot save refuses PING, but not these.
-pub async fn begin(connection: &mut impl ConnectionLike) -> Result<(), StoreError> {
+pub async fn begin(connection: &RedisConnection) -> Result<(), StoreError> {
     let [] = begin_with([], connection).await?;
     Ok(())
 }
@@ -69,17 +68,15 @@ pub async fn begin(connection: &mut impl ConnectionLike) -> Result<(), StoreErro
 /// As [`begin`], with further commands in the same round trip. Returns their replies.
 async fn begin_with<const N: usize>(
     further: [Cmd; N],
-    connection: &mut impl ConnectionLike,
+    connection: &RedisConnection,
 ) -> Result<[Value; N], StoreError> {
     let loading = SCRIPTS.iter().map(|script| script.loading());
     let commands = pipeline(loading.chain(further));
-    let replies = connection.req_packed_commands(&commands, 0, commands.len());
-    let mut replies = replies.await.map_err(failed)?.into_iter();
+    let mut replies = all(connection.ask_each(&commands).await)?.into_iter();
     for (script, sha) in SCRIPTS.iter().zip(&mut replies) {
-        script.loaded(parsed(sha.extract_error().map_err(failed)?)?);
+        script.loaded(parsed(sha)?);
     }
-    let replies: Result<Vec<Value>, _> = replies.map(Value::extract_error).collect();
-    let replies = replies.map_err(failed)?;
+    let replies = Vec::from_iter(replies);
     replies.try_into().map_err(|replies: Vec<Value>| {
         StoreError::Unavailable(format!("{} replies for {N} commands", replies.len()))
     })
@@ -92,6 +89,12 @@ const SCRIPTS: [&Script; 3] = [&CHARGE, &SIGN_IN, &REGISTER];
 /// writes.
 pub fn write_nothing() -> Cmd {
     redis::cmd("EVAL").arg(("#!lua\nreturn 1", 0)).take()
+}
+
+/// The replies, or the first error among them.
+fn all(replies: RedisResult<Vec<Value>>) -> Result<Vec<Value>, StoreError> {
+    let checked = |replies: Vec<Value>| replies.into_iter().map(Value::extract_error).collect();
+    replies.and_then(checked).map_err(failed)
 }
 
 fn failed(error: redis::RedisError) -> StoreError {

@@ -10,30 +10,20 @@ use std::fmt;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, FromRedisValue,
-    IntoConnectionInfo, RedisConnectionInfo, TlsCertificates, Value,
-};
+use redis::{ConnectionAddr, FromRedisValue, IntoConnectionInfo, RedisConnectionInfo, Value};
 use tokio::time::timeout;
 
+use super::connection::RedisConnection;
+use super::dial::{dial, tls_config};
 use crate::policy::store_settings::{RedisSettings, RedisTls, Servers, without_password};
 use crate::store::StoreError;
 use crate::store::redis::identity::StoreIdentity;
 
-/// How long sent bytes may remain unacknowledged before the kernel closes the connection.
-const USER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a connection is idle before the kernel sends a keepalive probe.
-const KEEPALIVE: Duration = Duration::from_secs(5);
 /// The least time that connecting may take, handshakes included; a longer `store.redis.timeout` applies here too.
 const CONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
 /// The least time that connecting to a sentinel and its reply may take: the replies of the others wait for one that is down. A longer
 /// `store.redis.timeout` applies here too.
 const SENTINEL_TIMEOUT_MIN: Duration = Duration::from_millis(300);
-/// Commands that may queue in the client before callers wait; their deadlines run meanwhile.
-const QUEUE_MAX: usize = 1_024;
-
 /// A server's host and port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
@@ -80,7 +70,7 @@ impl fmt::Display for Address {
 /// A connection, and the server that the sentinels named for it.
 pub struct Dialled {
     /// The connection.
-    pub connection: MultiplexedConnection,
+    pub connection: RedisConnection,
     /// `None` without sentinels.
     pub master: Option<Address>,
 }
@@ -156,7 +146,12 @@ impl Topology {
             sentinel_timeout: SENTINEL_TIMEOUT_MIN.max(settings.timeout),
         };
         // An unreadable certificate is reported now, not at the first connection.
-        topology.client(&topology.first(), &topology.login)?;
+        topology
+            .tls
+            .as_ref()
+            .map(tls_config)
+            .transpose()
+            .map_err(StoreError::Failed)?;
         Ok(topology)
     }
 
@@ -215,14 +210,13 @@ impl Topology {
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] with the reason.
-    pub async fn dial(&self, response_timeout: Option<Duration>) -> Result<Dialled, StoreError> {
+    pub async fn dial(&self) -> Result<Dialled, StoreError> {
         let master = self.named_master().await?;
         let address = master.clone().unwrap_or_else(|| self.first());
-        let (login, patience) = (&self.login, self.connect_timeout);
-        let reached = self.reach(&address, login, patience, response_timeout);
-        let mut connection = reached.await?;
+        let patience = self.connect_timeout;
+        let connection = self.reach(&address, &self.login, patience).await?;
         if master.is_some() {
-            verify_master(&address, &mut connection, patience).await?;
+            verify_master(&address, &connection, patience).await?;
         }
         Ok(Dialled { connection, master })
     }
@@ -264,11 +258,10 @@ impl Topology {
         master: &str,
     ) -> Result<(u64, Address), StoreError> {
         let (login, patience) = (&self.sentinel_login, self.sentinel_timeout);
-        let mut connection = self.reach(sentinel, login, patience, None).await?;
-        let value: Value = redis::cmd("SENTINEL")
-            .arg("MASTER")
-            .arg(master)
-            .query_async(&mut connection)
+        let connection = self.reach(sentinel, login, patience).await?;
+        let ask = redis::cmd("SENTINEL").arg(("MASTER", master)).take();
+        let value = connection
+            .ask(&ask)
             .await
             .map_err(|error| no_server(format!("{sentinel}: {error}")))?;
         let named = HashMap::<String, String>::from_redis_value(value)
@@ -287,46 +280,15 @@ impl Topology {
         address: &Address,
         login: &RedisConnectionInfo,
         patience: Duration,
-        response_timeout: Option<Duration>,
-    ) -> Result<MultiplexedConnection, StoreError> {
-        let client = self.client(address, login)?;
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(patience))
-            .set_response_timeout(response_timeout)
-            .set_pipeline_buffer_size(QUEUE_MAX);
-        let dialled = client.get_multiplexed_async_connection_with_config(&config);
-        // The library's timeout does not cover all of the handshakes.
-        match timeout(2 * patience, dialled).await {
+    ) -> Result<RedisConnection, StoreError> {
+        let tls = self.tls.as_ref().map(tls_config).transpose();
+        let tls = tls.map_err(StoreError::Failed)?;
+        // Once more for the handshakes and the login.
+        match timeout(2 * patience, dial(&address.host, address.port, tls, login)).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(error)) => Err(no_server(format!("{address}: {error}"))),
             Err(_) => Err(no_server(format!("{address}: no connection in time"))),
         }
-    }
-
-    fn client(&self, address: &Address, login: &RedisConnectionInfo) -> Result<Client, StoreError> {
-        let (host, port) = (address.host.clone(), address.port);
-        let tcp = TcpSettings::default()
-            .set_nodelay(true)
-            .set_keepalive(redis::io::tcp::socket2::TcpKeepalive::new().with_time(KEEPALIVE))
-            .set_user_timeout(USER_TIMEOUT);
-        let made = |addr: ConnectionAddr| -> Result<ConnectionInfo, redis::RedisError> {
-            let info = addr.into_connection_info()?;
-            Ok(info.set_redis_settings(login.clone()).set_tcp_settings(tcp))
-        };
-        let failed = |error: redis::RedisError| StoreError::Failed(format!("{address}: {error}"));
-        let Some(tls) = &self.tls else {
-            let info = made(ConnectionAddr::Tcp(host, port)).map_err(failed)?;
-            return Client::open(info).map_err(failed);
-        };
-        // The first installation wins: every module of this program installs the same provider.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let info = made(ConnectionAddr::TcpTls {
-            host,
-            port,
-            insecure: false,
-            tls_params: None,
-        });
-        Client::build_with_tls(info.map_err(failed)?, certificates(tls)?).map_err(failed)
     }
 }
 
@@ -352,11 +314,11 @@ impl fmt::Display for Topology {
 /// Checks that the server is a master: a demoted one accepts no writes, and a sentinel may not know yet that it was demoted.
 async fn verify_master(
     address: &Address,
-    connection: &mut MultiplexedConnection,
+    connection: &RedisConnection,
     patience: Duration,
 ) -> Result<(), StoreError> {
     let asked = async {
-        let value: Value = redis::cmd("ROLE").query_async(connection).await?;
+        let value = connection.ask(&redis::cmd("ROLE")).await?;
         let mut fields = Vec::<Value>::from_redis_value(value)?.into_iter();
         String::from_redis_value(fields.next().unwrap_or(Value::Nil))
             .map_err(redis::RedisError::from)
@@ -371,24 +333,6 @@ async fn verify_master(
             "{address}: connected, but no answer in time"
         ))),
     }
-}
-
-fn certificates(tls: &RedisTls) -> Result<TlsCertificates, StoreError> {
-    let read = |file: &std::path::Path| {
-        std::fs::read(file)
-            .map_err(|error| StoreError::Failed(format!("cannot read {}: {error}", file.display())))
-    };
-    let client_tls = match &tls.identity {
-        Some((certificate, private_key)) => Some(ClientTlsConfig {
-            client_cert: read(certificate)?,
-            client_key: read(private_key)?,
-        }),
-        None => None,
-    };
-    Ok(TlsCertificates {
-        client_tls,
-        root_cert: tls.ca_file.as_deref().map(read).transpose()?,
-    })
 }
 
 fn addresses(texts: &[String]) -> Result<Vec<Address>, StoreError> {
