@@ -176,7 +176,7 @@ async fn a_user_that_redis_refuses_is_named_in_readyz_with_the_remedy() {
         (
             "ACL SETUSER touchline >other <PASSWORD",
             "ACL SETUSER touchline >PASSWORD <other",
-            "AuthenticationFailed",
+            "WRONGPASS",
         ),
         (
             "ACL SETUSER touchline -script|load",

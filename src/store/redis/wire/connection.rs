@@ -33,20 +33,20 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 /// An open connection; it is closed when this is dropped.
 pub struct RedisConnection {
-    exchange: Arc<Mutex<Exchange>>,
+    traffic: Arc<Mutex<Traffic>>,
     task: AbortHandle,
 }
 
 impl RedisConnection {
     /// A connection over a stream on which nothing was sent yet, or only what was answered.
     pub fn over(stream: impl Stream + 'static) -> RedisConnection {
-        let exchange = Arc::new(Mutex::new(Exchange::over(Box::new(stream))));
+        let traffic = Arc::new(Mutex::new(Traffic::over(Box::new(stream))));
         let task = tokio::spawn({
-            let exchange = exchange.clone();
-            poll_fn(move |context| exchange.lock().poll(context))
+            let traffic = traffic.clone();
+            poll_fn(move |context| traffic.lock().poll(context))
         });
         let task = task.abort_handle();
-        RedisConnection { exchange, task }
+        RedisConnection { traffic, task }
     }
 
     /// The reply to a command.
@@ -72,12 +72,12 @@ impl RedisConnection {
 
     async fn send(&self, commands: &[u8], replies: usize) -> RedisResult<Vec<Value>> {
         let (to, awaited) = oneshot::channel();
-        let awaits = Awaited {
+        let awaits = AwaitedReplies {
             missing: replies,
             replies: Vec::with_capacity(replies),
             to,
         };
-        let task = self.exchange.lock().send(commands, awaits);
+        let task = self.traffic.lock().send(commands, awaits);
         if let Some(task) = task {
             task.wake();
         }
@@ -94,18 +94,18 @@ impl Drop for RedisConnection {
 }
 
 /// Commands of one caller, of which replies are awaited.
-struct Awaited {
+struct AwaitedReplies {
     missing: usize,
     replies: Vec<Value>,
     to: oneshot::Sender<RedisResult<Vec<Value>>>,
 }
 
 /// What is on its way on a connection.
-struct Exchange {
+struct Traffic {
     stream: Box<dyn Stream>,
     /// Commands that are not written yet.
     unsent: BytesMut,
-    awaited: VecDeque<Awaited>,
+    awaited: VecDeque<AwaitedReplies>,
     /// Replies that are not complete yet.
     received: BytesMut,
     search: ReplySearch,
@@ -115,9 +115,9 @@ struct Exchange {
     broken: Option<String>,
 }
 
-impl Exchange {
-    fn over(stream: Box<dyn Stream>) -> Exchange {
-        Exchange {
+impl Traffic {
+    fn over(stream: Box<dyn Stream>) -> Traffic {
+        Traffic {
             stream,
             unsent: BytesMut::new(),
             awaited: VecDeque::new(),
@@ -129,7 +129,7 @@ impl Exchange {
     }
 
     /// Writes commands if no other one is awaited. Returns the task that has to write them otherwise.
-    fn send(&mut self, commands: &[u8], awaits: Awaited) -> Option<Waker> {
+    fn send(&mut self, commands: &[u8], awaits: AwaitedReplies) -> Option<Waker> {
         if let Some(why) = &self.broken {
             let _ = awaits.to.send(Err(broken(why)));
             return None;
@@ -138,24 +138,29 @@ impl Exchange {
         self.unsent.extend_from_slice(commands);
         self.awaited.push_back(awaits);
         let task = self.task.clone();
-        if !is_alone {
-            return Some(task);
+        // What the stream does not take now is written by the task, which the stream wakes; an error is found by the task too.
+        if is_alone
+            && !matches!(
+                self.write(&mut Context::from_waker(&task)),
+                Poll::Ready(Err(_))
+            )
+        {
+            return None;
         }
-        // What the stream does not take now is written by the task, which it wakes.
-        if let Poll::Ready(Err(error)) = self.write(&mut Context::from_waker(&task)) {
-            self.end(&error.to_string());
-        }
-        None
+        Some(task)
     }
 
-    /// Writes and reads until the connection is broken, as its task.
+    /// Reads and writes until the connection is broken, as its task. What was received is read even if nothing can be written.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if !self.task.will_wake(context.waker()) {
             self.task = context.waker().clone();
         }
-        let error = match self.write(context) {
-            Poll::Ready(Err(error)) => error,
-            Poll::Ready(Ok(())) | Poll::Pending => ready!(self.read(context)),
+        let error = match self.read(context) {
+            Poll::Ready(error) => error,
+            Poll::Pending => match self.write(context) {
+                Poll::Ready(Err(error)) => error,
+                Poll::Ready(Ok(())) | Poll::Pending => return Poll::Pending,
+            },
         };
         self.end(&error.to_string());
         Poll::Ready(())
@@ -230,4 +235,130 @@ fn shrink(empty: &mut BytesMut) {
 
 fn broken(why: &str) -> RedisError {
     io::Error::other(why.to_owned()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
+
+    use super::*;
+
+    /// A connection, and the server's end, which takes so many bytes before they are read.
+    fn made(capacity: usize) -> (RedisConnection, DuplexStream) {
+        let (stream, server) = duplex(capacity);
+        (RedisConnection::over(stream), server)
+    }
+
+    fn echo(text: &str) -> Cmd {
+        redis::cmd("ECHO").arg(text).take()
+    }
+
+    async fn reads(server: &mut DuplexStream, expected: &Cmd) {
+        let expected = expected.get_packed_command();
+        let mut read = vec![0; expected.len()];
+        server.read_exact(&mut read).await.unwrap();
+        assert_eq!(read, expected);
+    }
+
+    fn begun(future: Pin<&mut impl Future>) {
+        let polled = future.poll(&mut Context::from_waker(Waker::noop()));
+        assert!(polled.is_pending());
+    }
+
+    #[tokio::test]
+    async fn a_lone_command_is_written_by_its_caller_and_others_by_the_task() {
+        let (connection, mut server) = made(1_024);
+        let (lone, other) = (echo("lone"), echo("other"));
+        let mut first = pin!(connection.ask(&lone));
+        let mut second = pin!(connection.ask(&other));
+        begun(first.as_mut());
+        // The task has not run yet: nothing was awaited.
+        let lone_length = lone.get_packed_command().len();
+        let mut read = vec![0; 1_024];
+        let mut at_once = pin!(server.read(&mut read));
+        let polled = at_once
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(polled, Poll::Ready(Ok(length)) if length == lone_length));
+        begun(second.as_mut());
+        reads(&mut server, &other).await;
+        server.write_all(b"+1\r\n:2\r\n").await.unwrap();
+        assert_eq!(first.await.unwrap(), Value::SimpleString("1".into()));
+        assert_eq!(second.await.unwrap(), Value::Int(2));
+    }
+
+    #[tokio::test]
+    async fn each_caller_gets_its_own_replies_when_others_stop_waiting_or_are_refused() {
+        let (connection, mut server) = made(1_024);
+        let commands = ["a", "b", "c"].map(echo);
+        let pipeline = super::super::request::pipeline(commands.clone());
+        let [a, b, _] = &commands;
+        let mut dropped = Box::pin(connection.ask_each(&pipeline));
+        begun(dropped.as_mut());
+        drop(dropped);
+        let (refused, kept, sent) = tokio::join!(connection.ask(a), connection.ask(b), async {
+            for command in commands.iter().chain([a, b]) {
+                reads(&mut server, command).await;
+            }
+            for part in ["+1\r\n+2", "\r\n+3\r\n-WRONG ", "thing\r\n$1\r\n", "4\r\n"] {
+                server.write_all(part.as_bytes()).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+        });
+        assert_eq!(refused.unwrap_err().code(), Some("WRONG"));
+        assert_eq!(kept.unwrap(), Value::BulkString(b"4".to_vec()));
+        assert_eq!(sent, ());
+    }
+
+    #[tokio::test]
+    async fn more_than_the_stream_takes_is_written_as_it_takes_it() {
+        let (connection, mut server) = made(16);
+        let large = echo(&"x".repeat(100 * 1_024));
+        let (reply, ()) = tokio::join!(connection.ask(&large), async {
+            reads(&mut server, &large).await;
+            server.write_all(b"$-1\r\n").await.unwrap();
+        });
+        assert_eq!(reply.unwrap(), Value::Nil);
+        assert!(connection.traffic.lock().unsent.capacity() <= KEPT_MAX);
+    }
+
+    #[tokio::test]
+    async fn a_broken_connection_fails_what_is_awaited_and_what_is_sent_later() {
+        for (sent, why) in [
+            ("", "the server closed the connection"),
+            ("HTTP/1.1 400\r\n", "no reply of Redis"),
+            ("+1\r\n+2\r\n+3\r\n", "no reply of Redis"),
+        ] {
+            let (connection, mut server) = made(1_024);
+            let [a, b, c] = ["a", "b", "c"].map(echo);
+            let (first, second, ()) = tokio::join!(connection.ask(&a), connection.ask(&b), async {
+                reads(&mut server, &a).await;
+                server.write_all(sent.as_bytes()).await.unwrap();
+                drop(server);
+            });
+            let are_answered = sent.starts_with('+');
+            assert_eq!(
+                (first.is_ok(), second.is_ok()),
+                (are_answered, are_answered)
+            );
+            let awaited = tokio::time::timeout(Duration::from_secs(60), connection.ask(&c));
+            let error = awaited.await.unwrap().unwrap_err();
+            assert!(
+                error.is_io_error() && error.to_string().contains(why),
+                "{error}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_dropped_connection_is_closed_though_its_server_does_not_answer() {
+        let (connection, mut server) = made(1_024);
+        let hanging = echo("hanging");
+        begun(pin!(connection.ask(&hanging)));
+        reads(&mut server, &hanging).await;
+        drop(connection);
+        assert_eq!(server.read(&mut [0]).await.unwrap(), 0);
+    }
 }

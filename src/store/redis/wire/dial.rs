@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::select_ok;
 use pingora::tls::load_platform_certs_incl_env_into_store;
-use redis::{Cmd, RedisConnectionInfo, RedisResult};
+use redis::{Pipeline, RedisConnectionInfo, RedisResult};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -17,7 +17,6 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio_rustls::TlsConnector;
 
 use super::connection::RedisConnection;
-use super::request::pipeline;
 use crate::policy::store_settings::RedisTls;
 
 /// How long sent bytes may remain unacknowledged before the kernel closes the connection.
@@ -25,7 +24,7 @@ const USER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a connection is idle before the kernel sends a keepalive probe.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// Connects to a server and logs in. Takes no longer than its caller waits.
+/// Connects to a server and logs in. It has no deadline of its own.
 ///
 /// # Errors
 /// Those of the system, of TLS and of the login; the message never shows a password.
@@ -59,17 +58,17 @@ pub async fn dial(
 }
 
 async fn log_in(connection: &RedisConnection, login: &RedisConnectionInfo) -> RedisResult<()> {
-    let password = login.password().map(|password| {
-        let mut command = redis::cmd("AUTH");
-        command.arg(login.username()).arg(password).take()
-    });
-    let database = Some(login.db()).filter(|database| *database != 0);
-    let database = database.map(|database| Cmd::new().arg("SELECT").arg(database).take());
-    let commands = pipeline(password.into_iter().chain(database));
-    let replies = connection.ask_each(&commands).await?;
+    let mut commands = Pipeline::new();
+    if let Some(password) = login.password() {
+        commands.cmd("AUTH").arg(login.username()).arg(password);
+    }
+    if login.db() != 0 {
+        commands.cmd("SELECT").arg(login.db());
+    }
+    let replies = connection.ask_each(&commands).await?.into_iter();
     replies
-        .into_iter()
-        .try_for_each(|reply| reply.extract_error().map(drop))
+        .map(|reply| reply.extract_error().map(drop))
+        .collect()
 }
 
 /// The settings of TLS towards the servers.

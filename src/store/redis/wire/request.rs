@@ -110,15 +110,12 @@ pub const IS_REPLICA: &str = "refuses writes, because it is a replica: name the 
 /// The remedy for an error of a user.
 pub const PERMISSIONS: &str = "check the user and password of store.redis, and that the user has the permissions that docs/redis-and-outages.md names";
 
-/// Whether Redis refused a user or a permission, by the text of an error, which has a code or the client library's word for it.
+/// Whether Redis refused a user or a permission, by the text of an error, which has its code or the client library's word for it.
 pub fn is_of_user(error: &str) -> bool {
-    const WORDS: [&str; 6] = [
+    const WORDS: [&str; 4] = [
         "NoPerm",
-        "AuthenticationFailed",
         "NOAUTH",
         "WRONGPASS",
-        // Of `SELECT`, as the client library reports it.
-        "has no permissions",
         // Of a command of a script.
         "The user executing the script can't",
     ];
@@ -191,7 +188,7 @@ mod tests {
                 true,
             ),
             (
-                "cache:1: Password authentication failed - AuthenticationFailed",
+                "cache:1: \"WRONGPASS\": invalid username-password pair or user is disabled.",
                 true,
             ),
             ("\"NOAUTH\": Authentication required.", true),
@@ -200,7 +197,7 @@ mod tests {
                 true,
             ),
             (
-                "cache:1: Redis server refused to switch database - Server(ResponseError): User u has no permissions to run the 'select' command",
+                "cache:1: NoPerm: User u has no permissions to run the 'select' command",
                 true,
             ),
             ("ResponseError: unknown command 'EVAL'", false),

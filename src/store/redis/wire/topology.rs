@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::{ConnectionAddr, FromRedisValue, IntoConnectionInfo, RedisConnectionInfo, Value};
+use rustls::ClientConfig;
 use tokio::time::timeout;
 
 use super::connection::RedisConnection;
@@ -24,6 +25,7 @@ const CONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
 /// The least time that connecting to a sentinel and its reply may take: the replies of the others wait for one that is down. A longer
 /// `store.redis.timeout` applies here too.
 const SENTINEL_TIMEOUT_MIN: Duration = Duration::from_millis(300);
+
 /// A server's host and port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
@@ -146,12 +148,7 @@ impl Topology {
             sentinel_timeout: SENTINEL_TIMEOUT_MIN.max(settings.timeout),
         };
         // An unreadable certificate is reported now, not at the first connection.
-        topology
-            .tls
-            .as_ref()
-            .map(tls_config)
-            .transpose()
-            .map_err(StoreError::Failed)?;
+        topology.tls_config()?;
         Ok(topology)
     }
 
@@ -275,14 +272,18 @@ impl Topology {
         named.ok_or_else(|| no_server(format!("{sentinel}: its reply cannot be read")))
     }
 
+    fn tls_config(&self) -> Result<Option<ClientConfig>, StoreError> {
+        let config = self.tls.as_ref().map(tls_config).transpose();
+        config.map_err(StoreError::Failed)
+    }
+
     async fn reach(
         &self,
         address: &Address,
         login: &RedisConnectionInfo,
         patience: Duration,
     ) -> Result<RedisConnection, StoreError> {
-        let tls = self.tls.as_ref().map(tls_config).transpose();
-        let tls = tls.map_err(StoreError::Failed)?;
+        let tls = self.tls_config()?;
         // Once more for the handshakes and the login.
         match timeout(2 * patience, dial(&address.host, address.port, tls, login)).await {
             Ok(Ok(connection)) => Ok(connection),
