@@ -226,6 +226,34 @@ async fn a_gateway_killed_in_an_outage_is_settled_by_the_next_one_which_is_not_g
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_gateway_had_served_counts_in_the_next_ones_next_outage() {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    granted(store.charge(charge(&key, day, 100, 20)).await);
+    server.kill();
+    away(&store).await;
+    granted(store.charge(charge(&key, day, 100, 50)).await);
+    drop(store);
+    let next = gateway(server.url(), directory.path(), |_| ()).await;
+    server.restart().await;
+    // Often before the journaled units are sent, so that it is granted at a lower count.
+    eventually("a charge is granted", async || {
+        let charged = next.charge(charge(&key, day, 100, 1)).await;
+        matches!(charged, Ok(Decision::Granted { .. })).then_some(())
+    })
+    .await;
+    eventually_counted(&server, &key, day, 71).await;
+    eventually("nothing is pending", async || {
+        (next.health().pending_units == 0).then_some(())
+    })
+    .await;
+    server.kill();
+    away(&next).await;
+    assert_eq!(served_until_refused(&next, &key, day, 100).await, 29);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_emptied_while_the_gateway_restarts_is_filled_from_the_journal() {
     let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
     let (key, day) = (issued(&server).await, today());

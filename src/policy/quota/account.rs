@@ -421,6 +421,13 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.known
     }
 
+    /// Notes how many units the store counted after units of another producer were merged: the last count may lack them.
+    pub fn note_merged(&mut self, used: u64) {
+        if let Some(known) = &mut self.known {
+            known.used = known.used.max(used);
+        }
+    }
+
     /// The count with which the store's last reply refused such a cost, if it did.
     pub fn refused(&self, cost: u32, terms: &WaiterTerms<C>) -> Option<u64> {
         let denial = self.denial.as_ref()?;

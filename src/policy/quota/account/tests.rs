@@ -312,3 +312,17 @@ fn the_last_refusal_of_the_store_outlives_the_denial_but_not_a_refund_or_a_large
     account.refund(1);
     assert_eq!(account.refused(3, &terms(10)), None);
 }
+
+#[test]
+fn a_known_count_contains_what_was_merged_for_others_and_is_never_lowered_by_it() {
+    let (mut account, now) = (Plain::new(terms(50)), Instant::now());
+    account.note_merged(9);
+    assert_eq!(account.known(), None, "the store has not counted it");
+    account.ask("a", 1, terms(50), now);
+    let call = begin(&mut account).unwrap();
+    account.settle(call.number, &reply(Code::Granted, 1, 1), now);
+    for (merged, known) in [(41, 41), (7, 41)] {
+        account.note_merged(merged);
+        assert_eq!(account.used_since(now), Some(known));
+    }
+}

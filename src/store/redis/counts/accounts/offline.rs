@@ -238,7 +238,8 @@ impl Accounts {
         }
     }
 
-    /// Sends Redis the counts of another producer; grants nothing.
+    /// Sends Redis the counts of another producer; grants nothing. This gateway's own count of the day then contains them: once they are
+    /// settled, they no longer count as others' units that Redis lacks.
     pub async fn merge(&self, row: &CountRow) -> Result<(), LinkError> {
         let entry = self.keys.get(row.key);
         let mut argument = self.argument(1);
@@ -258,7 +259,15 @@ impl Accounts {
         });
         let record = self.guard.link.names.record(row.key);
         let counts = self.guard.link.names.counts(row.key, row.day.date);
-        self.run(&[record, counts], argument).await?;
+        let replies = self.run(&[record, counts], argument).await?;
+        let slot = self
+            .slots
+            .of(row.key)
+            .get(&(row.key, row.day.date))
+            .cloned();
+        if let Some((slot, reply)) = slot.zip(replies.first()) {
+            slot.state.lock().account.note_merged(reply.used);
+        }
         Ok(())
     }
 }
