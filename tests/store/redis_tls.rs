@@ -3,7 +3,7 @@
 use tokio::sync::OnceCell;
 use touchline::clock::Clock;
 use touchline::store::redis::{RedisSettings, RedisTls, Servers, open};
-use touchline::store::{Role, StoreError};
+use touchline::store::{NodeName, Role, StoreError};
 
 use crate::redis_nodes::{Certificates, Node, words};
 use crate::suite::ZONE;
@@ -87,6 +87,23 @@ async fn a_wrong_password_is_refused_without_being_shown() {
     };
     let why = refusal(settings).await;
     assert!(!why.contains("wr0ng"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_without_a_password_is_the_one_that_is_used() {
+    let users = "--user default on nopass ~other* +@all --user bare on nopass ~t* &* +@all";
+    let node = Node::start(|_| words(users)).await;
+    let settings = |username: &str| RedisSettings {
+        username: Some(username.into()),
+        ..patient(Servers::Url(format!("redis://{}", node.address())))
+    };
+    let role = || Role::Gateway(NodeName("a".into()));
+    // The default user has no right to the names of the store.
+    open(settings("bare"), role(), ZONE, Clock::system())
+        .await
+        .unwrap();
+    let why = refusal(settings("absent")).await;
+    assert!(why.contains("WRONGPASS"), "{why}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -59,8 +59,11 @@ pub async fn dial(
 
 async fn log_in(connection: &RedisConnection, login: &RedisConnectionInfo) -> RedisResult<()> {
     let mut commands = Pipeline::new();
-    if let Some(password) = login.password() {
-        commands.cmd("AUTH").arg(login.username()).arg(password);
+    let (username, password) = (login.username(), login.password());
+    if username.or(password).is_some() {
+        // A user without a password is refused if it needs one, and is not replaced by the default user.
+        let password = password.unwrap_or_default();
+        commands.cmd("AUTH").arg(username).arg(password);
     }
     if login.db() != 0 {
         commands.cmd("SELECT").arg(login.db());
