@@ -51,6 +51,7 @@ mod upkeep;
 mod watched;
 
 use background::Background;
+use entrance::knows_keys;
 pub use error::{ListenError, ServeError};
 pub use handover::Withdrawal;
 use handover::{Handed, Predecessor};
@@ -240,7 +241,7 @@ async fn may_enter(
         return Ok(true);
     };
     tokio::select! {
-        known = predecessor.until_keys_are_known(|| store.freshness().usable) => {
+        known = predecessor.until_keys_are_known(|| knows_keys(store)) => {
             known?;
             let unknown = unknown_tiers(store, config);
             match unknown.is_empty() {

@@ -17,6 +17,7 @@ use super::handover::{Offer, Predecessor};
 use super::listeners::{Bound, Listeners};
 use crate::admin::AdminService;
 use crate::proxy::Gate;
+use crate::store::Store;
 
 /// Accepts connections at `listeners`, after replacing the predecessor if there is one, until `watch` changes. A successor that requests
 /// them at `upgrade`, if that is configured, and takes over wakes `succeeded`.
@@ -35,7 +36,7 @@ pub async fn open(
     };
     let offer = upgrade.map(|place| {
         let store = gate.store.clone();
-        let known = Box::new(move || store.freshness().usable);
+        let known = Box::new(move || knows_keys(&*store));
         Offer::prepare(place, listeners.spares()?, known)
     });
     let offer = offer.transpose().map_err(not_offered)?;
@@ -57,4 +58,9 @@ pub async fn open(
     let bound = ready.open(watch);
     let offering = offer.map(|offer| tokio::spawn(offer.serve(succeeded.clone())));
     Ok((bound, offering))
+}
+
+/// Whether a gateway knows keys: one that does is not replaced by one that does not, such as one on another store by mistake.
+pub fn knows_keys(store: &dyn Store) -> bool {
+    store.freshness().usable && !store.keys().is_empty()
 }

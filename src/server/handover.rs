@@ -8,7 +8,7 @@
 //!
 //! Invariants: until the confirmation the successor accepts no connection and does not replace the Unix socket, so a successor that
 //! fails, is killed or hangs before it costs no request and blocks no later upgrade. A successor that the old gateway no longer
-//! waits for does not begin. A gateway with a key table is not replaced by one without.
+//! waits for does not begin. A gateway that knows keys is not replaced by one that knows none.
 //!
 //! A process that may open the Unix socket may take over the listeners, so only its owner may open it.
 
@@ -48,7 +48,7 @@ const KEYS_LOOK: Duration = Duration::from_millis(50);
 const READY: u8 = b'R';
 /// Follows [`READY`]: the successor begins after a confirmation. Earlier versions begin at once and hang up.
 const AWAITS: u8 = b'A';
-/// The question of a successor without a usable key table: does the old gateway have one?
+/// The question of a successor that knows no key: does the old gateway know one?
 const KNOWS_KEYS: u8 = b'K';
 /// The two answers; the first also confirms [`READY`].
 const YES: u8 = b'Y';
@@ -56,7 +56,7 @@ const NO: u8 = b'N';
 /// The last byte to a successor that the old gateway no longer waits for.
 const GIVEN_UP: u8 = b'G';
 
-/// Whether a gateway has a usable key table now.
+/// Whether a gateway has a usable key table with keys in it now.
 type HasKeyTable = dyn Fn() -> bool + Send + Sync;
 
 /// A listening socket to hand over.
@@ -123,11 +123,10 @@ impl Predecessor {
         Ok((predecessor, handed.collect()))
     }
 
-    /// Waits until `known` returns that this process has a usable key table; does not wait if the old gateway has none either, or has
-    /// ended.
+    /// Waits until `known` returns that this process knows keys; does not wait if the old gateway knows none either, or has ended.
     ///
     /// # Errors
-    /// [`Withdrawal::NoKeys`] if it has none after [`KEYS_PATIENCE`].
+    /// [`Withdrawal::NoKeys`] if it knows none after [`KEYS_PATIENCE`].
     pub async fn until_keys_are_known(
         &mut self,
         known: impl Fn() -> bool,
@@ -138,7 +137,7 @@ impl Predecessor {
         match knows_keys(&mut self.0).await {
             Ok(YES) => await_keys(known, &mut self.0).await?,
             Ok(NO) => {
-                tracing::warn!("neither this gateway nor the running one has a key table yet")
+                tracing::warn!("neither this gateway nor the running one knows any key yet")
             }
             Ok(_) => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
             // The question was not read. A gateway that read it and hung up exists, but is of a version that does not know it.
@@ -187,16 +186,16 @@ fn last_answer(mut stream: UnixStream) -> io::Result<u8> {
 /// Why a successor ends and the running gateway continues.
 #[derive(Debug, thiserror::Error)]
 pub enum Withdrawal {
-    /// The successor has no usable key table.
+    /// The successor knows no key.
     #[error(
-        "the key table could not be loaded within {} s, but the running gateway has one and continues to serve; check that \
-         the store answers (touchline store status), then upgrade again",
+        "the store has no key that could be loaded within {} s, but the running gateway knows keys and continues to serve; check \
+         that the store is the same and answers (touchline store status), then upgrade again",
         KEYS_PATIENCE.as_secs()
     )]
     NoKeys,
-    /// The running gateway did not answer whether it has one.
+    /// The running gateway did not answer whether it knows keys.
     #[error(
-        "the key table is not loaded, and the running gateway does not answer whether it has one ({0}); it was not replaced; check \
+        "no key is loaded, and the running gateway does not answer whether it knows keys ({0}); it was not replaced; check \
         that the store answers (touchline store status), then upgrade again"
     )]
     Unreported(#[from] io::Error),

@@ -47,6 +47,12 @@ async fn a_successor_that_does_not_come_up_leaves_the_gateway_as_it_was() {
             ["Asia/Tokyo", ""],
         ),
         (renamed, 1, ["no tier starter", "no tier enterprise"]),
+        // It is a database of its own, which is created.
+        (
+            good.replace("touchline.db", "mistyped.db"),
+            1,
+            ["store has no key", "touchline store status"],
+        ),
     ] {
         std::fs::write(&next, at_socket(&text)).unwrap();
         let message = run_on(&next, &["serve", "--upgrade"]).await.failed(code);

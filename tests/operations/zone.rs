@@ -58,7 +58,7 @@ fn nine_hours_ahead() -> Vec<u8> {
 
 #[tokio::test]
 async fn the_machines_own_table_of_zones_changes_no_quota_day() {
-    let mut scene = Scene::builder(TOUCHLINE)
+    let scene = Scene::builder(TOUCHLINE)
         .spec(|spec| spec.timezone = ZONE.into())
         .start()
         .await;
