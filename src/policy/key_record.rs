@@ -207,6 +207,14 @@ pub enum Unusable {
 }
 
 impl KeyRecord {
+    /// Whether this record takes the place of another one of the same key: the later version does, but none that is not revoked takes
+    /// that of a revoked one. Versions are times: after a leap of a clock and a loss of data, a revocation may have an earlier one than a
+    /// change that was made before it.
+    pub fn replaces(&self, other: &KeyRecord) -> bool {
+        let rank = |record: &KeyRecord| (record.state == KeyState::Revoked, record.version);
+        rank(self) > rank(other)
+    }
+
     /// The text that is searched for keys: id, customer and label, a line each, in lower case.
     pub fn search_text(&self) -> String {
         let label = self.label.as_deref().unwrap_or_default();

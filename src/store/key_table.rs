@@ -1,7 +1,7 @@
 //! A gateway's replica of the key table in memory.
 //!
-//! Found by digest, read without a lock. An entry is replaced only by a newer version, so that changes may arrive late,
-//! doubled or out of order. It owns no connection: stores feed it.
+//! Found by digest, read without a lock. An entry is replaced only by a newer version, and a revoked one only by a revoked one, so
+//! that changes may arrive late, doubled or out of order. It owns no connection: stores feed it.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, VecDeque};
@@ -207,7 +207,7 @@ impl KeyTable {
         self.keys.entry(id)
     }
 
-    /// Adds a record unless a newer or equal version is present. Returns whether it was added.
+    /// Adds a record unless one is present that it does not replace ([`KeyRecord::replaces`]). Returns whether it was added.
     pub fn apply(&self, mut record: KeyRecord) -> bool {
         let mut writing = self.writing.lock();
         let by_id = self.keys.by_id.pin();
@@ -215,7 +215,7 @@ impl KeyTable {
         let old = by_id.get(&record.id).cloned();
         if old
             .as_ref()
-            .is_some_and(|old| old.record.version >= record.version)
+            .is_some_and(|old| !record.replaces(&old.record))
         {
             return false;
         }
@@ -441,7 +441,8 @@ mod tests {
         assert_eq!(change(2, "pro", KeyState::Suspended), "pro 2");
         assert_eq!(change(3, "gold", KeyState::Active), "gold 1, pro 1");
         assert_eq!(change(4, "gold", KeyState::Revoked), "pro 1");
-        assert_eq!(change(5, "pro", KeyState::Active), "pro 2");
+        // Nothing replaces a revocation, whatever its version.
+        assert_eq!(change(5, "pro", KeyState::Active), "pro 1");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use touchline::clock::Clock;
 use touchline::policy::api_key::{ApiKey, KeyId, KeyPrefix, os_entropy};
 use touchline::policy::key_record::{KeyRecord, KeyState};
 use touchline::store::redis::{RedisSettings, RedisStore, open};
-use touchline::store::{ChangeError, KeyEntry, NodeName, Role, Store, StoreError};
+use touchline::store::{ChangeError, Decision, KeyEntry, NodeName, Role, Store, StoreError};
 
 use crate::log_lines::log_lines;
 use crate::redis_server::RedisServer;
@@ -22,6 +22,8 @@ use crate::tcp_proxy::TcpProxy;
 const HOUR: Duration = Duration::from_secs(3_600);
 /// What the contract calls current: an unknown key is refused with a 401 only by a replica at most this old.
 const KEYS_AGE_MAX: Duration = Duration::from_secs(5);
+
+const RECORD_SCRIPT: &str = include_str!("../../src/store/redis/record.lua");
 
 /// A Redis and a directory for a gateway's replica.
 struct Site {
@@ -88,6 +90,14 @@ impl Site {
             .unwrap()
     }
 
+    /// Has a record stored that no command wrote.
+    async fn put(&self, record: &KeyRecord) {
+        let name = format!("touchline:k:{{{}}}", record.id);
+        let (version, packed) = (record.version.to_string(), packed(record));
+        self.report(&["HSET", &name, "ver", &version, "rec", &packed])
+            .await;
+    }
+
     /// Whether a name is in Redis.
     async fn has(&self, name: &str) -> bool {
         self.report(&["EXISTS", name]).await == redis::Value::Int(1)
@@ -110,6 +120,10 @@ impl Site {
     async fn calls_of(&self, command: &str) -> u64 {
         self.calls().await.get(command).copied().unwrap_or(0)
     }
+}
+
+fn packed(record: &KeyRecord) -> String {
+    serde_json::to_string(record).unwrap()
 }
 
 async fn revoked(store: &Arc<dyn Store>, key: &KeyEntry) -> KeyRecord {
@@ -656,23 +670,14 @@ async fn the_periodic_walk_finds_what_no_feed_reported_and_writes_back_what_redi
     let revoked = revoked(&command, &outdated).await;
     has_record(&gateway, &lost.record).await;
     has_record(&gateway, &revoked).await;
-    let name = |id: KeyId| format!("touchline:k:{{{id}}}");
-    let put = async |record: &KeyRecord| {
-        let (version, packed) = (
-            record.version.to_string(),
-            serde_json::to_string(record).unwrap(),
-        );
-        let name = name(record.id);
-        site.report(&["HSET", &name, "ver", &version, "rec", &packed])
-            .await;
-    };
     let untold = KeyRecord {
         version: 7,
         ..new_record("pro")
     };
-    put(&untold).await;
-    put(&outdated.record).await;
-    site.report(&["DEL", &name(lost.record.id)]).await;
+    site.put(&untold).await;
+    site.put(&outdated.record).await;
+    let name = format!("touchline:k:{{{}}}", lost.record.id);
+    site.report(&["DEL", &name]).await;
     site.report(&["DEL", &format!("touchline:d:{}", lost.record.digest)])
         .await;
     site.report(&["DEL", "touchline:zone"]).await;
@@ -685,6 +690,61 @@ async fn the_periodic_walk_finds_what_no_feed_reported_and_writes_back_what_redi
     assert!(site.has("touchline:zone").await);
     let found = command.all_keys().await.unwrap();
     assert_eq!(found.len(), 3, "all are in the index");
+}
+
+/// What a change while Redis's clock was ahead leaves, if Redis lost that change before the revocation.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revocation_is_not_replaced_by_a_change_of_a_later_version_that_redis_had_lost() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let gateway = site.gateway().await;
+    for is_charged_first in [false, true] {
+        let issued = issue(&command).await.record.clone();
+        let changed = KeyRecord {
+            version: issued.version + 60_000_000,
+            ..issued.clone()
+        };
+        site.put(&changed).await;
+        gateway.repair().await.unwrap();
+        let judged = gateway.keys().get(issued.id).unwrap();
+        assert_eq!(judged.record, changed);
+        let revoked = KeyRecord {
+            state: KeyState::Revoked,
+            version: issued.version + 1,
+            ..issued
+        };
+        site.put(&revoked).await;
+        match is_charged_first {
+            true => {
+                let charged = gateway.charge(charge(&judged, today(), 10, 1)).await;
+                assert!(matches!(charged, Ok(Decision::KeyChanged)), "{charged:?}");
+            }
+            false => gateway.repair().await.unwrap(),
+        }
+        assert_eq!(gateway.keys().get(revoked.id).unwrap().record, revoked);
+        // A gateway that read Redis before the revocation writes the change back.
+        let name = |kind| format!("touchline:{kind}:{{{}}}", revoked.id);
+        let (version, packed_change) = (changed.version.to_string(), packed(&changed));
+        let words = [
+            "EVAL",
+            RECORD_SCRIPT,
+            "2",
+            &name("k"),
+            &name("a"),
+            "-1",
+            &version,
+            &packed_change,
+            "{}",
+            "",
+        ];
+        assert_eq!(site.report(&words).await, redis::Value::Int(0));
+        is_stored(&site, &revoked).await;
+        eventually("it is saved", async || {
+            let saved = saved_records(&site.replica());
+            (saved.get(revoked.id.as_str()) == Some(&packed(&revoked))).then_some(())
+        })
+        .await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -311,7 +311,9 @@ pub(super) fn import_exported(
         .collect();
     let mut versions = known.clone();
     match &stored {
-        Some(stored) if stored.version >= record.version => counts.keys_held += 1,
+        Some(stored) if stored.version >= record.version || !record.replaces(stored) => {
+            counts.keys_held += 1;
+        }
         Some(_) | None => {
             if let Err(holder) = put(connection, record, stored.as_ref())? {
                 return Ok(Err(secret_in_use(record.id, holder.as_str())));

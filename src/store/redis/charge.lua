@@ -22,19 +22,21 @@
 --            limit    units that all producers together may use (tier plus grants); stated by the caller and never stored
 --            ver      version of the record that the waiting requests were checked against
 --            pid      producer, unique by process and account, preceded by its length (one byte)
---            rec      that record, to replace a lost or older one, preceded by its length (four bytes); 0 replaces nothing
+--            rec      that record, to replace a lost or older one, preceded by its length (four bytes); 0 replaces nothing. A
+--                     revoked record is replaced by a revoked one only
 --            next     one byte: 0 if the next account is of the same day; 1 if s and e of its day follow
 --          window: how long after e the day is closed (seconds)
 --
 -- Reply: one string, now and then the reply for each account in their order
 --   now      the store's time (Unix seconds; a double, as the other numbers without a size)
---   code     one byte: 0 granted; 1 too few units left (grant may be part of want); 3 the store's record is newer (it is in rec);
+--   code     one byte: 0 granted; 1 too few units left (grant may be part of want); 3 the store's record is newer, or revoked (it is in rec);
 --            4 now is outside [s, e); 5 the store has the day with other boundaries. Codes 3, 4 and 5 grant nothing new.
 --   grant    every unit granted to the producer and not acknowledged by this call, whatever the code
 --   t        units used, including grant
 --   ver      version of the record in the store, -1 without one
 --   rec      the record in the store with code 3, else empty; preceded by its length (four bytes)
 local call, format, pack, unpack = redis.call, string.format, struct.pack, struct.unpack
+local function revoked(rec) return rec and string.find(rec, '"state":"revoked"', 1, true) end
 local now = call('TIME')[1] + 0
 local packed, next_day = ARGV[1], 1
 local window, at = unpack('<d', packed)
@@ -49,10 +51,14 @@ for i = 1, #KEYS, 2 do
   local ack, rack, want, cost, limit, ver, pid, rec
   ack, rack, want, cost, limit, ver, pid, rec, next_day, at = unpack('<ddddddBc0I4c0B', packed, at)
 
-  local stored = (call('HGET', record, 'ver') or -1) + 0
+  local stored, refused = (call('HGET', record, 'ver') or -1) + 0, false
   if stored < ver and rec ~= '' then
-    call('HSET', record, 'ver', format('%d', ver), 'rec', rec)
-    stored = ver
+    -- Versions are times: after a leap of the clock and a loss of data, a revocation may have an earlier one than a change before it.
+    refused = not revoked(rec) and revoked(call('HGET', record, 'rec'))
+    if not refused then
+      call('HSET', record, 'ver', format('%d', ver), 'rec', rec)
+      stored = ver
+    end
   end
 
   local granted = 'g' .. pid
@@ -75,7 +81,7 @@ for i = 1, #KEYS, 2 do
   end
 
   local late, grant, code, newer = t - t0, g - ack, 0, ''
-  if stored > ver then
+  if stored > ver or refused then
     code, newer = 3, call('HGET', record, 'rec') or ''
   elseif field ~= used then
     code = 5

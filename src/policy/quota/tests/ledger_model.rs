@@ -76,7 +76,11 @@ impl ModelDay {
         let behind = stored
             .as_ref()
             .is_none_or(|stored| stored.version < call.record.version);
-        if behind && !call.record.packed.is_empty() {
+        let repairs = behind && !call.record.packed.is_empty();
+        let is_revoked = |record: &StoredRecord| record.packed.contains(r#""state":"revoked""#);
+        let refused =
+            repairs && !is_revoked(&call.record) && stored.as_ref().is_some_and(is_revoked);
+        if repairs && !refused {
             *stored = Some(call.record.clone());
         }
         let before = self
@@ -97,7 +101,7 @@ impl ModelDay {
         let mut grant = marks.granted - call.ack;
         let mut record = String::new();
         let code = match (&*stored, self.boundaries) {
-            (Some(stored), _) if stored.version > call.record.version => {
+            (Some(stored), _) if refused || stored.version > call.record.version => {
                 record.clone_from(&stored.packed);
                 Code::KeyChanged
             }

@@ -42,7 +42,8 @@ const TABLES: &str = "
     ) STRICT, WITHOUT ROWID;";
 const KEEP: &str = "INSERT INTO records (id, version, record) VALUES (?1, ?2, ?3)
     ON CONFLICT (id) DO UPDATE SET version = excluded.version, record = excluded.record
-    WHERE excluded.version > version";
+    WHERE (instr(excluded.record, '\"state\":\"revoked\"') > 0, excluded.version)
+        > (instr(record, '\"state\":\"revoked\"') > 0, version)";
 
 /// The source of the changes that a position counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

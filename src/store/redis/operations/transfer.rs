@@ -219,7 +219,9 @@ async fn take_keys(
     let mut newer: Vec<(&KeyRecord, Option<&KeyRecord>)> = Vec::new();
     for (key, stored) in keys.iter().zip(&stored) {
         match stored {
-            Some(stored) if stored.version >= key.record.version => {
+            Some(stored)
+                if stored.version >= key.record.version || !key.record.replaces(stored) =>
+            {
                 taken.keys_held += 1;
                 continue;
             }
