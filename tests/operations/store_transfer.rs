@@ -370,6 +370,17 @@ async fn a_store_that_holds_something_is_not_filled_unless_asked_and_a_rehearsal
         assert_eq!(again["taken"]["keys_held"], 3, "{again}");
         assert_eq!(again["taken"]["key_days_added"], 0, "{again}");
         assert_eq!(holdings(&to).await, before, "{name}");
+        // A later change elsewhere does not undo a revocation.
+        let list = ["keys", "list", "--output", "json"];
+        let keys: Value = serde_json::from_str(&run_on(&to, &list).await.done()).unwrap();
+        let id = keys[0]["id"].as_str().unwrap();
+        run_on(&to, &["keys", "revoke", id, "--yes"]).await.done();
+        run_on(&here, &["keys", "set-label", id, name]).await.done();
+        let merged = copied(&here, &to, &["--merge"]).await;
+        assert_eq!(merged["taken"]["keys_held"], 3, "{merged}");
+        let show = ["keys", "show", id, "--output", "json"];
+        let key: Value = serde_json::from_str(&run_on(&to, &show).await.done()).unwrap();
+        assert_eq!(key["state"], "revoked", "{name}: {key}");
         server.command(&["FLUSHALL"]).await.unwrap();
     }
     let words = ["store", "copy", "--to", "elsewhere"];
