@@ -126,17 +126,18 @@ async fn a_connection_over_http2_whose_server_left_an_upload_unread_gets_no_furt
     scene.expect_used(&key, 7).await;
 }
 
-/// A server that closes a connection with unread bytes resets it: the gateway's next write fails, with the answer still to be read.
-#[tokio::test]
-async fn the_answer_of_a_server_that_closes_without_reading_the_upload_is_passed_on() {
-    const BODY_BYTES: usize = 4 * 1024 * 1024;
+/// The size of an upload that its server does not read: more than the buffers on its way hold.
+const UNREAD_BYTES: usize = 4 * 1024 * 1024;
+
+/// A gateway in front of a server that gives this answer to the first bytes of each request and closes the connection, which resets it:
+/// there are unread bytes.
+async fn answered_unread(answer: &'static str) -> (Scene, IssuedKey) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let upstream = listener.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((mut socket, _)) = listener.accept().await {
             let mut begun = [0; 16];
             let _ = socket.read(&mut begun).await;
-            let answer = "HTTP/1.1 413 Content Too Large\r\nContent-Length: 5\r\nConnection: close\r\n\r\nlarge";
             let _ = socket.write_all(answer.as_bytes()).await;
         }
     });
@@ -150,9 +151,19 @@ async fn the_answer_of_a_server_that_closes_without_reading_the_upload_is_passed
         .start()
         .await;
     let key = scene.issue("starter").await;
+    (scene, key)
+}
+
+/// The gateway's next write fails, with the answer still to be read.
+#[tokio::test]
+async fn the_answer_of_a_server_that_closes_without_reading_the_upload_is_passed_on() {
+    let (scene, key) = answered_unread(
+        "HTTP/1.1 413 Content Too Large\r\nContent-Length: 5\r\nConnection: close\r\n\r\nlarge",
+    )
+    .await;
     for protocol in [Protocol::Http1, Protocol::Http2Tls] {
         for _ in 0..20 {
-            let upload = Call::new("POST", MARKETS).body(vec![b'x'; BODY_BYTES]);
+            let upload = Call::new("POST", MARKETS).body(vec![b'x'; UNREAD_BYTES]);
             let answer = scene.client(protocol).call(upload.key(&key)).await;
             assert_eq!(
                 (answer.status, &*answer.body),
@@ -162,6 +173,24 @@ async fn the_answer_of_a_server_that_closes_without_reading_the_upload_is_passed
         }
     }
     scene.expect_used(&key, 40).await;
+}
+
+#[tokio::test]
+async fn an_answer_of_unknown_length_that_ends_with_a_reset_during_the_upload_is_cut_and_refunded()
+{
+    let (scene, key) = answered_unread("HTTP/1.1 200 OK\r\n\r\n{\"half\":").await;
+    for protocol in [Protocol::Http1, Protocol::Http2Tls] {
+        for _ in 0..20 {
+            let upload = Call::new("POST", MARKETS).body(vec![b'x'; UNREAD_BYTES]);
+            let answer = scene.client(protocol).call(upload.key(&key)).await;
+            assert_eq!(
+                (answer.status, answer.complete),
+                (200, false),
+                "{protocol:?}"
+            );
+        }
+    }
+    scene.expect_used(&key, 0).await;
 }
 
 #[tokio::test]

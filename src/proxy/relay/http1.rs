@@ -44,7 +44,7 @@ pub struct Http1 {
     upload: BodyWriter,
     /// Whether the end of writing was reported, or needs no report.
     is_reported: bool,
-    write_error: Option<Failure>,
+    write_error: Option<io::Error>,
     incoming: BytesMut,
     reading: Http1Reading,
     /// Whether any part of an answer has arrived.
@@ -117,7 +117,7 @@ impl Http1 {
             Poll::Ready(Err(error)) => {
                 // The server may have answered before it disconnected.
                 (self.is_flushed, self.is_reported) = (true, true);
-                self.write_error = Some(Failure::broken(true, error));
+                self.write_error = Some(error);
             }
             Poll::Ready(Ok(())) if !self.is_reported => {
                 self.is_reported = true;
@@ -126,10 +126,10 @@ impl Http1 {
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
         let read = ready!(self.poll_read(context));
-        Poll::Ready(
-            read.map(Some)
-                .map_err(|error| self.write_error.take().unwrap_or(error)),
-        )
+        Poll::Ready(read.map(Some).map_err(|failure| {
+            let write_error = self.write_error.take();
+            write_error.map_or(failure, |error| Failure::broken(true, error))
+        }))
     }
 
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -220,7 +220,10 @@ impl Http1 {
 
     /// The piece or failure when the server has closed the connection.
     fn closed(&mut self) -> Result<Piece, Failure> {
+        // A failed write takes the connection's error: later reads return an end. A broken pipe means that the server had ended its side.
+        let is_ended = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
         if let Http1Reading::Body(_, body) = &mut self.reading
+            && self.write_error.as_ref().is_none_or(is_ended)
             && body.close().is_ok()
         {
             return Ok(Piece::Part(Bytes::new(), true));
