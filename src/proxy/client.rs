@@ -96,12 +96,8 @@ impl<'c> Client<'c> {
         }
     }
 
-    /// The client's failure, if the client has ended the request. Over HTTP/1 only requests without a body to come are checked,
-    /// because the check would read from the body.
+    /// The client's failure, if the client has ended the request.
     pub async fn gone_already(&mut self) -> Option<Failure> {
-        if !self.is_http2() && !self.is_body_done() {
-            return None;
-        }
         match look_at(self.gone()).await {
             Poll::Ready(gone) => Some(gone),
             Poll::Pending => None,

@@ -154,11 +154,9 @@ async fn forward(
     let relayed = if client.turn().is_some_and(|turn| turn.is_missed()) {
         let cause = "other requests of the client's connection took limits.h2_memory for limits.response_write";
         Err(Failure::gateway(cause))
+    } else if let Err(gone) = ask_for_body(client).await {
+        Err(gone)
     } else {
-        if client.head.expects_continue && !client.is_body_done() {
-            // If the client has disconnected, reading its body will show it.
-            let _ = client.ask_for_body().await;
-        }
         let relay = Relay {
             gate,
             client,
@@ -187,6 +185,17 @@ async fn forward(
         }
     }
     Err(failure)
+}
+
+/// Asks for the body if the client waits for that.
+///
+/// # Errors
+/// If the client has disconnected.
+async fn ask_for_body(client: &mut Client<'_>) -> Result<(), Failure> {
+    match client.head.expects_continue && !client.is_body_done() {
+        true => client.ask_for_body().await,
+        false => Ok(()),
+    }
 }
 
 /// Answers a refused request and keeps the connection usable for the next one if that is safe.
