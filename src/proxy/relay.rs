@@ -411,7 +411,7 @@ impl Relay<'_, '_> {
             let cause = "read nothing of the request's body for timeouts.read";
             return Failure::server(ServerFault::Blocked, cause);
         }
-        if !upload.ended() && !self.client.header_passed() {
+        if !upload.ended() {
             // An upstream that sends nothing before it has the whole body waits for the client.
             let cause = "sent nothing of the request's body for timeouts.read";
             return Failure::client(ClientFault::Late, cause);

@@ -22,6 +22,11 @@ const BODY_BYTES_MAX: usize = 64 * 1024;
 
 /// A gateway in front of an upstream that gives this answer to each head, and reads on.
 async fn answered_early(answer: &'static str) -> (Scene, IssuedKey) {
+    answered_early_within(answer, "10s").await
+}
+
+/// The same with this `timeouts.read`.
+async fn answered_early_within(answer: &'static str, read: &'static str) -> (Scene, IssuedKey) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let upstream = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -39,6 +44,7 @@ async fn answered_early(answer: &'static str) -> (Scene, IssuedKey) {
         }
     });
     let scene = Scene::builder(TOUCHLINE)
+        .timeout("read", read)
         .spec(move |spec| {
             spec.upstream = upstream;
             spec.upstream_extra = "protocol: http1".into();
@@ -231,6 +237,23 @@ async fn a_client_that_breaks_its_body_to_get_an_answer_for_nothing_pays_for_it(
     break_length(&mut Wire::open(&scene).await, &key, DATA).await;
     assert_eq!(line(&scene, lines + 1).await["refunded"], false);
     scene.expect_used(&key, lines as u64 + 1).await;
+}
+
+#[tokio::test]
+async fn a_client_that_stalls_its_body_after_a_part_of_the_answer_pays_for_it() {
+    let (scene, key) = answered_early_within(BEGUN, "1s").await;
+    let received = send_after(&scene, &key, b"early", b"").await;
+    let text = received.escape_ascii().to_string();
+    assert!(text.ends_with("early\\r\\n"), "cut: {text}");
+    let mut wire = Wire::open(&scene).await;
+    wire.post(1, MARKETS, &key.key, &[]).await;
+    while wire.next().await.expect("the connection stays").kind != RST_STREAM {}
+    for number in [1, 2] {
+        let line = line(&scene, number).await;
+        assert_eq!(line["outcome"], "client_closed", "{line}");
+        assert_eq!(line["refunded"], false, "{line}");
+    }
+    scene.expect_used(&key, 2).await;
 }
 
 #[tokio::test]
