@@ -15,6 +15,7 @@ use super::settlement;
 use super::well_formed;
 use crate::config::Limits;
 use crate::policy::forwarded::RequestSender;
+use crate::policy::http1::framing::Framing;
 use crate::policy::limit_hit::LimitHit;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::{Malformed, Rejection};
@@ -154,8 +155,8 @@ async fn forward(
     let relayed = if client.turn().is_some_and(|turn| turn.is_missed()) {
         let cause = "other requests of the client's connection took limits.h2_memory for limits.response_write";
         Err(Failure::gateway(cause))
-    } else if let Err(gone) = ask_for_body(client).await {
-        Err(gone)
+    } else if let Err(failure) = begin_body(client).await {
+        Err(failure)
     } else {
         let relay = Relay {
             gate,
@@ -187,15 +188,19 @@ async fn forward(
     Err(failure)
 }
 
-/// Asks for the body if the client waits for that.
+/// Asks for the body if the client waits for that. Waits for the end of one that is announced as empty: its server would have a whole
+/// request, while the client may send more, which makes the request malformed.
 ///
 /// # Errors
-/// If the client has disconnected.
-async fn ask_for_body(client: &mut Client<'_>) -> Result<(), Failure> {
-    match client.head.expects_continue && !client.is_body_done() {
-        true => client.ask_for_body().await,
-        false => Ok(()),
+/// If the client has disconnected or broken the request.
+async fn begin_body(client: &mut Client<'_>) -> Result<(), Failure> {
+    if client.head.expects_continue && !client.is_body_done() {
+        client.ask_for_body().await?;
     }
+    while client.head.framing == Framing::Length(0) && !client.is_body_done() {
+        client.read().await?;
+    }
+    Ok(())
 }
 
 /// Answers a refused request and keeps the connection usable for the next one if that is safe.

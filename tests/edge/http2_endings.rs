@@ -259,6 +259,20 @@ async fn an_http2_body_that_breaks_its_content_length_is_refunded_and_logged() {
             assert_eq!(line["refunded"], true, "{line}");
             assert_eq!(line["status"], 0, "{line}");
         }
+        // A body announced as empty may still begin later; a GET has none.
+        for (method, charged) in [("POST", 1), ("GET", 0)] {
+            stream += 2;
+            let (id, head) = stage.head(stream, method, &[("content-length", "0")], 0);
+            wire.send(&head).await;
+            wire.settle().await;
+            stage.scene.expect_used(&stage.key, charged).await;
+            wire.send(&Frame::new(DATA, END_STREAM, stream, *b"x"))
+                .await;
+            let line = stage.line(&id).await;
+            assert_eq!(line["outcome"], "BAD_REQUEST", "{line}");
+            assert_eq!(line["refunded"], charged == 1, "{line}");
+            ids.push(id);
+        }
         stage.judge(ids.len()).await;
         stage.scene.expect_used(&stage.key, 0).await;
         let malformed = limit_hits(&stage.scene, "h2_malformed").await;

@@ -15,8 +15,6 @@ use tokio::time::Instant;
 
 use super::http1::DRAIN_TIMEOUT;
 use super::piece::Head;
-use crate::policy::http1::framing::Framing;
-use crate::policy::http1::request::RequestHead;
 use crate::policy::rate_limit::{RATE_LIMIT, X_RATE_LIMIT_REMAINING};
 use crate::proxy::connection::allowance::{Obstacle, Turn};
 use crate::proxy::failure::{ClientFault, Failure, look_at};
@@ -34,7 +32,6 @@ const UNREPEATED: [HeaderName; 3] = [X_REQUEST_ID, X_RATE_LIMIT_REMAINING, RATE_
 /// A request's body and its answer.
 pub struct Http2Side {
     body: RecvStream,
-    announces_none: bool,
     has_read: bool,
     is_ended: bool,
     deadline: Instant,
@@ -48,10 +45,9 @@ pub struct Http2Side {
 }
 
 impl Http2Side {
-    /// A request with this head, whose body must arrive within `read_timeout` from now. A client that reads nothing of an answer for
+    /// A request whose body must arrive within `read_timeout` from now. A client that reads nothing of an answer for
     /// `write_timeout` is given up.
     pub fn new(
-        head: &RequestHead,
         body: RecvStream,
         respond: SendResponse<Bytes>,
         turn: Arc<Turn>,
@@ -59,7 +55,6 @@ impl Http2Side {
     ) -> Http2Side {
         Http2Side {
             body,
-            announces_none: head.framing == Framing::Length(0),
             has_read: false,
             is_ended: false,
             deadline: Instant::now() + read_timeout,
@@ -77,12 +72,11 @@ impl Http2Side {
     }
 
     pub(super) fn is_body_done(&self) -> bool {
-        self.is_ended || self.is_body_empty() || self.body.is_end_stream()
+        self.is_ended || self.body.is_end_stream()
     }
 
     pub(super) fn is_body_empty(&self) -> bool {
-        let ends = || self.is_ended || self.body.is_end_stream() || self.announces_none;
-        !self.has_read && ends()
+        !self.has_read && self.is_body_done()
     }
 
     pub(super) async fn read(&mut self) -> Result<Option<Bytes>, Failure> {

@@ -171,7 +171,7 @@ async fn serve_stream(
     };
     let bytes = request_bytes(head_bytes as u64, announced, exchange_bytes);
     let turn = terms.allowance.turn(bytes, kept_bytes(announced)).await;
-    let side = Http2Side::new(&head, body, respond, turn, terms.timeouts);
+    let side = Http2Side::new(body, respond, turn, terms.timeouts);
     let side = Side::Http2(Box::new(side));
     let mut client = Client::new(terms.connection.clone(), head, side);
     Box::pin(serve_request(&terms.gate, &mut client)).await;
