@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use harness::{Behaviour, Client, IssuedKey, Protocol, Scene, eventually};
+use harness::{Behaviour, Call, Client, IssuedKey, Protocol, Scene, eventually};
+use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -252,6 +253,55 @@ async fn an_answer_before_the_end_of_the_body_ends_the_upload_and_its_connection
     assert_eq!((answer.status, &answer.body[..]), (200, &b"own"[..]));
     assert_eq!(upstream.count(), 2);
     scene.expect_used(&key, 2).await;
+}
+
+/// The server reads nothing of a body that is larger than the buffers on its way, and closes, which resets the connection.
+#[tokio::test]
+async fn a_put_is_not_sent_again_after_a_part_of_an_answer() {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    socket.bind(&address.into()).unwrap();
+    // The gateway's buffer grows with the segments.
+    socket.set_recv_buffer_size(2048).unwrap();
+    socket.set_tcp_mss(600).unwrap();
+    socket.listen(8).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let listener = TcpListener::from_std(socket.into()).unwrap();
+    let upstream = listener.local_addr().unwrap();
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(move |spec| {
+            spec.upstream = upstream;
+            spec.upstream_extra = "protocol: http1, ejection: { failures: 0 }".into();
+            spec.endpoints[0].methods.push("PUT".into());
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    for round in 1..=5 {
+        let serve = async {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            for answer in [
+                "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nown",
+                "HTTP/1.1 200 OK\r\nX-Done: 1\r\nConte",
+            ] {
+                let mut head = Vec::new();
+                while !head.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
+                    assert!(socket.read_buf(&mut head).await.unwrap() > 0);
+                }
+                socket.write_all(answer.as_bytes()).await.unwrap();
+            }
+        };
+        let call = async {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+            let upload = Call::new("PUT", MARKETS).body(vec![b'x'; 60_000]);
+            assert_problem(&client.call(upload.key(&key)).await, 500, "INTERNAL_ERROR");
+        };
+        tokio::join!(serve, call);
+        let again = tokio::time::timeout(Duration::ZERO, listener.accept()).await;
+        assert!(again.is_err(), "sent again");
+        scene.expect_used(&key, round).await;
+    }
 }
 
 /// Answers that two readers could take for different ones.

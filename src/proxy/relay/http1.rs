@@ -127,7 +127,8 @@ impl Http1 {
         }
         let read = ready!(self.poll_read(context));
         Poll::Ready(read.map(Some).map_err(|failure| {
-            let write_error = self.write_error.take();
+            // After a part of an answer, what is wrong with that is the cause.
+            let write_error = self.write_error.take().filter(|_| !self.has_answered);
             write_error.map_or(failure, |error| Failure::broken(true, error))
         }))
     }
