@@ -145,7 +145,7 @@ impl Counted {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Life {
     begun: Timestamp,
-    /// In chronological order; the first stretch has no beginning.
+    /// In the order of the versions; the first stretch has no beginning.
     stretches: Vec<Stretch>,
 }
 
@@ -198,9 +198,10 @@ impl Life {
         if self.begun.as_second() >= day.end {
             return None;
         }
-        let earlier = self.stretches.iter().skip(1);
-        let earlier = earlier.take_while(|stretch| stretch.from.as_second() < day.end);
-        let stretch = earlier.last().or(self.stretches.first())?;
+        // A version overrides an earlier one even if a clock that was ahead dated that one later.
+        let mut begun = self.stretches.iter().skip(1);
+        let last = begun.rfind(|stretch| stretch.from.as_second() < day.end);
+        let stretch = last.or(self.stretches.first())?;
         let is_valid = stretch
             .expires
             .is_none_or(|expires| expires.as_second() >= day.end);

@@ -14,6 +14,8 @@ const RULES: [(&str, &str); 4] = [
     ("whole", "skip"),
 ];
 
+const YEAR_SECONDS: f64 = 366.0 * 86_400.0;
+
 /// The month of today, in UTC as the quota days.
 fn this_month() -> String {
     jiff::Timestamp::now().strftime("%Y-%m").to_string()
@@ -82,6 +84,24 @@ async fn a_key_issued_moved_up_and_revoked_within_a_minute_and_not_used_is_bille
             };
             assert_eq!(tiers, expected, "{rules:?} {invoice}");
         }
+    }
+}
+
+#[tokio::test]
+async fn a_change_by_a_clock_that_was_ahead_does_not_bill_a_key_after_its_revocation() {
+    for store in STORES {
+        let scene = Scene::builder(TOUCHLINE)
+            .store(store)
+            .faketime()
+            .start()
+            .await;
+        let key = scene.issue("pro").await;
+        scene.clock().set_offset(YEAR_SECONDS);
+        scene.cli(&["keys", "set-label", &key.id, "renamed"]).await;
+        scene.clock().set_offset(0.0);
+        scene.revoke(&key).await;
+        let invoice = invoice_by(&scene, &this_month(), RULES[0]).await;
+        assert_eq!(lines_of(&invoice, &key), [&Value::Null; 0], "{invoice}");
     }
 }
 

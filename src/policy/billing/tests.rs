@@ -218,6 +218,18 @@ fn a_day_belongs_to_the_tier_that_is_held_when_it_ends() {
             ],
             Some("starter"),
         ),
+        (
+            "renamed by a clock that was ahead, then revoked within it",
+            BEFORE,
+            vec![
+                (
+                    "2027-10-10T00:00:00Z",
+                    KeyChange::SetLabel(Some("x".into())),
+                ),
+                (last, KeyChange::Revoke),
+            ],
+            None,
+        ),
     ] {
         let day = october()[9];
         assert_eq!(

@@ -166,7 +166,7 @@ impl RecordTable {
         let now = self.link.time().await.map_err(ChangeError::Unwritten)?;
         let record = KeyRecord {
             created: old.created,
-            updated: now.max(old.updated),
+            updated: now,
             version: version_at(now).max(old.version + 1),
             ..record
         };
