@@ -497,19 +497,38 @@ async fn a_replica_saved_in_the_future_is_not_believed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_replica_is_set_aside() {
-    let (mut site, key) = left_alone().await;
-    for log in ["keys.db-wal", "keys.db-shm"] {
-        let _ = std::fs::remove_file(site.replica().with_file_name(log));
+    for table in [None, Some("meta"), Some("records")] {
+        let (mut site, key) = left_alone().await;
+        damage(&site.replica(), table);
+        let gateway = site.gateway().await;
+        assert!(!gateway.health().keys.loaded);
+        assert!(site.replica().with_extension("damaged").exists());
+        drop(gateway);
+        site.server.restart().await;
+        let gateway = site.gateway().await;
+        assert!(gateway.health().keys.loaded);
+        assert!(gateway.keys().get(key.record.id).is_none());
     }
-    std::fs::write(site.replica(), vec![7; 8_192]).unwrap();
-    let gateway = site.gateway().await;
-    assert!(!gateway.health().keys.loaded);
-    assert!(site.replica().with_extension("damaged").exists());
-    drop(gateway);
-    site.server.restart().await;
-    let gateway = site.gateway().await;
-    assert!(gateway.health().keys.loaded);
-    assert!(gateway.keys().get(key.record.id).is_none());
+}
+
+/// Overwrites the first page of a table, or the whole file.
+fn damage(path: &Path, table: Option<&str>) {
+    let file = rusqlite::Connection::open(path).unwrap();
+    let number = |sql: &str| file.query_row(sql, [], |row| row.get::<_, u32>(0)).unwrap() as usize;
+    number("PRAGMA wal_checkpoint(TRUNCATE)");
+    let bytes = number("PRAGMA page_size");
+    let overwritten = match table {
+        Some(name) => {
+            let page = format!("SELECT rootpage FROM sqlite_schema WHERE name = '{name}'");
+            let end = number(&page) * bytes;
+            end - bytes..end
+        }
+        None => 0..number("PRAGMA page_count") * bytes,
+    };
+    file.close().unwrap();
+    let mut contents = std::fs::read(path).unwrap();
+    contents[overwritten].fill(0xff);
+    std::fs::write(path, contents).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

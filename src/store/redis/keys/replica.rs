@@ -88,19 +88,16 @@ impl Replica {
         path: &Path,
         identity: &StoreIdentity,
     ) -> Result<(Replica, Option<Saved>), StoreError> {
-        let connect = || sqlite::open(path, LOCK_WAIT_MAX, FORMAT, TABLES);
-        let opened = match connect() {
+        let opened = match load(path, identity) {
             Err(error) if is_damage(&error) => {
                 let aside = path.with_extension("damaged");
                 tracing::error!(%error, path = %path.display(), aside = %aside.display(), "the saved replica of the key table is damaged: it is renamed and a new one is started");
                 set_aside(path, &aside).map_err(|error| unusable(path, &error))?;
-                connect()
+                load(path, identity)
             }
             opened => opened,
         };
-        let connection = opened.map_err(|error| unusable(path, &error))?;
-        check_owner(&connection, path, identity)?;
-        let saved = read(&connection).map_err(|error| unusable(path, &error))?;
+        let (connection, saved) = opened.map_err(|error| unusable(path, &error))??;
         let replica = Replica {
             path: path.to_owned(),
             identity: FileIdentity::at(path).ok(),
@@ -178,26 +175,27 @@ fn set_aside(path: &Path, aside: &Path) -> Result<(), rusqlite::Error> {
     Ok(())
 }
 
-/// Refuses the file of another program, version or store: its keys must not be accepted here, nor written to this Redis.
-fn check_owner(
-    connection: &Connection,
+/// Opens the file and reads its contents; damage may show in either. The inner error, with the remedy, is that of a file of another
+/// program, version or store: its keys must not be accepted here, nor written to this Redis.
+fn load(
     path: &Path,
     identity: &StoreIdentity,
-) -> Result<(), StoreError> {
-    let failed = |error| unusable(path, &error);
-    if SqliteFormat::of(connection).map_err(failed)? != FORMAT {
-        return Err(StoreError::Failed(format!(
+) -> rusqlite::Result<Result<(Connection, Option<Saved>), StoreError>> {
+    let connection = sqlite::open(path, LOCK_WAIT_MAX, FORMAT, TABLES)?;
+    if SqliteFormat::of(&connection)? != FORMAT {
+        return Ok(Err(StoreError::Failed(format!(
             "{} is not a replica of this version of touchline; point store.redis.replica at a file of its own",
             path.display()
-        )));
+        ))));
     }
-    match identity.claim(connection).map_err(failed)? {
-        None => Ok(()),
-        Some(theirs) => Err(StoreError::Failed(format!(
+    if let Some(theirs) = identity.claim(&connection)? {
+        return Ok(Err(StoreError::Failed(format!(
             "{} is the replica of {theirs}, and the configuration names {identity}: if that is the same store under another name, or the old one is not needed, remove the file; else point store.redis.replica at another",
             path.display()
-        ))),
+        ))));
     }
+    let saved = read(&connection)?;
+    Ok(Ok((connection, saved)))
 }
 
 /// The saved contents, or `None` for a new file.
