@@ -71,12 +71,17 @@ enum FileFault {
     Truncated { bytes: u64, wanted: u64 },
     /// It does not begin as a database.
     Overwritten,
+    /// SQLite has found a damaged page, with its error.
+    Malformed(String),
 }
 
 impl FileFault {
     /// Whether what SQLite has in memory may not fit the file any more.
     fn is_damage(&self) -> bool {
-        matches!(self, FileFault::Truncated { .. } | FileFault::Overwritten)
+        match self {
+            FileFault::Gone(..) | FileFault::Other(_) => false,
+            FileFault::Truncated { .. } | FileFault::Overwritten | FileFault::Malformed(_) => true,
+        }
     }
 }
 
@@ -96,16 +101,17 @@ struct Watch {
     opened: [Option<FileIdentity>; 1 + BESIDE.len()],
     /// Its size when it was last found whole.
     whole_bytes: u64,
-    /// The damage that each look since then has found.
+    /// The damage that each look since then, or SQLite, has found.
     damage: Option<(FileFault, Instant)>,
 }
 
 impl Watch {
-    /// Judges a look. Damage is for good when it has lasted: for a moment, it may be a `VACUUM` of another process that is just
-    /// being written.
+    /// Judges a look. Damage that it finds is for good when it has lasted: for a moment, it may be a `VACUUM` of another process that
+    /// is just being written.
     fn judge(&mut self, look: &Look, now: Instant) -> Option<FileFault> {
         if let Some((damage, since)) = &self.damage
-            && now.duration_since(*since) >= DAMAGE_LASTS
+            && (matches!(damage, FileFault::Malformed(_))
+                || now.duration_since(*since) >= DAMAGE_LASTS)
         {
             return Some(damage.clone());
         }
@@ -256,6 +262,11 @@ impl HeldFile {
         Ok(())
     }
 
+    /// Notes damage that SQLite has found, which is for good: what does not need the damaged page would not show it.
+    pub fn note_damage(&self, error: String) {
+        self.watch.lock().damage = Some((FileFault::Malformed(error), Instant::now()));
+    }
+
     /// Looks at the file; why it cannot be used, if it cannot. A few system calls that do not wait for the disk as a rule.
     pub fn look(&self) -> Option<Arc<Trouble>> {
         let fault = match self.found() {
@@ -327,6 +338,10 @@ impl HeldFile {
             ),
             FileFault::Overwritten => format!(
                 "{path} was overwritten and is not an SQLite database any more: {loss}. To mend it, {}",
+                self.purpose.restoration()
+            ),
+            FileFault::Malformed(error) => format!(
+                "{path} has a damaged page ({error}): {loss}. To mend it, {}",
                 self.purpose.restoration()
             ),
         }

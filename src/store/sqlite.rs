@@ -8,7 +8,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::types::FromSql;
-use rusqlite::{Connection, OpenFlags, OptionalExtension, Params, Row, TransactionBehavior};
+use rusqlite::{
+    Connection, ErrorCode, OpenFlags, OptionalExtension, Params, Row, TransactionBehavior,
+};
 
 const WRITE_META: &str = "REPLACE INTO meta (name, value) VALUES (?1, ?2)";
 
@@ -115,6 +117,14 @@ pub fn refused(error: io::Error) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(
         rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CANTOPEN),
         Some(error.to_string()),
+    )
+}
+
+/// Whether the error is that of a file with damaged contents. SQLite also reports this if a read fails with EIO.
+pub fn is_damage(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt)
     )
 }
 

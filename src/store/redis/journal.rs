@@ -16,6 +16,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use arc_swap::ArcSwapOption;
 use parking_lot::{Mutex, MutexGuard};
@@ -24,8 +25,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::identity::StoreIdentity;
 use super::yielding::CooperativeYield;
+use crate::policy::failure_log::FailureLog;
 use crate::store::held_file::{FilePurpose, HeldConnection, HeldFile};
-use crate::store::sqlite::checkpoint;
+use crate::store::sqlite::{checkpoint, is_damage};
 use crate::store::{StoreError, on_thread};
 
 mod file;
@@ -124,6 +126,7 @@ impl Journal {
             file: None,
             gathering: gathering.clone(),
             trouble: trouble.clone(),
+            log: FailureLog::default(),
         };
         if let Ok(connection) = opened {
             let connection = connection?;
@@ -298,6 +301,7 @@ struct JournalWriter {
     /// See [`Journal::gather`].
     gathering: Arc<Mutex<()>>,
     trouble: Arc<LastFailure>,
+    log: FailureLog,
 }
 
 impl JournalWriter {
@@ -317,17 +321,16 @@ impl JournalWriter {
             }
             let outcome = self.write(&mut group);
             let trouble = outcome.as_ref().err().map(StoreError::to_string);
-            let failed = trouble.is_some();
-            if self.trouble.swap(trouble.map(Arc::new)).is_some() != failed {
-                match &outcome {
-                    Ok(()) => {
-                        tracing::info!(path = %self.path.display(), "the journal is written again")
-                    }
-                    Err(error) => tracing::error!(
-                        path = %self.path.display(), %error,
-                        "the journal cannot be written: nothing is served without Redis until it can"
-                    ),
+            self.trouble.store(trouble.map(Arc::new));
+            match &outcome {
+                Ok(()) if self.log.succeeded() => {
+                    tracing::info!(path = %self.path.display(), "the journal is written again");
                 }
+                Err(error) if self.log.failed(Instant::now()) => tracing::error!(
+                    path = %self.path.display(), %error,
+                    "the journal cannot be written: nothing is served without Redis until it can"
+                ),
+                Ok(()) | Err(_) => {}
             }
             for job in group {
                 job.finish(outcome.clone());
@@ -344,7 +347,10 @@ impl JournalWriter {
         };
         let is_doubted = self.trouble.load().is_some();
         let result = write_group(connection, group, is_doubted);
-        if result.is_err() {
+        if let Err(error) = &result {
+            if let Some(file) = self.file.as_ref().filter(|_| is_damage(error)) {
+                file.note_damage(error.to_string());
+            }
             // The file itself may be the cause.
             self.check_file()?;
             // A new connection shows whether the file is usable again.
@@ -437,13 +443,16 @@ mod tests {
     /// SQLite's number for `synchronous=FULL`: each commit is forced to disk.
     const FULL: i64 = 2;
 
-    #[tokio::test]
-    async fn every_connection_of_the_journal_forces_each_commit_to_disk() {
-        let directory = tempfile::tempdir().unwrap();
-        let identity = StoreIdentity {
+    fn identity() -> StoreIdentity {
+        StoreIdentity {
             name: "cache:6379/0".into(),
             nodes: BTreeSet::new(),
-        };
+        }
+    }
+
+    #[tokio::test]
+    async fn every_connection_of_the_journal_forces_each_commit_to_disk() {
+        let (directory, identity) = (tempfile::tempdir().unwrap(), identity());
         let start = || {
             Journal::start(
                 directory.path().join("journal.db"),
@@ -464,5 +473,25 @@ mod tests {
         let fails = |_: &Connection| Err::<(), _>(rusqlite::Error::InvalidQuery);
         found.work(fails).await.unwrap_err();
         assert_eq!(synchronous(&found).await, FULL, "after an error");
+    }
+
+    #[tokio::test]
+    async fn a_damaged_page_fails_the_journal_until_the_gateway_is_restarted() {
+        let (directory, identity) = (tempfile::tempdir().unwrap(), identity());
+        let path = directory.path().join("journal.db");
+        let start = || Journal::start(path.clone(), identity.clone(), "node");
+        let journal = start().await.unwrap();
+        let damaged = |_: &Connection| {
+            let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
+            Err::<(), _>(rusqlite::Error::SqliteFailure(code, None))
+        };
+        journal.work(damaged).await.unwrap_err();
+        // This one does not need the page.
+        journal.look().await.unwrap_err();
+        let trouble = journal.trouble().unwrap();
+        for part in [path.to_str().unwrap(), "malformed", "remove the file"] {
+            assert!(trouble.contains(part), "{part}: {trouble}");
+        }
+        start().await.unwrap().look().await.unwrap();
     }
 }

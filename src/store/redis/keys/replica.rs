@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::Connection;
 
 use super::codec::{parse_place, stream_id, unpacked};
 use crate::policy::key_record::KeyRecord;
@@ -19,7 +19,7 @@ use crate::store::held_file::{FileIdentity, beside};
 use crate::store::key_table::packed;
 use crate::store::redis::identity::{StoreIdentity, joined, split};
 use crate::store::redis::yielding::CooperativeYield;
-use crate::store::sqlite::{self, SqliteFormat, meta, signed, write_meta};
+use crate::store::sqlite::{self, SqliteFormat, is_damage, meta, signed, write_meta};
 use crate::store::{KeyTable, StoreError};
 
 /// The format of these files ("TCLR").
@@ -224,13 +224,6 @@ fn read(connection: &Connection) -> rusqlite::Result<Option<Saved>> {
         origin,
     };
     Ok(Some((records, position)))
-}
-
-fn is_damage(error: &rusqlite::Error) -> bool {
-    matches!(
-        error.sqlite_error_code(),
-        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt)
-    )
 }
 
 fn unusable(path: &Path, error: &rusqlite::Error) -> StoreError {
