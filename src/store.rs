@@ -264,8 +264,10 @@ pub enum Delivery {
 /// The outcome of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
-    /// The claim is this node's, now or since an earlier identical call.
+    /// The claim is this node's now.
     Made,
+    /// The claim has been this node's since an earlier call, whose reply may have been lost.
+    Repeated,
     /// The claim is this node's, but the event is not kept: [`EVENTS_MAX`] events await delivery.
     Undeliverable,
     /// Another node has the claim.
@@ -349,7 +351,7 @@ pub trait Store: Send + Sync + 'static {
     fn losses(&self) -> u64;
 
     /// Claims the right to report that a key reached a share of its limit; one node gets it. The same atomic step stores the
-    /// event if it is to be delivered. A repeated call has the same result. Not for the request path: waits.
+    /// event if it is to be delivered. A repeated call changes nothing. Not for the request path: waits.
     async fn claim(
         &self,
         threshold_event: &ThresholdEvent,

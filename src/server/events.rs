@@ -50,7 +50,7 @@ pub struct Claimer {
 /// The reason for a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClaimReason {
-    /// The event was just detected.
+    /// The event was just detected; once more if its day was forgotten, because the clock had left it for a moment.
     Seen,
     /// The store may have lost the claim.
     Again,
@@ -127,6 +127,10 @@ impl Claimer {
                 .claim(&threshold_event, &self.node, delivery)
                 .await
             {
+                // An attempt that seemed to fail has made the claim.
+                Ok(Claim::Repeated) if pause > RETRY_MIN => {
+                    return self.report(threshold_event, Claim::Made, occasion);
+                }
                 Ok(claim) => return self.report(threshold_event, claim, occasion),
                 Err(error) => {
                     if is_late(&threshold_event, self.gate.store.now()) {
@@ -147,7 +151,7 @@ impl Claimer {
     fn report(&mut self, threshold_event: ThresholdEvent, claim: Claim, occasion: ClaimReason) {
         match (claim, occasion) {
             (Claim::Held, _) => return,
-            (Claim::Made | Claim::Undeliverable, ClaimReason::Again) => {}
+            (Claim::Repeated, _) | (Claim::Made | Claim::Undeliverable, ClaimReason::Again) => {}
             (Claim::Made | Claim::Undeliverable, ClaimReason::Seen) => {
                 let share = threshold_event.share.to_string();
                 let counter = &self.gate.metrics.threshold_events;

@@ -184,6 +184,25 @@ async fn each_share_is_reported_once_by_three_gateways_together() {
 }
 
 #[tokio::test]
+async fn a_clock_that_is_a_day_ahead_for_a_moment_reports_no_share_twice() {
+    const DAY_SECONDS: f64 = 86_400.0;
+    for store in STORES {
+        let scene = builder(store).faketime().start().await;
+        let key = scene.issue("starter").await;
+        assert_eq!(calls(&scene, &key, 32).await, 32);
+        expect_counted(&scene, &[(80, 1)]).await;
+        scene.clock().set_offset(DAY_SECONDS);
+        assert_eq!(calls(&scene, &key, 32).await, 32);
+        expect_counted(&scene, &[(80, 2)]).await;
+        scene.clock().set_offset(0.0);
+        // Both shares are noticed, and claimed in their order.
+        assert_eq!(calls(&scene, &key, 6).await, 6);
+        expect_counted(&scene, &[(80, 2), (95, 1)]).await;
+        assert_eq!(logged(&scene).len(), 3);
+    }
+}
+
+#[tokio::test]
 async fn a_clock_that_leaps_for_a_moment_gives_up_no_event() {
     const FOUR_DAYS: f64 = 4.0 * 86_400.0;
     for store in STORES {

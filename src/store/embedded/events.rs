@@ -56,7 +56,7 @@ pub(super) fn claim(
     if transaction.execute(CLAIM, (&event.id, &node.0, until))? == 0 {
         let holder: Option<String> = first(&transaction, HOLDER, [&event.id], |row| row.get(0))?;
         return Ok(match holder.is_some_and(|holder| holder == node.0) {
-            true => Claim::Made,
+            true => Claim::Repeated,
             false => Claim::Held,
         });
     }

@@ -9,11 +9,11 @@
 -- ARGV[5]  Unix milliseconds of the event
 -- ARGV[6]  the most events that are kept
 --
--- Reply: 1 claimed by this node, now or before; 2 the same, but the event is not kept; 0 another node has it.
+-- Reply: 1 claimed by this call; 2 the same, but the event is not kept; 3 claimed by this node before; 0 another node has it.
 -- Invariant: only the call that claims an event stores it, so a repeated call stores nothing twice.
 if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then
     if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
-        return 1
+        return 3
     end
     return 0
 end

@@ -43,6 +43,7 @@ pub async fn claim(
         0 => Ok(Claim::Held),
         1 => Ok(Claim::Made),
         2 => Ok(Claim::Undeliverable),
+        3 => Ok(Claim::Repeated),
         other => Err(StoreError::Failed(format!(
             "the claim script returned {other}"
         ))),
