@@ -67,8 +67,12 @@ fn read_csv(mut file: impl BufRead, mut take: impl FnMut(u64, ImportRow)) -> io:
     let mut reader = csv::ReaderBuilder::new()
         .has_headers(false)
         .flexible(true)
-        // Completes the last line, which would otherwise not be counted.
-        .from_reader(io::Read::chain(file, b"\n".as_slice()));
+        .from_reader(LineFeeds {
+            // Completes the last line, which would otherwise not be counted.
+            file: io::Read::chain(file, b"\n".as_slice()),
+            is_returned: false,
+            is_ended: false,
+        });
     let mut record = csv::ByteRecord::new();
     let mut columns: Option<Vec<&'static str>> = None;
     while reader
@@ -77,7 +81,9 @@ fn read_csv(mut file: impl BufRead, mut take: impl FnMut(u64, ImportRow)) -> io:
     {
         // The reader counts a row from the empty lines before it.
         let breaks = record.as_slice().iter().filter(|byte| **byte == b'\n');
-        let lines = u64::try_from(breaks.count()).unwrap_or(0) + 1;
+        // Only a row with an unclosed quote needs the end of the file, and has no line end of its own.
+        let lines = breaks.count() + usize::from(!reader.get_ref().is_ended);
+        let lines = u64::try_from(lines).unwrap_or(u64::MAX);
         let line = reader.position().line().saturating_sub(lines);
         match &columns {
             None => match header(&record) {
@@ -95,6 +101,36 @@ fn read_csv(mut file: impl BufRead, mut take: impl FnMut(u64, ImportRow)) -> io:
         take(1, Err(vec![problem.to_owned()]));
     }
     Ok(())
+}
+
+/// A file of which every line ends with a line feed: without that, the reader has not counted the line of a row that ends with a
+/// carriage return.
+struct LineFeeds<F> {
+    file: F,
+    /// Whether the last byte was a carriage return.
+    is_returned: bool,
+    /// Whether all of it was read.
+    is_ended: bool,
+}
+
+impl<F: BufRead> io::Read for LineFeeds<F> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if std::mem::take(&mut self.is_returned) && self.file.fill_buf()?.starts_with(b"\n") {
+            self.file.consume(1);
+        }
+        let bytes = self.file.fill_buf()?;
+        let end = bytes.iter().position(|byte| *byte == b'\r');
+        let line = end.map_or(bytes.len(), |end| end + 1);
+        let read = bytes.get(..line).unwrap_or(bytes).read(buffer)?;
+        self.file.consume(read);
+        self.is_ended = read == 0;
+        if let Some(last) = buffer.get_mut(..read).and_then(<[u8]>::last_mut)
+            && *last == b'\r'
+        {
+            (*last, self.is_returned) = (b'\n', true);
+        }
+        Ok(read)
+    }
 }
 
 /// The names of the columns.
@@ -337,14 +373,22 @@ mod tests {
     fn rows_of_csv_have_the_line_they_begin_on() {
         let text =
             "\u{feff}customer,tier,key,label\nAcme,pro,k1,\n\n\"Um\nbra\",pro,\"k,2\",x\nshort,pro";
-        assert_eq!(
-            rows(FileFormat::Csv, text.as_bytes()),
-            [
-                (2, "customer:Acme|key:k1|tier:pro".to_owned()),
-                (4, "customer:Um\nbra|key:k,2|label:x|tier:pro".to_owned()),
-                (6, "!the row has 2 fields and the header 4".to_owned()),
-            ]
-        );
+        for line_end in ["\n", "\r\n", "\r"] {
+            assert_eq!(
+                rows(FileFormat::Csv, text.replace('\n', line_end).as_bytes()),
+                [
+                    (2, "customer:Acme|key:k1|tier:pro".to_owned()),
+                    (4, "customer:Um\nbra|key:k,2|label:x|tier:pro".to_owned()),
+                    (6, "!the row has 2 fields and the header 4".to_owned()),
+                ],
+                "{line_end:?}"
+            );
+        }
+        let unclosed = "customer,tier\nAcme,pro\nUm,\"bra\n";
+        for (text, label) in [(unclosed, "bra\n\n"), (unclosed.trim_end(), "bra\n")] {
+            let read = rows(FileFormat::Csv, text.as_bytes());
+            assert_eq!(read[1], (3, format!("customer:Um|tier:{label}")));
+        }
     }
 
     #[test]
