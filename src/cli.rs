@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::{Config, ConfigErrors, Purpose};
+use crate::server::ServeError;
 
 mod against_running;
 mod audit;
@@ -198,7 +199,9 @@ fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<ConfigErrors>() {
+    // A gateway reads the certificates of its listener only when it starts.
+    let is_certificate = matches!(error.downcast_ref(), Some(ServeError::Certificate(_)));
+    if error.is::<ConfigErrors>() || is_certificate {
         EXIT_CONFIG
     } else if error.is::<UsageError>() {
         EXIT_USAGE
