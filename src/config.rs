@@ -42,7 +42,9 @@ pub use sections::listen::{Admin, Http, Listen, RedirectListener};
 pub use sections::store::{EmbeddedStoreConfig, StoreConfig};
 pub use sections::tracing::{Otlp, Tracing};
 pub use sections::traffic::Tier;
-pub use sections::upstream_tls::{ClientIdentity, UpstreamTls, certificates_in, private_key_in};
+pub use sections::upstream_tls::{
+    ClientIdentity, UpstreamTls, certificates_in, dns_names_of, private_key_in,
+};
 pub use sections::upstreams::{
     HealthCheck, SecretHeader, Timeouts, UpstreamConfig, UpstreamServer,
 };

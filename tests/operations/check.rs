@@ -131,11 +131,20 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
     let certificate = write("own.pem", &own.cert.pem());
     let key = write("own.key", &own.signing_key.serialize_pem());
     let other_key = write("other.key", &other.signing_key.serialize_pem());
+    let named = certificate.replace(".pem", "");
+    let numbered = rcgen::generate_simple_self_signed(["192.0.2.1".to_owned()]).unwrap();
+    write("numbered.key", &numbered.signing_key.serialize_pem());
+    let nameless = write("numbered.pem", &numbered.cert.pem()).replace(".pem", "");
     let empty = write("empty.pem", "no certificate");
     let half = own.cert.pem().replace("-----END", "");
     let broken = write("broken.pem", &half);
     let https = |certificate: &str, key: &str| {
         format!("listen: {{https: {{certificate: {certificate}, private_key: {key}}}}}")
+    };
+    let pairs = |first: &str, second: &str| {
+        let pair = |file: &str| format!("{{certificate: {file}.pem, private_key: {file}.key}}");
+        let (first, second) = (pair(first), pair(second));
+        format!("listen: {{https: {{certificates: [{first}, {second}]}}}}")
     };
     let clients = |authorities: &str| {
         format!("listen: {{https: {{client_certificates: {{authorities: {authorities}}}}}}}")
@@ -161,6 +170,12 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
             https(&certificate, &other_key),
             "https.private_key",
             mismatch,
+        ),
+        (pairs(&nameless, &named), "", ""),
+        (
+            pairs(&named, &nameless),
+            "https.certificates[1].certificate",
+            "the certificate names no DNS host",
         ),
         (clients(&certificate), "", ""),
         (

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::upstream_tls;
 use super::values::{DAY, SECOND, loopback, not_empty};
-use crate::config::check::Check;
+use crate::config::check::{Check, Wrong};
 use crate::config::choices::{ClientMode, ProxyProtocol};
 use crate::config::outline::Path;
 use crate::config::rows::{
@@ -16,6 +16,9 @@ use crate::config::rows::{
 const SELF_SIGNED: &str = "self-signed";
 /// The limit on certificates. Each is read at start and checked for changes once a second.
 const CERTIFICATES_MAX: usize = 1_000;
+const NAMELESS: &str = "the certificate names no DNS host in its subjectAltName";
+const NAMELESS_HINT: &str =
+    "only the first certificate is shown without a name: move it there, or name one with a name";
 const CERTIFICATES_HINT: &str = "write - certificate: FILE and private_key: FILE";
 
 rows! {
@@ -166,7 +169,7 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https 
                 true => at.key("certificates").index(index),
                 false => at.clone(),
             };
-            readable_pair(check, &at, certificate);
+            readable_pair(check, &at, certificate, index);
         }
         let at = at.key("client_certificates").key("authorities");
         let clients = rows.client_certificates.iter();
@@ -186,8 +189,8 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https 
     }
 }
 
-/// Checks that the files of a certificate have it and its key.
-fn readable_pair(check: &mut Check<'_>, at: &Path, certificate: &Certificate) {
+/// Checks that the files of a certificate have it and its key, and that a client can request it unless it is the first.
+fn readable_pair(check: &mut Check<'_>, at: &Path, certificate: &Certificate, index: usize) {
     let Certificate::Files {
         certificate,
         private_key,
@@ -200,10 +203,14 @@ fn readable_pair(check: &mut Check<'_>, at: &Path, certificate: &Certificate) {
         return;
     }
     let (certificate, private_key) = (certificate.to_string_lossy(), private_key.to_string_lossy());
-    let chain = check.accept(
-        &at.key("certificate"),
-        upstream_tls::certificates(&certificate),
-    );
+    let read = upstream_tls::certificates(&certificate).and_then(|(file, chain)| {
+        let own = chain.first().map_or(&[][..], |own| own);
+        match index > 0 && upstream_tls::dns_names_of(own).is_empty() {
+            true => Err(Wrong::of_file("", NAMELESS, NAMELESS_HINT)),
+            false => Ok((file, chain)),
+        }
+    });
+    let chain = check.accept(&at.key("certificate"), read);
     let key_at = at.key("private_key");
     let key = check.accept(&key_at, upstream_tls::private_key(&private_key));
     if let (Some((_, chain)), Some((_, key))) = (chain, key) {

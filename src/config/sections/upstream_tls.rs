@@ -11,6 +11,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
+use x509_parser::extensions::GeneralName;
 
 use super::pairs::certificate_and_key;
 use crate::config::check::{Check, Wrong};
@@ -110,6 +111,23 @@ pub fn certificates_in(file: &FilePath) -> Result<Vec<CertificateDer<'static>>, 
         Ok(chain) => Ok(chain),
         Err(error) => Err(mistake(&error, "certificate")),
     }
+}
+
+/// The DNS names of a certificate, X.509 in DER: those of its subjectAltName and no others (RFC 6125 section 6.4.4).
+pub fn dns_names_of(certificate: &[u8]) -> Vec<String> {
+    let Ok((_, certificate)) = x509_parser::parse_x509_certificate(certificate) else {
+        return Vec::new();
+    };
+    let Ok(Some(names)) = certificate.subject_alternative_name() else {
+        return Vec::new();
+    };
+    let names = names.value.general_names.iter();
+    names
+        .filter_map(|name| match name {
+            GeneralName::DNSName(name) => Some((*name).to_owned()),
+            _ => None,
+        })
+        .collect()
 }
 
 /// The private key of a PEM file, the first if there are several.

@@ -7,10 +7,9 @@ use rustls::crypto::ring::default_provider;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys};
-use x509_parser::extensions::GeneralName;
 
 use super::error::CertificateError;
-use crate::config::{certificates_in, private_key_in};
+use crate::config::{certificates_in, dns_names_of, private_key_in};
 
 /// Reads a pair.
 ///
@@ -48,24 +47,10 @@ pub fn end_of(chain: &[CertificateDer<'static>]) -> i64 {
     ends.min().unwrap_or(i64::MAX)
 }
 
-/// The DNS names of a server's certificate, those of its subjectAltName and no others (RFC 6125 section 6.4.4).
+/// The DNS names of a server's certificate.
 pub fn names_of(chain: &[CertificateDer<'static>]) -> Vec<String> {
-    let Some(Ok((_, own))) = chain
-        .first()
-        .map(|own| x509_parser::parse_x509_certificate(own))
-    else {
-        return Vec::new();
-    };
-    let Ok(Some(names)) = own.subject_alternative_name() else {
-        return Vec::new();
-    };
-    let names = names.value.general_names.iter();
-    names
-        .filter_map(|name| match name {
-            GeneralName::DNSName(name) => Some((*name).to_owned()),
-            _ => None,
-        })
-        .collect()
+    let own = chain.first();
+    own.map_or_else(Vec::new, |own| dns_names_of(own))
 }
 
 /// A certificate for `localhost`, the loopback addresses and the listening address, new at each start.
