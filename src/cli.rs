@@ -236,6 +236,9 @@ mod tests {
             "touchline keys list --config x.yaml",
             "touchline -c x.yaml check",
             "touchline keys list -c x.yaml",
+            "touchline usage -c x.yaml --by day",
+            "touchline usage -c x.yaml verify",
+            "touchline usage verify -c x.yaml",
         ] {
             assert_eq!(parse(line).unwrap().config, Path::new("x.yaml"), "{line}");
         }
@@ -336,6 +339,7 @@ mod tests {
             "touchline usage --month 2026-11 --to 2026-11-02",
             "touchline usage verify --month 2026-11 --to 2026-11-02",
             "touchline usage --by day verify",
+            "touchline usage -c x.yaml --month 2026-10 verify",
             "touchline usage invoice",
             "touchline usage invoice --month 2026-13",
             "touchline usage invoice --month 2026-10-01",

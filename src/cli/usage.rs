@@ -2,7 +2,9 @@
 
 use std::io::Write;
 
-use clap::{Args, Subcommand};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Subcommand};
 
 use super::output::{RecordFormat, RowsFormat};
 use super::session::{Expected, Session};
@@ -22,9 +24,12 @@ use grouping::Grouping;
 use month::Month;
 use query::LedgerQuery;
 
+/// A report, or a subcommand without options of a report before it.
+#[derive(Debug)]
+pub(super) struct UsageArguments(ReportOrCommand);
+
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
-pub(super) struct UsageArguments {
+struct ReportOrCommand {
     #[command(subcommand)]
     command: Option<UsageCommand>,
     #[command(flatten)]
@@ -35,6 +40,37 @@ pub(super) struct UsageArguments {
     /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     output: RowsFormat,
+}
+
+impl Args for UsageArguments {
+    fn augment_args(command: Command) -> Command {
+        ReportOrCommand::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        ReportOrCommand::augment_args_for_update(command)
+    }
+}
+
+impl FromArgMatches for UsageArguments {
+    // clap's own args_conflicts_with_subcommands refuses the global --config too.
+    fn from_arg_matches(matches: &ArgMatches) -> Result<UsageArguments, Error> {
+        let is_own =
+            |id: &str| id != "config" && matches.value_source(id) == Some(ValueSource::CommandLine);
+        if let Some(command) = matches.subcommand_name()
+            && matches.ids().any(|id| is_own(id.as_str()))
+        {
+            let message =
+                format!("{command} takes no options of the report: write its own after it\n");
+            return Err(Error::raw(ErrorKind::ArgumentConflict, message));
+        }
+        ReportOrCommand::from_arg_matches(matches).map(UsageArguments)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = UsageArguments::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -85,12 +121,12 @@ pub(super) fn run(
     config: Config,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let UsageArguments {
+    let ReportOrCommand {
         command,
         asked,
         by,
         output,
-    } = arguments;
+    } = &arguments.0;
     Session::run(config, Expected::Content, async |session| match command {
         None => report::run(session, asked, *by, *output, out).await,
         Some(UsageCommand::Verify {
