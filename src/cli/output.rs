@@ -12,6 +12,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use terminal_size::{Width, terminal_size_of};
 
+use crate::policy::api_key::{KeyPrefix, redacted};
 use crate::policy::json::is_unshowable;
 
 pub(super) mod long_table;
@@ -279,6 +280,10 @@ pub(super) fn parse_name(text: &str) -> Result<String, String> {
     if text.chars().any(is_unshowable) {
         return Err("it has control characters".to_owned());
     }
+    // A key of any prefix, as long as it is whole.
+    if redacted(name, &KeyPrefix::default()) != name {
+        return Err("it contains an API key: write its id".to_owned());
+    }
     Ok(name.to_owned())
 }
 
@@ -349,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_control_characters_are_refused() {
+    fn names_with_control_characters_or_a_key_are_refused() {
         assert_eq!(parse_name(" Acme & Söhne ").as_deref(), Ok("Acme & Söhne"));
         for bad in [
             "",
@@ -362,6 +367,9 @@ mod tests {
         ] {
             assert!(parse_name(bad).is_err(), "{bad:?}");
         }
+        let key = format!("of acme_0123456789ab_{}", "c".repeat(38));
+        assert!(parse_name(&key).unwrap_err().contains("API key"));
+        assert!(parse_name("of fpd_0123456789ab").is_ok());
         assert!(parse_name(&"é".repeat(200)).is_ok());
         assert!(parse_name(&"é".repeat(201)).is_err());
     }
