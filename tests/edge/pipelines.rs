@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use harness::client::{HOST, Until};
-use harness::{Behaviour, Protocol, Scene};
+use harness::{Behaviour, Protocol, Scene, eventually};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
+use super::frames::Stream;
 use super::{MARKETS, TOUCHLINE, assert_problem};
 
 fn get(key: &str, more: &str) -> String {
@@ -79,4 +82,34 @@ async fn nothing_behind_connection_close_is_served() {
     assert_eq!(exchange.answers.len(), 1, "{exchange:?}");
     scene.expect_used(&key, 1).await;
     assert_eq!(scene.upstream.count(), 1);
+}
+
+/// The gateway leaves unread what is far ahead.
+#[tokio::test]
+async fn a_client_that_hangs_up_on_many_requests_sent_ahead_has_only_the_first_forwarded() {
+    for protocol in [Protocol::Http1, Protocol::Http1Tls] {
+        let scene = Scene::builder(TOUCHLINE).start().await;
+        let key = scene.issue("starter").await;
+        scene.upstream.always(Behaviour::Stall);
+        let requests = get(&key.key, &format!("X-Long: {}\r\n", "x".repeat(1_000))).repeat(30);
+        let mut socket: Box<dyn Stream> = match protocol.is_tls() {
+            true => Box::new(scene.client(protocol).tls_stream().await),
+            false => Box::new(TcpStream::connect(scene.gateways[0].http).await.unwrap()),
+        };
+        socket.write_all(requests.as_bytes()).await.unwrap();
+        socket.flush().await.unwrap();
+        eventually("the first is forwarded", async || {
+            (!scene.upstream.begun().is_empty()).then_some(())
+        })
+        .await;
+        drop(socket);
+        let line = scene.gateways[0].logged(1).await.remove(0);
+        assert_eq!(line["outcome"], "client_closed", "{line}");
+        eventually("the connection has ended", async || {
+            (scene.metric("touchline_connections").await == 0.0).then_some(())
+        })
+        .await;
+        assert_eq!(scene.upstream.begun().len(), 1);
+        scene.expect_used(&key, 1).await;
+    }
 }

@@ -148,10 +148,11 @@ impl<'c> Http1Side<'c> {
     /// Waits until the client has closed its side. Bytes received meanwhile are of the rest of the body, or of the next request.
     pub(super) async fn gone(&mut self) -> Failure {
         loop {
-            if self.wire.unread.len() >= AHEAD_BYTES_MAX {
-                std::future::pending::<()>().await;
-            }
-            match poll_fn(|context| self.wire.poll_more(context)).await {
+            let more = match self.wire.unread.len() {
+                ..AHEAD_BYTES_MAX => poll_fn(|context| self.wire.poll_more(context)).await,
+                AHEAD_BYTES_MAX.. => self.wire.closed().await,
+            };
+            match more {
                 Ok(1..) => {}
                 Ok(0) => {
                     let cause = "closed the connection before the end of its answer";

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
@@ -44,6 +44,15 @@ impl Transport {
     pub fn break_off(&self) {
         // Fails only if the socket has already ended.
         let _ = SockRef::from(self.socket()).set_linger(Some(Duration::ZERO));
+    }
+
+    /// Waits until the other end has closed its side, whether or not all bytes before that were read.
+    ///
+    /// # Errors
+    /// If the runtime stops.
+    pub(super) async fn closed(&self) -> io::Result<()> {
+        // Unlike `READABLE`, this is not ready while there are bytes to be read.
+        self.socket().ready(Interest::PRIORITY).await.map(drop)
     }
 
     fn socket(&self) -> &TcpStream {

@@ -129,6 +129,11 @@ impl ClientWire {
         Poll::Ready(Ok(space.filled().len()))
     }
 
+    /// Waits until the client has closed its side, without reading: returns 0, as the read at the end would.
+    pub(in crate::proxy) async fn closed(&self) -> io::Result<usize> {
+        self.transport.closed().await.map(|()| 0)
+    }
+
     pub(in crate::proxy) async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let written = poll_fn(|context| self.poll_write(context, bytes)).await?;
