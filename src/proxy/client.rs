@@ -88,6 +88,14 @@ impl<'c> Client<'c> {
         }
     }
 
+    /// Gives the body more time, in which the gateway did not read it.
+    pub fn note_unasked(&mut self, time: Duration) {
+        match &mut self.side {
+            Side::Http1(side) => side.note_unasked(time),
+            Side::Http2(side) => side.note_unasked(time),
+        }
+    }
+
     /// Waits until the client disconnects.
     pub async fn gone(&mut self) -> Failure {
         match &mut self.side {

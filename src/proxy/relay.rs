@@ -338,6 +338,7 @@ impl Relay<'_, '_> {
         let mut deadline = started + patience;
         loop {
             let listens = upload.ended() || link.takes_more() || !held.is_empty();
+            let unasked_since = (!listens).then(Instant::now);
             let exchanged = async {
                 self.forwarding.charged.note_sent();
                 link.next().await
@@ -348,6 +349,9 @@ impl Relay<'_, '_> {
                 part = next(self.client, listens && !upload.ended()) => NextEvent::Client(part),
                 () = std::future::poll_fn(|context| timer.poll_until(deadline, context)) => NextEvent::Late,
             };
+            if let Some(since) = unasked_since {
+                self.client.note_unasked(since.elapsed());
+            }
             match next {
                 NextEvent::Server(event) => {
                     let now = Instant::now();

@@ -250,6 +250,44 @@ async fn a_server_has_its_whole_time_after_a_slow_body() {
     scene.expect_used(&key, 1).await;
 }
 
+#[tokio::test]
+async fn a_server_that_reads_a_body_late_does_not_make_its_client_late() {
+    const BODY_BYTES: usize = 1_000_000;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    // The gateway's buffer grows with the segments.
+    socket2::SockRef::from(&socket).set_tcp_mss(1_000).unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(8).unwrap();
+    let upstream = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let mut request = Vec::new();
+            while !request.ends_with(&[b'x'; BODY_BYTES]) {
+                assert!(socket.read_buf(&mut request).await.unwrap() > 0);
+            }
+            let answer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
+            socket.write_all(answer.as_bytes()).await.unwrap();
+        }
+    });
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(move |spec| {
+            spec.upstream = upstream;
+            spec.upstream_extra = "protocol: http1".into();
+            spec.extra_yaml = "limits: { request_read: 1s }".into();
+            spec.endpoints[0].methods.push("POST".into());
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    for protocol in [Protocol::Http1, Protocol::Http2Tls] {
+        let upload = Call::new("POST", MARKETS).body(vec![b'x'; BODY_BYTES]);
+        let answer = scene.client(protocol).call(upload.key(&key)).await;
+        assert_eq!(answer.status, 200, "{protocol:?}: {answer:?}");
+    }
+}
+
 /// A connection on whose first stream the head of a POST was sent, and nothing of its body.
 async fn post_over_http2(scene: &Scene, key: &IssuedKey) -> Wire {
     let mut wire = Wire::open(scene).await;

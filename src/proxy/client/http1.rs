@@ -115,6 +115,12 @@ impl<'c> Http1Side<'c> {
         self.wire.writes.blocked()
     }
 
+    pub(super) fn note_unasked(&mut self, time: Duration) {
+        if let Some(deadline) = &mut self.deadline {
+            *deadline += time;
+        }
+    }
+
     pub(super) async fn read(&mut self) -> Result<Option<Bytes>, Failure> {
         loop {
             if self.body.is_done() {

@@ -79,6 +79,10 @@ impl Http2Side {
         !self.has_read && self.is_body_done()
     }
 
+    pub(super) fn note_unasked(&mut self, time: Duration) {
+        self.deadline += time;
+    }
+
     pub(super) async fn read(&mut self) -> Result<Option<Bytes>, Failure> {
         let Ok(part) = tokio::time::timeout_at(self.deadline, self.body.data()).await else {
             let cause = "the request's body did not arrive within limits.request_read";
