@@ -546,6 +546,28 @@ async fn an_http2_client_that_opens_no_window_loses_the_connection() {
 }
 
 #[tokio::test]
+async fn an_http2_client_that_reads_faster_than_required_gets_its_whole_answer() {
+    const STEP_BYTES: u32 = 1024;
+    let scene = hasty("response_write: 1s, response_rate: 1KiB").await;
+    let key = scene.issue("starter").await;
+    // More than a second's worth in one part, and fewer bytes than a connection's window.
+    let steps = 20;
+    let answer = "x".repeat((steps * STEP_BYTES) as usize);
+    scene
+        .upstream
+        .always(Behaviour::Answer(Script::json(200, &answer)));
+    let mut wire = Wire::with_settings(&scene, &[(4, 0)]).await;
+    wire.get(1, MARKETS, &key.key).await;
+    for _ in 0..steps {
+        let more = Frame::new(WINDOW_UPDATE, 0, 1, STEP_BYTES.to_be_bytes());
+        wire.send(&more).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(wire.body(1).await.len(), answer.len());
+    scene.expect_used(&key, 1).await;
+}
+
+#[tokio::test]
 async fn an_http2_client_that_makes_an_answer_late_pays_for_it() {
     let scene = Scene::builder(TOUCHLINE)
         .timeout("total", "1s")

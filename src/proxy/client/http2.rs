@@ -41,17 +41,19 @@ pub struct Http2Side {
     /// Whether the answer's last frame is sent.
     is_whole: bool,
     write_timeout: Duration,
+    read_bytes_min: u64,
     turn: Arc<Turn>,
 }
 
 impl Http2Side {
-    /// A request whose body must arrive within `read_timeout` from now. A client that reads nothing of an answer for
-    /// `write_timeout` is given up.
+    /// A request whose body must arrive within `read_timeout` from now. A client that waits for `write_timeout` to read
+    /// `read_bytes_min` of an answer is given up.
     pub fn new(
         body: RecvStream,
         respond: SendResponse<Bytes>,
         turn: Arc<Turn>,
         [read_timeout, write_timeout]: [Duration; 2],
+        read_bytes_min: u64,
     ) -> Http2Side {
         Http2Side {
             body,
@@ -62,6 +64,7 @@ impl Http2Side {
             answer: None,
             is_whole: false,
             write_timeout,
+            read_bytes_min,
             turn,
         }
     }
@@ -187,35 +190,39 @@ impl Http2Side {
         let Some(answer) = &mut self.answer else {
             return Err(Failure::gateway("a body before its head"));
         };
-        let timeout = self.write_timeout;
-        let sent = tokio::time::timeout(timeout, async {
-            while !part.is_empty() {
-                answer.reserve_capacity(part.len());
-                if answer.capacity() == 0 {
-                    let asked = Instant::now();
+        let (mut judged_at, mut bytes_read) = (Instant::now() + self.write_timeout, 0);
+        while !part.is_empty() {
+            answer.reserve_capacity(part.len());
+            if answer.capacity() == 0 {
+                let asked = Instant::now();
+                let waited = tokio::time::timeout_at(judged_at, wait_for_capacity(answer)).await;
+                self.turn.note_paused(Obstacle::Client, asked.elapsed());
+                match waited {
                     // A client that ends the stream now does not read, however it ends it.
-                    let waited = wait_for_capacity(answer).await;
-                    self.turn.note_paused(Obstacle::Client, asked.elapsed());
-                    waited.map_err(|error| Failure::client(ClientFault::Gone, error))?;
+                    Ok(waited) => {
+                        waited.map_err(|error| Failure::client(ClientFault::Gone, error))?;
+                    }
+                    Err(_) if bytes_read < self.read_bytes_min => {
+                        let cause = "read the answer more slowly than limits.response_rate";
+                        return Err(Failure::client(ClientFault::Slow, cause));
+                    }
+                    Err(_) => {
+                        (judged_at, bytes_read) = (Instant::now() + self.write_timeout, 0);
+                        continue;
+                    }
                 }
-                let piece = part.split_to(answer.capacity().min(part.len()));
-                let sent = answer.send_data(piece, ends && part.is_empty());
-                sent.map_err(ended)?;
-                if ends && part.is_empty() {
-                    return Ok(());
-                }
             }
-            match ends {
-                true => answer.send_data(Bytes::new(), true).map_err(ended),
-                false => Ok(()),
+            let piece = part.split_to(answer.capacity().min(part.len()));
+            bytes_read += piece.len() as u64;
+            let sent = answer.send_data(piece, ends && part.is_empty());
+            sent.map_err(ended)?;
+            if ends && part.is_empty() {
+                self.is_whole = true;
+                return Ok(());
             }
-        });
-        match sent.await {
-            Ok(sent) => sent?,
-            Err(_) => {
-                let cause = "read nothing of the answer for limits.response_write";
-                return Err(Failure::client(ClientFault::Slow, cause));
-            }
+        }
+        if ends {
+            answer.send_data(Bytes::new(), true).map_err(ended)?;
         }
         self.is_whole = ends;
         Ok(())

@@ -20,6 +20,7 @@ use super::guard::Guard;
 use super::incoming::Incoming;
 use super::on_wake::OnWake;
 use super::progress::Progress;
+use super::wire::bytes_at;
 use crate::config::Limits;
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
@@ -52,8 +53,9 @@ pub struct StreamTerms {
     pub(super) progress: Arc<Progress>,
     library: Builder,
     idle: Duration,
-    /// For a request's body, and for a client to read any part of its answer.
+    /// For a request's body, and for a client to read at least `read_bytes_min` of a part of its answer.
     timeouts: [Duration; 2],
+    read_bytes_min: u64,
     allowance: Arc<Allowance>,
 }
 
@@ -70,6 +72,7 @@ impl StreamTerms {
             library: library(limits),
             idle: limits.keepalive_idle,
             timeouts: [limits.request_read, limits.response_write],
+            read_bytes_min: bytes_at(limits.response_rate, limits.response_write),
             allowance: Allowance::new(limits, gate.metrics.limit_hits.clone()),
         }
     }
@@ -171,7 +174,7 @@ async fn serve_stream(
     };
     let bytes = request_bytes(head_bytes as u64, announced, exchange_bytes);
     let turn = terms.allowance.turn(bytes, kept_bytes(announced)).await;
-    let side = Http2Side::new(body, respond, turn, terms.timeouts);
+    let side = Http2Side::new(body, respond, turn, terms.timeouts, terms.read_bytes_min);
     let side = Side::Http2(Box::new(side));
     let mut client = Client::new(terms.connection.clone(), head, side);
     Box::pin(serve_request(&terms.gate, &mut client)).await;

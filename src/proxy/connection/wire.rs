@@ -41,7 +41,7 @@ pub struct ClientWire {
 }
 
 /// The bytes that a client reads in `interval` at this rate, in bytes a second; at least one.
-fn bytes_at(rate: u64, interval: Duration) -> u64 {
+pub(super) fn bytes_at(rate: u64, interval: Duration) -> u64 {
     let bytes = u128::from(rate) * interval.as_millis();
     u64::try_from(bytes.div_ceil(1_000))
         .unwrap_or(u64::MAX)
