@@ -129,17 +129,20 @@ async fn an_empty_line_behind_a_body_begins_no_request() {
         key.key
     );
     let mut socket = connect(&scene).await;
-    for _ in 0..2 {
-        socket.write_all(request.as_bytes()).await.unwrap();
+    // The last byte may also come by itself.
+    for apart in [0, 1, 0] {
+        let (begun, rest) = request.as_bytes().split_at(request.len() - apart);
+        socket.write_all(begun).await.unwrap();
         let answer = read_answer(&mut socket).await;
         assert!(
             answer.starts_with(b"HTTP/1.1 200 "),
             "{}",
             answer.escape_ascii()
         );
+        socket.write_all(rest).await.unwrap();
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    scene.expect_used(&key, 2).await;
+    scene.expect_used(&key, 3).await;
 }
 
 #[tokio::test]

@@ -127,7 +127,7 @@ impl Http1Connection {
             // Some clients end a body with an empty line too many (RFC 9112 section 2.2), which begins no request.
             match &*self.wire.unread {
                 b"\r\n" | b"\r\n\r\n" => self.wire.unread = BytesMut::new(),
-                [] => {}
+                b"" | b"\r" | b"\r\n\r" => {}
                 _ => break,
             }
             let more = tokio::select! {
