@@ -169,21 +169,27 @@ pub fn relate_links(fields: &mut FieldList, host: &HeaderValue) {
     }
 }
 
-/// The path and what follows it of a URL of HTTP at this `host:port`, which may lack the scheme's own port.
+/// The path and what follows it of a URL of HTTP at this `host:port`, which may lack the scheme's own port, or the scheme (RFC 3986
+/// section 4.2).
 fn path_at(url: &[u8], host: &[u8]) -> Option<HeaderValue> {
     let (url, host) = (
         std::str::from_utf8(url).ok()?,
         std::str::from_utf8(host).ok()?,
     );
-    let (scheme, rest) = url.split_once("://")?;
-    let port = match scheme.to_ascii_lowercase().as_str() {
-        "http" => ":80",
-        "https" => ":443",
+    let (scheme, rest) = match url.strip_prefix("//") {
+        Some(rest) => ("", rest),
+        None => url.split_once("://")?,
+    };
+    let ports: &[&str] = match scheme.to_ascii_lowercase().as_str() {
+        "" => &[":80", ":443"],
+        "http" => &[":80"],
+        "https" => &[":443"],
         _ => return None,
     };
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let is_host = |host: &str| authority.eq_ignore_ascii_case(host);
-    if !is_host(host) && !host.strip_suffix(port).is_some_and(is_host) {
+    let is_without = |port: &&str| host.strip_suffix(port).is_some_and(is_host);
+    if !is_host(host) && !ports.iter().any(is_without) {
         return None;
     }
     let before = match path.as_bytes() {
@@ -389,6 +395,11 @@ mod tests {
             ),
             (&host, "ftp://10.0.0.1:9000/a", "ftp://10.0.0.1:9000/a"),
             (&host, "/v1/a", "/v1/a"),
+            (&host, "//10.0.0.1:9000/v1/a", "/v1/a"),
+            (&host, "//10.0.0.1:9000", "/"),
+            (&host, "//10.0.0.1:9000//evil.example/", "/.//evil.example/"),
+            (&host, "//10.0.0.1/v1/a", "//10.0.0.1/v1/a"),
+            (&plain, "//data.internal/v1/a", "/v1/a"),
             (&plain, "http://Data.Internal/v1/a", "/v1/a"),
             (
                 &plain,
