@@ -145,14 +145,15 @@ pub(super) fn prove(
         let net: i64 = cells.iter().map(|cell| cell.totals.net()).sum();
         let ceiling = cells.iter().map(|cell| cell.ceiling.limit).max();
         let by_older = day.is_imported || cells.iter().any(|cell| cell.tier.is_none());
+        let late: i64 = day.adjustments.iter().map(|late| late.units).sum();
+        // A late refund makes room for charges if a clock that was ahead had closed the day.
         if let Some(limit) = ceiling.filter(|limit| *limit > 0 && !by_older)
-            && net > signed(limit)
+            && net + late.min(0) > signed(limit)
         {
             faults.insert(format!(
                 "{net} units are used, but no charge had a limit above {limit}"
             ));
         }
-        let late: i64 = day.adjustments.iter().map(|late| late.units).sum();
         let used = day.is_imported.then_some(net + late);
         if day.is_imported {
             // The rows are the count, but the row of units without an endpoint is no entry of the ledger.

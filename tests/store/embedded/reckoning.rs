@@ -51,6 +51,36 @@ async fn a_row_that_no_charge_could_have_written_is_found_with_its_key_and_day()
 }
 
 #[tokio::test]
+async fn a_refund_by_a_clock_that_was_ahead_makes_room_for_a_charge_without_a_fault() {
+    let (fixture, hands) = (EmbeddedFixture::new(), Hands::default());
+    let noon = "2026-11-21T12:00:00Z";
+    hands.set(noon);
+    let store = fixture.gateway_at(ZONE, hands.clock()).await;
+    let key = issue(&store).await;
+    let day = Calendar::of_zone(ZONE)
+        .unwrap()
+        .day_at(store.now())
+        .unwrap();
+    let (_, receipt) = granted(store.charge(charge(&key, day, 10, 4)).await);
+    granted(store.charge(charge(&key, day, 10, 6)).await);
+    hands.set("2027-11-21T12:00:00Z");
+    store.refund(receipt).await;
+    eventually("the day is adjusted", async || {
+        (store.used(key.record.id, day).await.ok()? == 6).then_some(())
+    })
+    .await;
+    hands.set(noon);
+    granted(store.charge(charge(&key, day, 10, 4)).await);
+    let proof = store
+        .prove(day.date, day.date, None)
+        .await
+        .unwrap()
+        .remove(0);
+    assert_eq!((proof.usage.used, proof.usage.adjusted()), (14, -4));
+    assert_eq!(proof.faults, [""; 0]);
+}
+
+#[tokio::test]
 async fn days_are_dropped_when_the_retention_is_over_and_never_before() {
     let fixture = EmbeddedFixture::new();
     let hands = Hands::default();
