@@ -3,6 +3,7 @@
 //! Cost: for each day since the first key was issued that has no counts, a question for each key, in the background. Once for a store
 //! that had keys before its first gateway, and once after each loss.
 
+use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{Span, Timestamp};
 
@@ -34,12 +35,34 @@ impl Parts {
             }
         }
         complete_days(link, &found).await?;
-        if !found.is_empty() {
+        let lost = days_lost(&found, date(self.clock.now()));
+        if lost > 0 {
             tracing::warn!(
-                days = found.len(),
+                days = lost,
                 "Redis had lost days from its list of days with counts: they are listed again"
             );
         }
         Ok(())
+    }
+}
+
+/// The number of days that were listed before, if it is `today` in UTC: the current day, whose date in any zone is at most one away from
+/// that, may not be listed yet, because it is listed after its first charge.
+fn days_lost(found: &[Date], today: Date) -> usize {
+    let current = today.saturating_sub(Span::new().days(1));
+    found.iter().filter(|date| **date < current).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_day_that_has_just_begun_was_not_lost() {
+        let days = ["2026-11-19", "2026-11-20", "2026-11-21", "2026-11-22"];
+        let days = days.map(|day| day.parse().unwrap());
+        let [.., today, _] = days;
+        assert_eq!(days_lost(&days[1..], today), 0);
+        assert_eq!(days_lost(&days, today), 1);
     }
 }
