@@ -343,6 +343,8 @@ mod tests {
             "touchline usage invoice",
             "touchline usage invoice --month 2026-13",
             "touchline usage invoice --month 2026-10-01",
+            "touchline check --output json",
+            "touchline check --offline --output json",
             "touchline openapi --output csv",
             "touchline audit --from soon",
             "touchline audit --what theft",

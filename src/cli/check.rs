@@ -26,7 +26,8 @@ pub(super) struct CheckArguments {
         long,
         value_enum,
         default_value = "table",
-        requires = "against_running"
+        requires = "against_running",
+        conflicts_with = "offline"
     )]
     output: RecordFormat,
     /// Check only the file itself, for CI: without environment variables, the files it names, and DNS.
@@ -40,16 +41,19 @@ pub(super) fn run(
     file: &Path,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    let purpose = match arguments.offline {
+        true => Purpose::Offline,
+        false => Purpose::Check,
+    };
+    let config = Config::load_for(file, purpose)?;
+    for warning in &config.warnings {
+        note(&escape_lines(&warning.warning(&file.display().to_string())));
+    }
     if arguments.offline {
-        let config = Config::load_for(file, Purpose::Offline)?;
         let (name, hash) = (file.display(), config.hash);
         let text =
             format!("{name}: ok (not checked: variables, files and names)\n  hash       {hash}\n");
         return write_text(out, text);
-    }
-    let config = Config::load_for(file, Purpose::Check)?;
-    for warning in &config.warnings {
-        note(&escape_lines(&warning.warning(&file.display().to_string())));
     }
     if let Some(address) = arguments.against_running {
         return against_running::run(config, address, arguments.output, out);

@@ -204,8 +204,12 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// The warnings, in the order of the file: no problems of the file, but possible problems where it is used.
+    /// The warnings, in the order of the file: no problems of the file, but possible problems where it is used. None if a value is unknown,
+    /// with which there might be others.
     pub(super) fn warnings(&self) -> Vec<Problem> {
+        if self.unknown > 0 {
+            return Vec::new();
+        }
         let mut warnings = self.warnings.clone();
         warnings.sort_by(Problem::by_place);
         warnings

@@ -196,6 +196,17 @@ async fn check_offline_asks_for_no_name_file_or_variable_and_finds_the_mistakes_
             "{ran:?}"
         );
     }
+    let unused = FILE
+        .replace("tiers:\n", "tiers:\n  unused: { daily: 10 }\n")
+        .replace("retries: \"${TOUCHLINE_TEST_UNSET}\"", "retries: 1");
+    let file = write(directory.path(), "gateway.yaml", &unused);
+    let ran = run(&file, "check --offline").await;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.stderr.contains("warning: tiers.unused: "), "{ran:?}");
+    let unknown = unused.replace("path: /a", "path: \"${P}\"");
+    let file = write(directory.path(), "gateway.yaml", &unknown);
+    let ran = run(&file, "check --offline").await;
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{ran:?}");
     let wrong = FILE
         .replace("tiers: [starter]", "tiers: [gold]")
         .replace("daily: 10", "dayly: 10, daily: 1")
