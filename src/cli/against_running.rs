@@ -149,8 +149,14 @@ fn ask(
     let answer = String::from_utf8_lossy(&answer);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let status = head.lines().next().unwrap_or_default();
-    if status.split(' ').nth(1) != Some("200") {
-        bail!("the answer is {status:?}: another program, or a gateway of another version");
+    match status.split(' ').nth(1) {
+        Some("200") => {}
+        Some("401") => {
+            bail!(
+                "the answer is {status:?}: the gateway has another listen.admin.token than this file"
+            )
+        }
+        _ => bail!("the answer is {status:?}: another program, or a gateway of another version"),
     }
     serde_json::from_str(body).context("the answer is unreadable: a gateway of another version")
 }

@@ -175,6 +175,10 @@ pub(super) fn place_of(file: &Path, purpose: Purpose) -> PathBuf {
 pub(super) fn unreadable(error: &io::Error) -> Wrong {
     let hint = match error.kind() {
         io::ErrorKind::InvalidInput => "name a regular file, which can be read again",
+        // Of `read_secret`.
+        io::ErrorKind::Other | io::ErrorKind::InvalidData => {
+            "write the value and nothing else into the file"
+        }
         _ => "create the file, or make it readable for the gateway's user",
     };
     Wrong::of_file("cannot read ", error.to_string(), hint)
@@ -234,7 +238,8 @@ mod tests {
         std::fs::write(&file, " a b \n").unwrap();
         assert_eq!(read_secret(&file).unwrap(), " a b ");
         std::fs::write(&file, "\n").unwrap();
-        assert!(read_secret(&file).is_err());
+        let empty = read_secret(&file).unwrap_err();
+        assert!(unreadable(&empty).hint.contains("into the file"));
         assert!(read_secret(dir.path()).is_err());
         // Without a writer, which would be waited for.
         let pipe = dir.path().join("pipe");

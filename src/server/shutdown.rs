@@ -46,17 +46,17 @@ impl StopSignals {
 /// Waits until the gateway, which accepts no more connections, has answered its clients; cuts the connections that are left then. At the
 /// deadline or a second signal, requests in flight are cut with them.
 pub async fn drain(gate: &Gate, bound: &mut Bound, stop: &mut StopSignals, deadline: Instant) {
-    tokio::select! {
-        () = drained(gate, bound, deadline) => {}
-        () = stop.wait() => tracing::warn!("stopping at once after a second signal"),
-    }
+    let cause = tokio::select! {
+        () = drained(gate, bound, deadline) => "limits.shutdown_grace ended",
+        () = stop.wait() => {
+            tracing::warn!("stopping at once after a second signal");
+            "of the second signal"
+        }
+    };
     let metrics = &gate.metrics;
     let left = metrics.in_flight.get();
     if left > 0 {
-        tracing::warn!(
-            left,
-            "requests were cut because limits.shutdown_grace ended"
-        );
+        tracing::warn!(left, "requests were cut because {cause}");
     }
     // Also without one: on a connection that is still open another could begin, and not be settled any more.
     gate.cut_off();

@@ -230,4 +230,6 @@ async fn a_gateway_with_a_token_is_asked_with_the_token_of_the_file() {
     );
     let message = run_on(&other, &["check", &asked(&scene)]).await.failed(1);
     assert!(message.contains("401"), "{message}");
+    let cause = "the gateway has another listen.admin.token than this file";
+    assert!(message.contains(cause), "{message}");
 }

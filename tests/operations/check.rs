@@ -138,6 +138,8 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
     let empty = write("empty.pem", "no certificate");
     let half = own.cert.pem().replace("-----END", "");
     let broken = write("broken.pem", &half);
+    let unsupported = "-----BEGIN PRIVATE KEY-----\nMAA=\n-----END PRIVATE KEY-----\n";
+    let unsupported = write("unsupported.key", unsupported);
     let https = |certificate: &str, key: &str| {
         format!("listen: {{https: {{certificate: {certificate}, private_key: {key}}}}}")
     };
@@ -176,6 +178,11 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
             pairs(&named, &nameless),
             "https.certificates[1].certificate",
             "the certificate names no DNS host",
+        ),
+        (
+            https(&certificate, &unsupported),
+            "https.private_key",
+            "of a kind that is not supported (hint: use a key for RSA of 2048 to 8192 bits, ",
         ),
         (clients(&certificate), "", ""),
         (

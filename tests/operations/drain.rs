@@ -314,6 +314,9 @@ async fn a_second_signal_ends_the_gateway_at_once() {
     let status = scene.gateways[0].process().wait_for_end(PATIENCE);
     assert_eq!(status.unwrap().code(), Some(0));
     assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
+    let output = scene.gateways[0].output();
+    let cause = "requests were cut because of the second signal";
+    assert!(output.contains(cause), "{output}");
     assert!(in_flight.await.unwrap().is_err());
     scene.expect_used(&key, 0).await;
 }

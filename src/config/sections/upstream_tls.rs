@@ -169,12 +169,17 @@ pub(super) fn pair(chain: &[Vec<u8>], key: &PrivateKeyDer<'static>) -> Result<()
     let chain = chain.iter().map(|der| CertificateDer::from(der.clone()));
     let pair = CertifiedKey::from_der(chain.collect(), key.clone_key(), &default_provider());
     pair.map(drop).map_err(|error| {
-        let reason = match error {
+        let hint = "use the key that the certificate was made for";
+        match error {
             Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
-                "the private key does not belong to the certificate".to_owned()
+                Wrong::new("the private key does not belong to the certificate", hint)
             }
-            error => error.to_string(),
-        };
-        Wrong::new(reason, "use the key that the certificate was made for")
+            // Of a key that rustls cannot use.
+            Error::General(_) => Wrong::new(
+                "the private key is damaged or of a kind that is not supported",
+                "use a key for RSA of 2048 to 8192 bits, P-256, P-384 or Ed25519",
+            ),
+            error => Wrong::new(error.to_string(), hint),
+        }
     })
 }
