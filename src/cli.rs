@@ -8,7 +8,8 @@ use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::builder::Resettable;
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{Config, ConfigErrors, Purpose};
 use crate::server::ServeError;
@@ -121,7 +122,7 @@ enum Command {
 /// Parses the process's arguments, runs the command and returns its exit code.
 pub fn run() -> ExitCode {
     output::fit_to_terminal();
-    let arguments = match Arguments::try_parse() {
+    let arguments = match parsed() {
         Ok(arguments) => arguments,
         Err(error) => {
             return match print_usage_error(&error) {
@@ -154,6 +155,28 @@ pub fn run() -> ExitCode {
             ExitCode::from(code)
         }
     }
+}
+
+/// The process's arguments.
+fn parsed() -> Result<Arguments, clap::Error> {
+    let mut command = without_empty_variables(Arguments::command());
+    let arguments =
+        Arguments::from_arg_matches(&command.try_get_matches_from_mut(std::env::args_os())?);
+    arguments.map_err(|error| error.format(&mut command))
+}
+
+/// The command, for which an environment variable that is empty is unset: Compose sets one to that if it has no value.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty = |arg: &Arg| {
+        let value = arg.get_env().and_then(std::env::var_os);
+        value.is_some_and(|value| value.is_empty())
+    };
+    command
+        .mut_args(|arg| match is_empty(&arg) {
+            true => arg.env(Resettable::Reset),
+            false => arg,
+        })
+        .mut_subcommands(without_empty_variables)
 }
 
 /// Prints help, or the mistake in the arguments without arguments that may be API keys.

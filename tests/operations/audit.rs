@@ -162,6 +162,9 @@ async fn the_trail_records_who_it_was_by_argument_environment_sudo_or_operating_
         assert_eq!(names[1..3], ["cron job", "ann"]);
         assert_eq!(names[3..], [format!("bob@{host}")]);
         run_as(&scene, actor("a\u{1b}b"), &label("e")).failed(2);
+        run_as(&scene, actor(""), &label("e")).done();
+        let entries = trail(&scene, &["--what", "set-label"]).await;
+        assert_eq!(reported(&entries[4]).0, names[0]);
     }
 }
 
