@@ -277,8 +277,11 @@ pub(super) fn parse_name(text: &str) -> Result<String, String> {
     if name.chars().count() > NAME_CHARS_MAX {
         return Err(format!("it is longer than {NAME_CHARS_MAX} characters"));
     }
-    if text.chars().any(is_unshowable) {
-        return Err("it has control characters".to_owned());
+    if let Some(c) = text.chars().find(|c| is_unshowable(*c)) {
+        let code = u32::from(c);
+        return Err(format!(
+            "it has the character U+{code:04X}, which a terminal does not show"
+        ));
     }
     // A key of any prefix, as long as it is whole.
     if redacted(name, &KeyPrefix::default()) != name {
@@ -370,6 +373,7 @@ mod tests {
         let key = format!("of acme_0123456789ab_{}", "c".repeat(38));
         assert!(parse_name(&key).unwrap_err().contains("API key"));
         assert!(parse_name("of fpd_0123456789ab").is_ok());
+        assert!(parse_name("a\u{200d}b").unwrap_err().contains("U+200D"));
         assert!(parse_name(&"é".repeat(200)).is_ok());
         assert!(parse_name(&"é".repeat(201)).is_err());
     }
