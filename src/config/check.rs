@@ -14,7 +14,7 @@ use super::outline::{Outline, Path};
 use super::outside::{Purpose, Surroundings, expand, has_variable, read_secret, unreadable};
 pub(super) use super::problem::Wrong;
 use super::problem::{Problem, brief};
-use super::scalar::Scalar;
+use super::scalar::{Scalar, Text};
 use crate::policy::address;
 use crate::policy::secret::Secret;
 use crate::policy::store_settings::without_password;
@@ -329,6 +329,10 @@ impl<'a> Check<'a> {
             }
             Value::Bool(value) if T::TYPE == "boolean" => return Ok(value.to_string()),
             Value::Number(number) if !T::SECRET => (format!("the number {number}"), T::HINT),
+            Value::Sequence(_) | Value::Mapping(_) if T::HINT == Text::HINT => (
+                kind_of(written).to_owned(),
+                "write one text, without brackets",
+            ),
             Value::Null
             | Value::Bool(_)
             | Value::Number(_)

@@ -581,6 +581,12 @@ fn quotes_are_named_only_where_a_number_has_them() {
         let errors = parse(&text).unwrap_err().to_string();
         assert!(errors.contains(hint), "{daily}: {errors}");
     }
+    let list = NEEDED.replace("upstream: u", "upstream: [u]");
+    let errors = parse(&list).unwrap_err().to_string();
+    assert!(
+        errors.contains("write one text, without brackets"),
+        "{errors}"
+    );
 }
 
 #[test]
