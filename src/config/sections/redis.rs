@@ -203,16 +203,17 @@ fn redis_url(url: Secret) -> Result<Secret, Wrong> {
 
     let known = text.starts_with("redis://") || text.starts_with("rediss://");
     let usable = text.into_connection_info().is_ok_and(|info| {
-        matches!(
+        let is_known = matches!(
             info.addr(),
             ConnectionAddr::Tcp(..)
                 | ConnectionAddr::TcpTls {
                     insecure: false,
                     ..
                 }
-        )
+        );
+        is_known && u16::try_from(info.redis_settings().db()).is_ok()
     });
-    let hint = "write redis://[user:password@]host[:port][/database], or rediss:// for TLS";
+    let hint = "write redis://[user:password@]host[:port][/database], or rediss:// for TLS; a database is from 0 to 65535";
     let wrong = || Wrong::new("the value is not the URL of a Redis server", hint);
     (known && usable).then_some(url).ok_or_else(wrong)
 }

@@ -168,6 +168,14 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
             "1:22 store.redis.url: the value is not the URL of a Redis server",
         ),
         (
+            "store: {redis: {url: \"redis://x/-1\"}}",
+            "1:22 store.redis.url: the value is not the URL of a Redis server",
+        ),
+        (
+            "store: {redis: {url: \"redis://x/65536\"}}",
+            "1:22 store.redis.url: the value is not the URL of a Redis server",
+        ),
+        (
             "store: {redis: {password_file: /none}}",
             "1:32 store.redis.password_file: cannot read /none: No such file or directory (os error 2)",
         ),
