@@ -68,10 +68,8 @@ async fn log_in(connection: &RedisConnection, login: &RedisConnectionInfo) -> Re
     if login.db() != 0 {
         commands.cmd("SELECT").arg(login.db());
     }
-    let replies = connection.ask_each(&commands).await?.into_iter();
-    replies
-        .map(|reply| reply.extract_error().map(drop))
-        .collect()
+    let mut replies = connection.ask_each(&commands).await?.into_iter();
+    replies.try_for_each(|reply| reply.extract_error().map(drop))
 }
 
 /// The settings of TLS towards the servers.
