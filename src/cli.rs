@@ -44,7 +44,7 @@ const EXIT_CONFIG: u8 = 78;
                   Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stored but not confirmed by every gateway, 78 bad configuration"
 )]
 struct Arguments {
-    /// The configuration file. Commands on the store ignore certificates, names and secrets that only a gateway uses.
+    /// The configuration file. Commands on the store do not look up the certificates, host names and secrets that only a gateway needs.
     #[arg(
         short,
         long,

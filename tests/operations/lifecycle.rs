@@ -445,6 +445,11 @@ async fn each_change_states_in_one_sentence_what_it_made() {
             &["set-expiry", id, "2099-12-31"],
             "expires after 2099-12-31, was never",
         ),
+        (
+            &["set-expiry", id, "never"],
+            "never expires, was after 2099-12-31",
+        ),
+        (&["set-expiry", id, "never"], "already never expires"),
         (&["set-label", id, "live"], "is labelled live"),
         (&["set-label", id, "--none"], "is without a label"),
         (&["set-customer", id, "Umbra"], "is of Umbra"),
@@ -455,7 +460,18 @@ async fn each_change_states_in_one_sentence_what_it_made() {
         let text = scene.cli(&[&["keys"], arguments].concat()).await;
         assert_eq!(text, format!("{id} {message}\n"));
     }
-    let grant = ["keys", "grant", id, "--extra", "5", "--reason", "Cup final"];
+    let mut grant = [
+        "keys",
+        "grant",
+        id,
+        "--extra",
+        "1e3",
+        "--reason",
+        "Cup final",
+    ];
+    let refused = run_beside(&scene.gateways[0], &grant).await.failed(2);
+    assert!(refused.contains("at least 1, digits only"), "{refused}");
+    grant[4] = "5";
     let text = scene.cli(&grant).await;
     assert!(
         text.starts_with(&format!("{id} has 5 extra units on ")),

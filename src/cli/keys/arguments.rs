@@ -114,12 +114,17 @@ pub(in crate::cli) struct RotateArguments {
     pub(super) overlap: Duration,
 }
 
+fn parse_units(text: &str) -> Result<NonZeroU64, &'static str> {
+    text.parse()
+        .map_err(|_| "write a whole number of at least 1, digits only")
+}
+
 #[derive(Debug, Args)]
 pub(in crate::cli) struct GrantArguments {
     /// The public id of the key, or the key itself.
     pub(super) id: KeyArgument,
     /// The units, at least 1.
-    #[arg(long, value_name = "UNITS")]
+    #[arg(long, value_parser = parse_units, value_name = "UNITS")]
     pub(super) extra: NonZeroU64,
     /// The quota day; today if left out.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]

@@ -128,7 +128,10 @@ impl ChangeCommand {
             }
             ChangeCommand::SetExpiry { .. } => {
                 let was = was(end(calendar, outcome.before.expires));
-                format!("expires {}{was}", end(calendar, outcome.after().expires))
+                match outcome.after().expires {
+                    None => format!("never expires{was}"),
+                    expires => format!("expires {}{was}", end(calendar, expires)),
+                }
             }
             ChangeCommand::SetLabel { text, .. } => match text {
                 Some(label) => format!("is labelled {}", escape(label)),
@@ -148,11 +151,11 @@ pub(super) async fn change(
     let id = id.id(session).await?;
     let outcome = make(session, id, consent, &options.author(), &change).await?;
     let state = command.state(&outcome, &session.config.calendar);
-    let already = match outcome.made {
-        Some(_) => "",
-        None => " already",
+    let sentence = match outcome.made {
+        Some(_) => format!("{id} {state}"),
+        None if state.starts_with("never") => format!("{id} already {state}"),
+        None => format!("{id} {state} already"),
     };
-    let sentence = format!("{id} {state}{already}");
     announce(session, &outcome, options.output, None, &sentence, out).await?;
     let ended = |expires: Timestamp| expires <= outcome.now;
     if change == KeyChange::Resume && outcome.after().expires.is_some_and(ended) {

@@ -18,7 +18,7 @@ use crate::policy::key_record::KeyRecord;
 /// The requested part of the ledger.
 #[derive(Debug, Args)]
 pub(super) struct LedgerQuery {
-    /// The first quota day; the same as the last if left out.
+    /// The first quota day; without it, the day of --to.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     from: Option<Date>,
     /// The last quota day; today if left out.
@@ -81,15 +81,19 @@ pub(super) fn range(
     to: Option<Date>,
     today: Date,
 ) -> Result<(Date, Date), UsageError> {
+    let is_to_given = to.is_some();
     let (from, to) = match (from, to) {
         (Some(from), Some(to)) => (from, to),
         (Some(from), None) => (from, today),
         (None, to) => (to.unwrap_or(today), to.unwrap_or(today)),
     };
-    if from > to {
-        return Err(UsageError(format!("--from {from} is after --to {to}")));
+    if from <= to {
+        return Ok((from, to));
     }
-    Ok((from, to))
+    Err(UsageError(match is_to_given {
+        true => format!("--from {from} is after --to {to}"),
+        false => format!("--from {from} is after today, {today}: add --to"),
+    }))
 }
 
 /// The requested keys, in the order of their ids: all, or one, or those of a customer.
@@ -151,6 +155,14 @@ mod tests {
             (early, late)
         );
         assert_eq!(range(Some(late), Some(late), today).unwrap(), (late, late));
-        assert!(range(Some(late), None, today).is_err());
+        let refused = |to| range(Some(late), to, today).unwrap_err().to_string();
+        assert_eq!(
+            refused(None),
+            "--from 2026-11-30 is after today, 2026-11-21: add --to"
+        );
+        assert_eq!(
+            refused(Some(early)),
+            "--from 2026-11-30 is after --to 2026-11-01"
+        );
     }
 }
