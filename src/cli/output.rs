@@ -280,7 +280,7 @@ pub(super) fn parse_name(text: &str) -> Result<String, String> {
     if let Some(c) = text.chars().find(|c| is_unshowable(*c)) {
         let code = u32::from(c);
         return Err(format!(
-            "it has the character U+{code:04X}, which a terminal does not show"
+            "it has control characters or others that a terminal does not show: U+{code:04X}"
         ));
     }
     // A key of any prefix, as long as it is whole.

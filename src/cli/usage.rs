@@ -61,7 +61,7 @@ impl FromArgMatches for UsageArguments {
             && matches.ids().any(|id| is_own(id.as_str()))
         {
             let message =
-                format!("{command} takes no options of the report: write its own after it\n");
+                format!("{command} takes no options of the report: write its own after it");
             return Err(Error::raw(ErrorKind::ArgumentConflict, message));
         }
         ReportOrCommand::from_arg_matches(matches).map(UsageArguments)
