@@ -11,7 +11,7 @@
 //! | `keys` | `records`: the key table, compare-and-set; `index`: all records without a scan over the counts; `feed`, `current`, `replica`: a gateway's replica, its age, its file; `import`, `audit`: many keys, the audit trail |
 //! | `counts` | `accounts`: one account per key and day, and the tasks that send its calls; `ledger`: totals by endpoint |
 //! | `journal` | this node's counts, on its own disk |
-//! | `wire` | `topology`, `slots`: the servers; `request`, `line`, `cluster`, `link`: a request, one connection, one per master, one interface for all; `script`: the Lua scripts as commands; `preparation`: checks of a new connection; `breaker`, `guard`: when to stop calling Redis, and when to resume |
+//! | `wire` | `topology`, `slots`, `dial`: the servers and how they are reached; `connection`, `replies`: commands and replies; `request`, `line`, `cluster`, `link`: a request, one connection up or down, one per master, one interface for all; `script`: the Lua scripts as commands; `preparation`: checks of a new connection; `breaker`, `guard`: when to stop calling Redis, and when to resume |
 //! | the ground | `names`: every name in Redis and its lifetime; `identity`: the store to which a file on this machine belongs; `clock`, `producer`: the store's clock, the names of this process's counts; `yielding` |
 //!
 //! Invariants: each call repeats everything that a lost one stated (see [`crate::policy::quota`]); units are served without
