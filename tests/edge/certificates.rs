@@ -237,7 +237,7 @@ async fn a_second_certificate_without_a_name_ends_the_start() {
     let config = at.join("gateway.yaml");
     std::fs::write(&config, spec.yaml(&at.join("access.log"))).unwrap();
     let output = harness::gateway::cli(Path::new(TOUCHLINE), &config, None, &["serve"]).await;
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(78));
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     let file = nameless.0.display().to_string();
     assert!(
