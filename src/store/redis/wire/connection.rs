@@ -73,7 +73,7 @@ impl RedisConnection {
     async fn send(&self, commands: &[u8], replies: usize) -> RedisResult<Vec<Value>> {
         let (to, awaited) = oneshot::channel();
         let awaits = AwaitedReplies {
-            missing: replies,
+            expected: replies,
             replies: Vec::with_capacity(replies),
             to,
         };
@@ -95,7 +95,7 @@ impl Drop for RedisConnection {
 
 /// Commands of one caller, of which replies are awaited.
 struct AwaitedReplies {
-    missing: usize,
+    expected: usize,
     replies: Vec<Value>,
     to: oneshot::Sender<RedisResult<Vec<Value>>>,
 }
@@ -139,15 +139,9 @@ impl Traffic {
         self.awaited.push_back(awaits);
         let task = self.task.clone();
         // What the stream does not take now is written by the task, which the stream wakes; an error is found by the task too.
-        if is_alone
-            && !matches!(
-                self.write(&mut Context::from_waker(&task)),
-                Poll::Ready(Err(_))
-            )
-        {
-            return None;
-        }
-        Some(task)
+        let mut context = Context::from_waker(&task);
+        let is_begun = is_alone && !matches!(self.write(&mut context), Poll::Ready(Err(_)));
+        (!is_begun).then_some(task)
     }
 
     /// Reads and writes until the connection is broken, as its task. What was received is read even if nothing can be written.
@@ -206,8 +200,7 @@ impl Traffic {
             let awaited = self.awaited.front_mut();
             let awaited = awaited.ok_or_else(|| io::Error::other(NotAReply))?;
             awaited.replies.push(reply);
-            awaited.missing = awaited.missing.saturating_sub(1);
-            if awaited.missing == 0
+            if awaited.replies.len() == awaited.expected
                 && let Some(done) = self.awaited.pop_front()
             {
                 // An error here is a caller that no longer waits.
