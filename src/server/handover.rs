@@ -57,7 +57,7 @@ const NO: u8 = b'N';
 const GIVEN_UP: u8 = b'G';
 
 /// Whether a gateway has a usable key table with keys in it now.
-type HasKeyTable = dyn Fn() -> bool + Send + Sync;
+type KnowsKeys = dyn Fn() -> bool + Send + Sync;
 
 /// A listening socket to hand over.
 #[derive(Debug)]
@@ -300,7 +300,7 @@ fn file_at(path: &Path) -> io::Result<(u64, u64)> {
 pub struct Offer {
     place: UpgradeSocket,
     handed: Vec<Handed>,
-    known: Box<HasKeyTable>,
+    known: Box<KnowsKeys>,
 }
 
 impl Offer {
@@ -309,7 +309,7 @@ impl Offer {
     ///
     /// # Errors
     /// If no file can be created in the directory of `path`.
-    pub fn prepare(path: &Path, handed: Vec<Handed>, known: Box<HasKeyTable>) -> io::Result<Offer> {
+    pub fn prepare(path: &Path, handed: Vec<Handed>, known: Box<KnowsKeys>) -> io::Result<Offer> {
         Ok(Offer {
             place: UpgradeSocket::beside(path)?,
             handed,
