@@ -120,6 +120,26 @@ async fn back(store: &RedisStore) {
     .await;
 }
 
+/// A Redis that was killed, and the journal's directory of a gateway that was killed after it: the key's units that it charged before, and
+/// those that it served one by one without Redis.
+async fn gateway_killed_without_redis(
+    charged: u32,
+    served: u32,
+) -> (RedisServer, tempfile::TempDir, Arc<KeyEntry>, Day) {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    granted(store.charge(charge(&key, day, 100, charged)).await);
+    server.kill();
+    away(&store).await;
+    for _ in 0..served {
+        granted(store.charge(charge(&key, day, 100, 1)).await);
+    }
+    // Its death: no goodbye, nothing more is written.
+    drop(store);
+    (server, directory, key, day)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_redis_leaves_a_lone_gateway_exactly_what_was_left_and_settles_it_once() {
     let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
@@ -177,17 +197,7 @@ async fn a_killed_redis_leaves_a_lone_gateway_exactly_what_was_left_and_settles_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_killed_in_an_outage_is_settled_by_the_next_one_which_is_not_given_the_share_again()
  {
-    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let (key, day) = (issued(&server).await, today());
-    let store = gateway(server.url(), directory.path(), |_| ()).await;
-    granted(store.charge(charge(&key, day, 100, 20)).await);
-    server.kill();
-    away(&store).await;
-    for _ in 0..50 {
-        granted(store.charge(charge(&key, day, 100, 1)).await);
-    }
-    // Its death: no goodbye, nothing more is written.
-    drop(store);
+    let (mut server, directory, key, day) = gateway_killed_without_redis(20, 50).await;
     let next = gateway(server.url(), directory.path(), |_| ()).await;
     assert_eq!(next.health().pending_units, 50);
     assert_eq!(
@@ -227,14 +237,7 @@ async fn a_gateway_killed_in_an_outage_is_settled_by_the_next_one_which_is_not_g
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_killed_gateway_had_served_counts_in_the_next_ones_next_outage() {
-    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let (key, day) = (issued(&server).await, today());
-    let store = gateway(server.url(), directory.path(), |_| ()).await;
-    granted(store.charge(charge(&key, day, 100, 20)).await);
-    server.kill();
-    away(&store).await;
-    granted(store.charge(charge(&key, day, 100, 50)).await);
-    drop(store);
+    let (mut server, directory, key, day) = gateway_killed_without_redis(20, 50).await;
     let next = gateway(server.url(), directory.path(), |_| ()).await;
     server.restart().await;
     // Often before the journaled units are sent, so that it is granted at a lower count.
@@ -688,16 +691,7 @@ async fn a_journal_that_cannot_be_written_denies_and_reports_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_journal_of_another_store_is_refused_and_left_alone() {
-    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let (key, day) = (issued(&server).await, today());
-    let store = gateway(server.url(), directory.path(), |_| ()).await;
-    granted(store.charge(charge(&key, day, 100, 1)).await);
-    server.kill();
-    away(&store).await;
-    for _ in 0..7 {
-        granted(store.charge(charge(&key, day, 100, 1)).await);
-    }
-    drop(store);
+    let (mut server, directory, key, day) = gateway_killed_without_redis(1, 7).await;
     let other = RedisServer::start().await;
     for (url, key_prefix) in [(other.url(), "touchline"), (server.url(), "other")] {
         let settings = RedisSettings {
