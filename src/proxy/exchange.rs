@@ -277,7 +277,7 @@ impl Forwarding {
         let assignment = self.upstream.assign(key, &self.tried, &self.asked)?;
         let total = self.upstream.config.timeouts.total;
         let left = total.saturating_sub(now.saturating_duration_since(self.since));
-        let peer = Box::new(self.upstream.peer(&assignment.server, left));
+        let peer = Box::new(self.upstream.peer(&assignment.server));
         self.assignment = Some(assignment);
         Some(PlannedAttempt {
             peer,
@@ -302,8 +302,12 @@ impl Forwarding {
 
     /// Whether another attempt is allowed: there is one left, and enough time.
     pub fn may_retry(&self) -> bool {
-        self.attempts <= self.upstream.config.retries
-            && !self.is_over_time_at(Instant::now(), Duration::ZERO)
+        self.attempts <= self.upstream.config.retries && self.has_time_left()
+    }
+
+    /// Whether `timeouts.total` is not over.
+    pub fn has_time_left(&self) -> bool {
+        self.since.elapsed() < self.upstream.config.timeouts.total
     }
 
     /// Whether another attempt is allowed at a server that has not had the request.

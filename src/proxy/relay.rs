@@ -188,10 +188,22 @@ impl Relay<'_, '_> {
                 });
             }
         };
-        let (taken, reused) = taken.map_err(|failure| FailedAttempt {
-            failure: failure.with(format_args!("server: {}", attempt.peer)),
-            reached: None,
-        })?;
+        let (taken, reused) = match taken {
+            Ok(taken) => taken,
+            // The time that earlier attempts took is not this server's fault.
+            Err(_) if self.forwarding.attempts > 1 && !self.forwarding.has_time_left() => {
+                return Err(FailedAttempt {
+                    failure: Failure::over_time(),
+                    reached: Some((attempt.peer, false)),
+                });
+            }
+            Err(failure) => {
+                return Err(FailedAttempt {
+                    failure: failure.with(format_args!("server: {}", attempt.peer)),
+                    reached: None,
+                });
+            }
+        };
         let series = self.forwarding.upstream.series(&self.gate.metrics);
         match reused {
             true => series.reused.inc(),
@@ -235,7 +247,7 @@ impl Relay<'_, '_> {
             return Err(gone);
         }
         let mut link = self.begin(taken, peer.is_tls())?;
-        let ended = match self.drive(&mut link, peer, upload, started).await {
+        let ended = match self.drive(&mut link, upload, started).await {
             Ok(ended) => ended,
             Err(failure) => {
                 let is_doubtful = self.suggests_dead_connection(&failure, &link, upload, started);
@@ -315,11 +327,12 @@ impl Relay<'_, '_> {
     async fn drive(
         &mut self,
         link: &mut Link,
-        peer: &HttpPeer,
         upload: &mut Upload,
         started: Instant,
     ) -> Result<Instant, Failure> {
-        let patience = peer.options.read_timeout.unwrap_or_default();
+        let timeouts = &self.forwarding.upstream.config.timeouts;
+        let patience = timeouts.read;
+        let end = Instant::from_std(self.forwarding.since) + timeouts.total;
         let mut timer = self.client.lend_timer();
         let turn = self.client.turn().cloned();
         let may_compress = self.forwarding.upstream.compression.is_some();
@@ -335,8 +348,14 @@ impl Relay<'_, '_> {
         } else {
             held = kept;
         }
-        let mut deadline = started + patience;
+        let has_whole_time = upload.ended() && self.forwarding.attempts == 1;
+        let mut since = started;
         loop {
+            // While the gateway waits for its client, the server's time does not end.
+            let deadline = match is_paused() {
+                true => since + patience,
+                false => (since + patience).min(end + paused),
+            };
             let listens = upload.ended() || link.takes_more() || !held.is_empty();
             let unasked_since = (!listens).then(Instant::now);
             let exchanged = async {
@@ -364,20 +383,23 @@ impl Relay<'_, '_> {
                     }
                     // Waits for the client during the write end here.
                     paused = paused_so_far();
-                    deadline = Instant::now() + patience;
+                    since = Instant::now();
                 }
                 NextEvent::Client(part) => {
                     if self.send(link, upload, &mut held, part?)? {
                         // From now on the gateway waits for the server.
-                        deadline = Instant::now() + patience;
+                        since = Instant::now();
                     }
                 }
                 NextEvent::Late if is_paused() || paused_so_far() > paused => {
                     // The gateway did not wait for the server.
                     paused = paused_so_far();
-                    deadline = Instant::now() + patience;
+                    since = Instant::now();
                 }
-                NextEvent::Late => return Err(self.lateness(upload, listens)),
+                NextEvent::Late => {
+                    let was_silent = since.elapsed() >= patience;
+                    return Err(self.lateness(upload, listens, was_silent, has_whole_time));
+                }
             }
         }
     }
@@ -409,18 +431,27 @@ impl Relay<'_, '_> {
         Ok(ends)
     }
 
-    /// The failure of the side for which the gateway has waited for `timeouts.read`.
-    fn lateness(&self, upload: &Upload, listens: bool) -> Failure {
+    /// The failure of the side for which the gateway has waited for `timeouts.read` if `was_silent`, else until the end of
+    /// `timeouts.total`, of which the server `had_all`.
+    fn lateness(&self, upload: &Upload, listens: bool, was_silent: bool, had_all: bool) -> Failure {
+        let limit = match was_silent {
+            true => "timeouts.read",
+            false => "timeouts.total",
+        };
+        if listens && !upload.ended() {
+            // An upstream that sends nothing before it has the whole body waits for the client.
+            let cause = format_args!("sent nothing of the request's body for {limit}");
+            return Failure::client(ClientFault::Late, cause);
+        }
+        if !was_silent && (!had_all || self.forwarding.header_after.is_some()) {
+            return Failure::over_time();
+        }
         if !listens {
             let cause = "read nothing of the request's body for timeouts.read";
             return Failure::server(ServerFault::Blocked, cause);
         }
-        if !upload.ended() {
-            // An upstream that sends nothing before it has the whole body waits for the client.
-            let cause = "sent nothing of the request's body for timeouts.read";
-            return Failure::client(ClientFault::Late, cause);
-        }
-        Failure::server(ServerFault::Silent, "sent nothing for timeouts.read")
+        let cause = format_args!("sent nothing for {limit}");
+        Failure::server(ServerFault::Silent, cause)
     }
 
     /// Whether the body would be complete for its server. It is not before the client has ended it: the client may send more,

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use http::{HeaderName, HeaderValue, Version};
@@ -156,9 +156,9 @@ impl Upstream {
         servers.any(|server| !Arc::ptr_eq(server, present) && !server.is_among(tried))
     }
 
-    /// pingora's description of a server for an exchange with this much time left. Never resolves names.
-    pub fn peer(&self, server: &Server, left: Duration) -> HttpPeer {
-        self.wire.peer(server, &self.config.timeouts, left)
+    /// pingora's description of a server. Never resolves names.
+    pub fn peer(&self, server: &Server) -> HttpPeer {
+        self.wire.peer(server, &self.config.timeouts)
     }
 
     /// Notes that a server answered a request.

@@ -295,9 +295,8 @@ async fn ask(
     server: &Server,
     health: &HealthCheck,
 ) -> pingora::Result<()> {
-    let mut peer = upstream.peer(server, health.timeout);
-    // The check has a deadline as a whole.
-    (peer.options.read_timeout, peer.options.write_timeout) = (None, None);
+    // Without timeouts of pingora's: the check has a deadline as a whole.
+    let peer = upstream.peer(server);
     let (mut session, _) = connector.get_http_session(&peer).await?;
     let mut request = RequestHeader::build("GET", health.path.as_bytes(), None)?;
     let version = match session.as_http2() {

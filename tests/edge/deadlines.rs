@@ -596,6 +596,27 @@ async fn an_http2_client_that_makes_an_answer_late_pays_for_it() {
     scene.expect_used(&key, 1).await;
 }
 
+#[tokio::test]
+async fn a_server_that_falls_silent_has_no_more_time_than_any() {
+    let scene = Scene::builder(TOUCHLINE)
+        .timeout("total", "1s")
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let begun_late = Behaviour::Delay(
+        Duration::from_millis(600),
+        Box::new(Behaviour::StallAfterHeader),
+    );
+    scene.upstream.always(begun_late);
+    let client = scene.client(Protocol::Http1);
+    client.call(Call::get(MARKETS).key(&key)).await;
+    let lines = scene.gateways[0].logged(1).await;
+    assert_eq!(lines[0]["outcome"], "cut", "{}", lines[0]);
+    let cause = lines[0]["cause"].as_str().unwrap_or_default();
+    assert!(cause.contains("took longer than timeouts.total"), "{cause}");
+    scene.expect_used(&key, 0).await;
+}
+
 /// A server that buffers little of what it does not read.
 fn small_buffered() -> (TcpListener, SocketAddr) {
     let socket = TcpSocket::new_v4().unwrap();

@@ -360,6 +360,27 @@ async fn a_server_that_fails_requests_is_left_out_and_brought_back_by_a_served_o
 }
 
 #[tokio::test]
+async fn a_server_is_not_blamed_for_the_time_that_another_one_took() {
+    let ejection = "ejection: { failures: 1, pause: 1h, pause_max: 1h }";
+    let mut scene = Scene::builder(TOUCHLINE)
+        .more_servers(1)
+        .timeout("total", "2s")
+        .spec(|spec| spec.upstream_extra = ejection.into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let late = |then| Behaviour::Delay(Duration::from_millis(1_500), Box::new(then));
+    scene.upstream.always(late(Behaviour::ResetBeforeHeader));
+    scene.more_upstreams[0].always(late(Behaviour::Echo));
+    let client = scene.client(Protocol::Http1);
+    // The first request may be the other server's.
+    while client.get(&key, MARKETS).await.status == 200 {}
+    assert_eq!(is_up(&scene, &scene.upstream).await, Some(false));
+    assert_eq!(is_up(&scene, &scene.more_upstreams[0]).await, Some(true));
+    scene.assert_ledgers_agree_with(&retries()).await;
+}
+
+#[tokio::test]
 async fn a_changed_ejection_applies_to_a_server_that_is_out() {
     let hour = "ejection: { failures: 1, pause: 1h, pause_max: 1h }";
     let mut scene = three(hour).daily("starter", 1_000_000).start().await;

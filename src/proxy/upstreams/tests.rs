@@ -1,5 +1,7 @@
 //! Servers of an upstream over time: chosen, failing, resolved anew, inherited.
 
+use std::time::Duration;
+
 use super::*;
 use crate::config::Config;
 

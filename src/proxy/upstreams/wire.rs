@@ -80,8 +80,8 @@ impl Wire {
         http2_memory::exchange_bytes(self.tls.is_some(), http1, http2)
     }
 
-    /// pingora's description of a server, for an exchange with this much time left.
-    pub fn peer(&self, server: &Server, timeouts: &Timeouts, left: Duration) -> HttpPeer {
+    /// pingora's description of a server.
+    pub fn peer(&self, server: &Server, timeouts: &Timeouts) -> HttpPeer {
         let mut peer = match &self.tls {
             None => HttpPeer::new(server.address, false, String::new()),
             Some(tls) => {
@@ -95,8 +95,6 @@ impl Wire {
         };
         peer.group_key = self.group;
         let options = &mut peer.options;
-        options.read_timeout = Some(timeouts.read.min(left));
-        options.write_timeout = Some(timeouts.read.min(left));
         options.idle_timeout = Some(timeouts.idle);
         // Where the other end has vanished (a power failure, a firewall that forgot the connection), TCP itself waits for 15 minutes.
         options.tcp_keepalive = Some(TcpKeepalive {
