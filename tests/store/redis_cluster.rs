@@ -703,7 +703,8 @@ async fn in_a_cluster_keys_of_one_slot_share_script_calls() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn in_a_cluster_keys_of_one_slot_share_script_calls_on_the_runtime_of_a_gateway() {
     let made = calls_for_one_slot().await;
-    assert!(made < 200, "{made} script calls for 1000 charges");
+    // 27 to 48 on a quiet machine, 262 seen on a busy one; 776 if each call is for one account.
+    assert!(made < 500, "{made} script calls for 1000 charges");
 }
 
 /// The script calls for 20 charges of each of 50 keys of one slot, all at the same time.
