@@ -284,8 +284,12 @@ impl Edge<'_> {
         let asked = Instant::now();
         let history = self.gate.store.usage(from, today, Some(record.id)).await;
         self.note_call(metrics::USAGE, asked, &history);
+        let history = history?;
+        // The store may have received more from other gateways since this one last asked for the count.
+        let of_today = history.iter().find(|usage| usage.date == today);
+        let used = of_today.map_or(used, |usage| usage.used.max(used));
         let table = &self.snapshot.config.endpoints;
-        let report = Report::new(record, quota_status, used, table, &history?).to_json();
+        let report = Report::new(record, quota_status, used, table, &history).to_json();
         Ok((used, report))
     }
 

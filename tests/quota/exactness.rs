@@ -67,6 +67,29 @@ async fn a_starter_key_is_served_exactly_1000_times_by_three_gateways_on_one_red
 }
 
 #[tokio::test]
+async fn the_usage_of_a_key_that_another_gateway_serves_too_is_one_number() {
+    for store in [Store::Embedded, Store::Redis] {
+        let scene = Scene::builder(TOUCHLINE)
+            .store(store)
+            .gateways(2)
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        for gateway in [0, 1, 1, 1, 1, 1] {
+            let client = scene.client_of(gateway, Protocol::Http1);
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        }
+        let client = scene.client_of(0, Protocol::Http1);
+        let answer = client.get(&key, "/api/v1/usage").await;
+        assert_eq!(answer.number("x-ratelimit-remaining"), Some(994));
+        let usage = answer.json();
+        let days = usage["days"].as_array().unwrap();
+        assert_eq!(usage["used"], 6, "{usage}");
+        assert_eq!(days.last().unwrap()["used"], 6, "{usage}");
+    }
+}
+
+#[tokio::test]
 async fn a_cost_above_1_is_charged_whole_or_not_at_all() {
     for store in [Store::Embedded, Store::Redis] {
         let mut scene = Scene::builder(TOUCHLINE)
