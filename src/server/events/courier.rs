@@ -4,7 +4,7 @@
 //! it. Each event is delivered at least once; a receiver recognises a repeated one by its id. Each event is sent by itself, with
 //! pauses between attempts that double from a second to five minutes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -111,22 +111,23 @@ impl Courier {
             }
         };
         self.note_pending(&events);
-        self.failed
-            .retain(|id, _| events.iter().any(|event| event.id == *id));
+        let pending: HashSet<&str> = events.iter().map(|event| &*event.id).collect();
+        self.failed.retain(|id, _| pending.contains(&**id));
         let now = Instant::now();
         let is_due = |event: &Event| {
             self.failed
                 .get(&event.id)
                 .is_none_or(|failed| failed.again <= now)
         };
-        let due: Vec<Event> = events.into_iter().filter(is_due).collect();
-        let (too_old, due) = due.split_at(self.count_too_old(&due, webhook).await);
-        for event in too_old {
+        let mut due: Vec<Event> = events.into_iter().filter(is_due).collect();
+        let too_old = self.count_too_old(&due, webhook).await;
+        for event in due.drain(..too_old) {
             if began.elapsed() > LOOK_MAX {
                 return;
             }
-            self.give_up(event).await;
+            self.give_up(&event).await;
         }
+        sort(&mut due, &self.failed);
         for some in due.chunks(AT_ONCE) {
             // A receiver that refuses is asked for few of them before the next reading.
             if began.elapsed() > LOOK_MAX || !self.deliver(some, webhook, client).await {
@@ -220,6 +221,11 @@ impl Courier {
     }
 }
 
+/// Sorts by failures, and events with as many by age: those that the receiver refuses hold up no others.
+fn sort(due: &mut [Event], failed: &HashMap<String, FailedDelivery>) {
+    due.sort_by_key(|event| failed.get(&event.id).map_or(0, |failed| failed.times));
+}
+
 fn request(
     client: &reqwest::Client,
     event: &Event,
@@ -243,5 +249,28 @@ async fn attempt(request: reqwest::RequestBuilder) -> Result<(), String> {
         Ok(answer) if answer.status().is_success() => Ok(()),
         Ok(answer) => Err(format!("the answer was {}", answer.status())),
         Err(error) => Err(shown(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_that_were_refused_more_often_are_sent_later_whatever_their_age() {
+        let event = |id: &str| Event {
+            id: id.into(),
+            since: Timestamp::UNIX_EPOCH,
+            body: String::new(),
+        };
+        let mut due = ["refused-often", "refused-once", "older", "newer"].map(event);
+        let refused = |id: &str, times| {
+            let again = Instant::now();
+            (id.to_owned(), FailedDelivery { times, again })
+        };
+        let failed = [refused("refused-often", 9), refused("refused-once", 1)];
+        sort(&mut due, &failed.into());
+        let order = due.each_ref().map(|event| &*event.id);
+        assert_eq!(order, ["older", "newer", "refused-once", "refused-often"]);
     }
 }
