@@ -52,14 +52,16 @@ words! {
 impl ListArguments {
     /// The text by which the store finds the records: that of `--search`, or the customer, or `None` to read all.
     fn indexed_text(&self) -> Option<&str> {
-        self.search.as_deref().or(self.customer.as_deref())
+        self.search
+            .as_deref()
+            .or(self.customer.as_deref().map(str::trim))
     }
 
     /// Whether a record matches every filter.
     fn holds(&self, record: &KeyRecord, now: Timestamp) -> bool {
         let state = KeyView::of(record, now).shown_state();
         let has_text = |text: &String| record.search_text().contains(&text.to_lowercase());
-        let is_of = |customer: &String| **customer == *record.customer;
+        let is_of = |customer: &String| *customer.trim() == *record.customer;
         self.customer.as_ref().is_none_or(is_of)
             && self.tier.as_ref().is_none_or(|tier| *tier == record.tier)
             && self.state.is_none_or(|wanted| wanted.as_str() == state)

@@ -118,6 +118,7 @@ pub(super) async fn keys_of(
         }
         return Ok(vec![key]);
     };
+    let customer = customer.trim();
     let found = session.store.search_keys(customer).await?;
     let found = found.iter().filter(|record| *record.customer == *customer);
     let mut ids: Vec<KeyId> = found.map(|record| record.id).collect();
