@@ -57,7 +57,7 @@ pub(super) enum RowsFormat {
     Table,
     /// For programs.
     Json,
-    /// For spreadsheets (RFC 4180).
+    /// For spreadsheets.
     Csv,
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use clap::ValueEnum;
 use serde::{Serialize, Serializer};
 
-use super::prices::billed_tier;
+use super::prices::{billed_tier, over_by_tier};
 use super::query::Records;
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
@@ -161,26 +161,40 @@ impl Grouping {
                 let customer = record.map_or("", |record| &record.customer);
                 vec![(customer.to_owned(), whole())]
             }
-            Grouping::Endpoint => with_rest(usage, &usage.endpoints, NOT_AT_AN_ENDPOINT),
+            Grouping::Endpoint => {
+                let beside = UsageCounts::beside(usage);
+                with_rest(&usage.endpoints, NOT_AT_AN_ENDPOINT, beside)
+            }
             Grouping::Tier => {
                 let rest = billed_tier(config, usage).unwrap_or(UNKNOWN_TIER);
-                with_rest(usage, &usage.tiers, rest)
+                let beside = UsageCounts {
+                    over: 0,
+                    ..UsageCounts::beside(usage)
+                };
+                let mut parts = with_rest(&usage.tiers, rest, beside);
+                parts.extend(over_by_tier(usage, rest).map(|(tier, over)| {
+                    let over = UsageCounts {
+                        over,
+                        ..UsageCounts::default()
+                    };
+                    (tier.to_owned(), over)
+                }));
+                parts
             }
         }
     }
 }
 
-/// The parts by name, and the counts in none of them under the name `rest`.
+/// The parts by name, and the counts `beside` them under the name `rest`.
 fn with_rest(
-    usage: &DayUsage,
     parts: &BTreeMap<String, Totals>,
     rest: &str,
+    beside: UsageCounts,
 ) -> Vec<(String, UsageCounts)> {
     let parts = parts.iter();
     let mut parts: Vec<(String, UsageCounts)> = parts
         .map(|(name, totals)| (name.clone(), UsageCounts::of_totals(totals)))
         .collect();
-    let beside = UsageCounts::beside(usage);
     if beside != UsageCounts::default() {
         parts.push((rest.to_owned(), beside));
     }

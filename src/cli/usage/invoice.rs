@@ -32,8 +32,8 @@ use lines::{BilledKey, COLUMNS, CURRENCY, InvoiceLine, InvoiceSums};
 use terms::BillingTerms;
 
 const DAY_SECONDS: i64 = 86_400;
-/// The columns of the billing rules in CSV.
-const RULE_COLUMNS: [&str; 3] = ["months", "unused_keys", "rule"];
+/// The columns of the whole invoice in CSV.
+const INVOICE_COLUMNS: [&str; 5] = ["currency", "closed", "months", "unused_keys", "rule"];
 
 /// The one copy of a customer's name in `names`, for all of its keys.
 fn shared(names: &mut HashSet<Arc<str>>, name: &str) -> Arc<str> {
@@ -62,6 +62,8 @@ struct InvoiceRow<'i> {
     month: Month,
     #[serde(flatten)]
     line: &'i InvoiceLine,
+    currency: &'static str,
+    closed: bool,
     months: &'static str,
     unused_keys: &'static str,
     rule: &'static str,
@@ -115,8 +117,9 @@ pub(super) async fn run(
 
 /// Fails if the configuration lacks the tier of a line: without its price, the sum would be too small.
 fn check_tiers(terms: &BillingTerms<'_>, lines: &[InvoiceLine]) -> anyhow::Result<()> {
-    // Lines without a day cost nothing.
-    let priced = lines.iter().filter(|line| line.days > 0);
+    // The other lines cost nothing. A tier in which units stay charged might have been the dearest one of a day.
+    let priced = |line: &&InvoiceLine| line.days > 0 || line.charged > line.refunded;
+    let priced = lines.iter().filter(priced);
     let tiers = priced.filter_map(|line| line.tier.parse::<TierName>().ok());
     let missing: BTreeSet<TierName> = tiers
         .filter(|tier| terms.config.tier(tier).is_none())
@@ -226,17 +229,19 @@ fn json(
     write_json(out, &invoice)
 }
 
-/// Writes CSV, with the rules in every row.
+/// Writes CSV, with what concerns the whole invoice in every row.
 fn csv(
     terms: &BillingTerms<'_>,
     lines: &[InvoiceLine],
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     let rules = terms.config.billing;
-    let header: Vec<&str> = COLUMNS.iter().chain(&RULE_COLUMNS).copied().collect();
+    let header: Vec<&str> = COLUMNS.iter().chain(&INVOICE_COLUMNS).copied().collect();
     let rows = lines.iter().map(|line| InvoiceRow {
         month: terms.month,
         line,
+        currency: CURRENCY,
+        closed: terms.closed,
         months: rules.months.as_str(),
         unused_keys: rules.unused_keys.as_str(),
         rule: rules.phrase(),

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 /// The formats of a file of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum FileFormat {
-    /// Rows with a header line (RFC 4180).
+    /// Rows with a header line.
     Csv,
     /// One JSON object per line.
     Jsonl,

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::terms::BillingTerms;
 use crate::cli::output::cells;
 use crate::cli::usage::month::Month;
-use crate::cli::usage::prices::{billed_tier, price_cents};
+use crate::cli::usage::prices::{billed_tier, over_by_tier, price_cents};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::billing::{Counted, Life};
@@ -184,10 +184,11 @@ impl KeyLines<'_> {
                 line.refunded += totals.refunded;
             }
         }
-        if usage.unattributed != 0 || usage.over > 0 {
-            let line = self.of(billed);
-            line.unattributed += usage.unattributed;
-            line.over += usage.over;
+        if usage.unattributed != 0 {
+            self.of(billed).unattributed += usage.unattributed;
+        }
+        for (tier, over) in over_by_tier(usage, billed) {
+            self.of(tier).over += over;
         }
     }
 }

@@ -124,6 +124,30 @@ fn a_day_counts_for_the_dearest_tier_that_was_charged_and_units_for_their_own() 
 }
 
 #[test]
+fn a_tier_that_the_file_lacks_is_an_error_also_if_its_only_day_has_another_tier() {
+    let record = record("starter", "Acme");
+    let cells = vec![cell("starter", "/a", 4), cell("retired", "/a", 30)];
+    let lines = output(&[day("2026-10-02", record.id, cells)], &record);
+    assert_eq!((&*lines[0].tier, lines[0].days), ("retired", 0));
+    let config = config();
+    let now = "2026-11-20T00:00:00Z".parse().unwrap();
+    let terms = BillingTerms::of(&config, month("2026-10"), now).unwrap();
+    let error = check_tiers(&terms, &lines).unwrap_err().to_string();
+    assert!(error.contains("unknown: retired."), "{error}");
+}
+
+#[test]
+fn units_above_the_limit_are_of_tiers_that_have_as_many() {
+    let record = record("pro", "Acme");
+    let cells = vec![cell("pro", "/a", 2), cell("starter", "/a", 31)];
+    let usage = [day("2026-10-02", record.id, cells)];
+    assert_eq!(usage[0].over, 12);
+    let lines = output(&usage, &record);
+    let units = lines.iter().map(|line| (line.over, line.billed_units));
+    assert_eq!(units.collect::<Vec<_>>(), [(2, 0), (10, 20)]);
+}
+
+#[test]
 fn a_day_is_not_used_in_a_tier_whose_units_were_all_refunded() {
     let record = record("starter", "Acme");
     let mixed = vec![refunded("enterprise", 4), cell("starter", "/a", 4)];
@@ -256,6 +280,8 @@ fn the_table_shows_dollars_and_the_csv_cents() {
     let row = InvoiceRow {
         month: month("2026-10"),
         line: &lines[0],
+        currency: CURRENCY,
+        closed: true,
         months: "by_day",
         unused_keys: "bill",
         rule: "",
