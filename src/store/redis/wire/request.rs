@@ -49,7 +49,8 @@ impl From<LinkError> for StoreError {
 pub struct WriteRefusal {
     /// The server, as its operator knows it.
     server: String,
-    why: RefusedWritesFor,
+    /// Why it refuses them.
+    pub why: RefusedWritesFor,
     /// Its words.
     reply: String,
 }
