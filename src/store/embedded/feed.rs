@@ -1,15 +1,14 @@
 //! Following the key table, sending heartbeats, and forcing the log to disk: the store's two helper threads.
 //!
-//! Every [`POLL`] or [`POLL_WHEN_QUIET`] the follower looks whether the log was written ([`LogWatch`]), and if so reads the last change
-//! on a connection of its own. For a gateway it sends a heartbeat with the last applied change, at once when that moves on and each [`HEARTBEAT`]
+//! Every [`POLL`] or [`POLL_WHEN_QUIET`] the follower reads the last change on a connection of its own. For a gateway it sends a heartbeat with the last applied change, at once when that moves on and each [`HEARTBEAT`]
 //! otherwise, through the writer, so that a heartbeat also proves that the store writes; with each, a few rows are dropped that were
 //! kept long enough, and a few of a day that is to be closed are digested. The checkpointer forces the write-ahead log to
 //! disk and folds it into the database, without holding up the writer.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use rusqlite::{Connection, Row};
@@ -20,21 +19,18 @@ use super::schema::failure;
 use super::writer::Desk;
 use crate::policy::failure_log::FailureLog;
 use crate::store::clock_watch::LOOK_EVERY;
-use crate::store::held_file::{Trouble, beside, sync_log};
+use crate::store::held_file::{Trouble, sync_log};
 use crate::store::sqlite::{checkpoint, execute, refused, rows, unsigned};
 use crate::store::status::GatewayFacts;
 use crate::store::{NodeName, Unconfirmed};
 
 /// How often the follower looks for changes, which the commands that make them wait for; charges check for themselves. A look
-/// without a change takes one `stat`.
+/// without a change takes one short read of the database.
 const POLL: Duration = Duration::from_millis(50);
 /// How often it looks if there was no change for [`QUIET_AFTER`].
 const POLL_WHEN_QUIET: Duration = Duration::from_millis(200);
 /// Commands often come in groups.
 const QUIET_AFTER: Duration = Duration::from_secs(10);
-/// File systems record times in steps of the kernel's clock tick, 10 ms at most: a write that follows this much later has another
-/// time.
-const TIME_STEPS: Duration = Duration::from_millis(40);
 /// How often a gateway sends a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// A gateway that was not heard of for so long is dead: five heartbeats.
@@ -50,52 +46,10 @@ const LAGGING: &str = "SELECT name FROM gateways WHERE applied < ?1 AND abs(seen
 const LIVE: &str = "SELECT name, applied, seen FROM gateways WHERE abs(seen - ?1) <= ?2
     ORDER BY name";
 
-/// The time and the length of the write-ahead log at the last look. Every commit of any process is appended to the log, so an
-/// unchanged log holds no change of the key table, and a query is saved.
-#[derive(Debug)]
-struct LogWatch {
-    /// The log, or `None` for a database without a file.
-    path: Option<PathBuf>,
-    /// The state at the last look, or `None` if a later write might leave the same state.
-    seen: Option<(SystemTime, u64)>,
-}
-
-impl LogWatch {
-    fn of(desk: &Desk) -> LogWatch {
-        let path = desk.file.as_ref().map(|_| beside(&desk.path, "-wal"));
-        LogWatch { path, seen: None }
-    }
-
-    /// Whether the log may have been written since the last look.
-    fn look(&mut self, now: SystemTime) -> bool {
-        let found = self.path.as_ref().and_then(|path| {
-            let found = std::fs::metadata(path).ok()?;
-            Some((found.modified().ok()?, found.len()))
-        });
-        let settled = found.filter(|(modified, _)| is_settled(*modified, now));
-        let unchanged = settled.is_some() && settled == self.seen;
-        self.seen = settled;
-        !unchanged
-    }
-
-    /// Makes the next look report a change.
-    fn forget(&mut self) {
-        self.seen = None;
-    }
-}
-
-/// Whether a write at `now` would have another time. A file system that records whole seconds never settles.
-fn is_settled(modified: SystemTime, now: SystemTime) -> bool {
-    let since_epoch = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let age = now.duration_since(modified).unwrap_or_default();
-    since_epoch.subsec_nanos() != 0 && age > TIME_STEPS
-}
-
 /// The body of the follower thread.
 pub(super) fn follow(connection: &Connection, desk: &Arc<Desk>) {
     let mut written = (desk.keys.applied(), Instant::now());
     let mut looked = Instant::now();
-    let mut log = LogWatch::of(desk);
     let mut changed = Instant::now();
     while !desk.stop.sleep(match changed.elapsed() < QUIET_AFTER {
         true => POLL,
@@ -109,11 +63,7 @@ pub(super) fn follow(connection: &Connection, desk: &Arc<Desk>) {
         if desk.file_trouble().is_some() {
             continue;
         }
-        let caught_up = match log.look(SystemTime::now()) {
-            true => desk.keys.catch_up(connection),
-            false => Ok(false),
-        };
-        match caught_up {
+        match desk.keys.catch_up(connection) {
             Ok(any) => {
                 desk.current.was_current(Duration::ZERO);
                 if any {
@@ -121,7 +71,6 @@ pub(super) fn follow(connection: &Connection, desk: &Arc<Desk>) {
                 }
             }
             Err(error) => {
-                log.forget();
                 tracing::warn!(%error, "the changes of the key table could not be read");
                 continue;
             }
@@ -316,41 +265,5 @@ mod tests {
         let connection = Connection::open_in_memory().unwrap();
         checkpoint_regularly(&connection, &desk, Duration::ZERO);
         assert!(desk.dirty.load(Ordering::Acquire));
-    }
-
-    /// A log whose last write was `age` before `now`.
-    fn write(path: &PathBuf, text: &str, now: SystemTime, age: Duration) {
-        std::fs::write(path, text).unwrap();
-        let file = std::fs::File::options().write(true).open(path).unwrap();
-        file.set_modified(now - age).unwrap();
-    }
-
-    #[test]
-    fn a_log_is_unchanged_only_if_a_write_would_have_shown() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("touchline.db-wal");
-        let mut watch = LogWatch {
-            path: Some(path.clone()),
-            seen: None,
-        };
-        let now = UNIX_EPOCH + Duration::from_nanos(1_800_000_000_500_000_000);
-        assert!(watch.look(now), "a missing log");
-        write(&path, "one", now, TIME_STEPS);
-        assert!(watch.look(now), "new");
-        assert!(watch.look(now), "the next write may have the same time");
-        let later = now + Duration::from_millis(1);
-        assert!(watch.look(later), "settled, and not seen before");
-        assert!(!watch.look(later), "unchanged");
-        write(&path, "two", later, TIME_STEPS * 2);
-        assert!(watch.look(later), "another time");
-        assert!(!watch.look(later));
-        watch.forget();
-        assert!(watch.look(later), "forgotten");
-        let whole_seconds = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-        assert!(!is_settled(whole_seconds, now));
-        assert!(
-            !is_settled(now + Duration::from_secs(1), now),
-            "from the future"
-        );
     }
 }
