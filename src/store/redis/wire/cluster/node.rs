@@ -22,8 +22,6 @@ pub(super) struct ClusterNode {
     /// The line to it.
     pub line: Arc<ServerLine>,
     task: AbortHandle,
-    /// When a redirection last named it, or when it was found.
-    pub redirected_to: Mutex<Instant>,
     refusals: Mutex<WriteRefusals>,
 }
 
@@ -46,7 +44,6 @@ impl ClusterNode {
             address,
             line,
             task: tokio::spawn(keep).abort_handle(),
-            redirected_to: Mutex::new(Instant::now()),
             refusals: Mutex::new(WriteRefusals { breaker, since }),
         }
     }
