@@ -42,20 +42,10 @@ pub enum CallOutcome {
     RefusedWrites,
 }
 
-/// Whether there is a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LinkState {
-    /// There is a connection.
-    Up,
-    /// There is no connection.
-    Down,
-}
-
 #[derive(Debug)]
 enum BreakerPhase {
     Closed,
     Open {
-        connection: LinkState,
         probe_at: Instant,
         /// When the probe under way is given up, because a panic may have ended it.
         probing_until: Option<Instant>,
@@ -139,34 +129,21 @@ impl Breaker {
                     true => (2 * self.first_wait).min(RELAPSE_WAIT_MAX),
                     false => PROBE_MIN,
                 };
-                return self.open(LinkState::Up, now + self.first_wait);
+                return self.open(now + self.first_wait);
             }
         }
         let failing = self.calls >= WINDOW_CALLS_MIN && 2 * self.failures >= self.calls;
         let none_helps = self.lost_in_a_row >= LOST_MAX || self.refused_in_a_row >= REFUSED_MAX;
         if failing || none_helps {
-            self.open(LinkState::Up, now + PROBE_MIN);
+            self.open(now + PROBE_MIN);
         }
     }
 
-    /// Records whether there is a connection: without one the breaker opens, with a new one the next probe is due at once.
-    pub fn see(&mut self, seen: LinkState, now: Instant) {
-        match (&mut self.state, seen) {
-            (BreakerPhase::Closed, LinkState::Up) => {}
-            (BreakerPhase::Closed, LinkState::Down) => self.open(LinkState::Down, now),
-            (
-                BreakerPhase::Open {
-                    connection,
-                    probe_at,
-                    ..
-                },
-                seen,
-            ) => {
-                if *connection == LinkState::Down && seen == LinkState::Up {
-                    *probe_at = now;
-                }
-                *connection = seen;
-            }
+    /// Records that there is no connection: the breaker opens, and the next probe is due as soon as there is one.
+    pub fn disconnected(&mut self, now: Instant) {
+        match &mut self.state {
+            BreakerPhase::Closed => self.open(now),
+            BreakerPhase::Open { probe_at, .. } => *probe_at = now,
         }
     }
 
@@ -174,7 +151,6 @@ impl Breaker {
     pub fn begin_probe(&mut self, now: Instant) -> bool {
         match &mut self.state {
             BreakerPhase::Open {
-                connection: LinkState::Up,
                 probe_at,
                 probing_until,
             } if probing_until.is_none_or(|until| now >= until) && now >= *probe_at => {
@@ -210,9 +186,8 @@ impl Breaker {
         }
     }
 
-    fn open(&mut self, connection: LinkState, probe_at: Instant) {
+    fn open(&mut self, probe_at: Instant) {
         self.state = BreakerPhase::Open {
-            connection,
             probe_at,
             probing_until: None,
         };
@@ -319,12 +294,9 @@ mod tests {
     fn no_connection_opens_it_and_a_new_one_is_probed_at_once() {
         let now = Instant::now();
         let mut breaker = Breaker::new(now);
-        breaker.see(LinkState::Up, now);
         assert!(breaker.is_closed());
-        breaker.see(LinkState::Down, now);
+        breaker.disconnected(now);
         assert!(!breaker.is_closed());
-        assert!(!breaker.begin_probe(now + PROBE_MAX), "nothing to probe");
-        breaker.see(LinkState::Up, now);
         assert!(breaker.begin_probe(now));
         assert!(!breaker.begin_probe(now + PROBE_MAX), "one at a time");
         assert!(breaker.begin_probe(now + PROBE_LASTS_MAX), "one was lost");

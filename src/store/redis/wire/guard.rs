@@ -3,14 +3,13 @@
 //! Invariant: [`BreakerGuard::require`] never waits, and fails whenever a request would wait for an unavailable Redis.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::Cmd;
 use tokio::sync::Notify;
 
-use super::breaker::{Breaker, CallOutcome, LinkState};
+use super::breaker::{Breaker, CallOutcome};
 use super::link::RedisLink;
 use super::request::{LinkError, pipeline, with_remedy};
 use crate::store::StoreError;
@@ -33,7 +32,6 @@ pub struct BreakerGuard {
     /// The link behind it.
     pub link: Arc<RedisLink>,
     breaker: Mutex<Breaker>,
-    closed: AtomicBool,
     /// Whether it was open at the last look, and when it turned so or was created.
     turned: Mutex<(bool, Instant)>,
     /// Notified when the breaker is likely to have turned.
@@ -48,7 +46,6 @@ impl BreakerGuard {
         BreakerGuard {
             link,
             breaker: Mutex::new(Breaker::new(Instant::now())),
-            closed: AtomicBool::new(true),
             turned: Mutex::new((false, Instant::now())),
             turning: Notify::new(),
             last_failure: Mutex::new(None),
@@ -57,7 +54,7 @@ impl BreakerGuard {
 
     /// Whether requests call Redis.
     pub fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire) && self.link.is_up()
+        self.breaker.lock().is_closed() && self.link.is_up()
     }
 
     /// When the breaker opened, or `None` if it is closed or that was not noticed yet.
@@ -93,7 +90,7 @@ impl BreakerGuard {
     /// Fails at once while the breaker is open.
     pub fn require(&self) -> Result<(), LinkError> {
         self.link.require()?;
-        if self.closed.load(Ordering::Acquire) {
+        if self.breaker.lock().is_closed() {
             return Ok(());
         }
         let why = "too many calls failed; calls resume when a probe of Redis succeeds";
@@ -115,9 +112,9 @@ impl BreakerGuard {
             return;
         }
         let mut breaker = self.breaker.lock();
+        let was_closed = breaker.is_closed();
         breaker.record(outcome(result, wrote), Instant::now());
-        let is_closed = breaker.is_closed();
-        if self.closed.swap(is_closed, Ordering::AcqRel) && !is_closed {
+        if was_closed && !breaker.is_closed() {
             self.turning.notify_one();
         }
     }
@@ -154,23 +151,19 @@ impl BreakerGuard {
     pub async fn look(&self) -> Option<BreakerChange> {
         let now = Instant::now();
         let due = {
-            let mut breaker = self.breaker.lock();
-            let seen = match self.link.is_up() {
-                true => LinkState::Up,
-                false => LinkState::Down,
-            };
-            breaker.see(seen, now);
-            self.closed.store(breaker.is_closed(), Ordering::Release);
-            breaker.begin_probe(now)
+            let (mut breaker, is_up) = (self.breaker.lock(), self.link.is_up());
+            if !is_up {
+                breaker.disconnected(now);
+            }
+            is_up && breaker.begin_probe(now)
         };
         if due {
             let outcome = self.probe().await;
-            let mut breaker = self.breaker.lock();
-            breaker.probed(outcome, Instant::now(), fastrand::f64());
-            self.closed.store(breaker.is_closed(), Ordering::Release);
+            let jitter = fastrand::f64();
+            self.breaker.lock().probed(outcome, Instant::now(), jitter);
         }
         let mut turned = self.turned.lock();
-        let is_open = !self.closed.load(Ordering::Acquire);
+        let is_open = !self.breaker.lock().is_closed();
         let (was_open, since) = *turned;
         if is_open == was_open {
             return None;
