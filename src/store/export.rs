@@ -124,8 +124,8 @@ impl Sheet {
 
     /// Keeps the larger of each number of another export of the same producer and endpoint.
     pub fn merge(&mut self, other: &Sheet) {
-        let (own, others) = (self.totals().numbers(), other.totals().numbers());
-        self.numbers = own.into_iter().zip(others).map(|(a, b)| a.max(b)).collect();
+        let larger = self.totals().with(&other.totals(), u64::max);
+        self.numbers = larger.numbers().to_vec();
         self.limit = self.limit.max(other.limit);
         self.granted = self.granted.max(other.granted);
     }

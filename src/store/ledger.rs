@@ -94,11 +94,17 @@ impl Totals {
         ]
     }
 
+    /// These totals, each number combined with that of others.
+    pub fn with(mut self, others: &Totals, combine: impl Fn(u64, u64) -> u64) -> Totals {
+        for (number, other) in self.fields().into_iter().zip(others.numbers()) {
+            *number = combine(*number, other);
+        }
+        self
+    }
+
     /// Adds other totals.
     pub fn add(&mut self, others: &Totals) {
-        for (number, other) in self.fields().into_iter().zip(others.numbers()) {
-            *number = number.saturating_add(other);
-        }
+        *self = self.with(others, u64::saturating_add);
     }
 
     /// Counts refused requests.

@@ -26,8 +26,6 @@ const OWN_ACCOUNT: &str = "own";
 /// The tier in a producer's name if it is unknown.
 const NO_TIER: &str = "-";
 
-type SignedTotals = [i64; Totals::NUMBERS];
-
 /// The counts of other producers as stored: the largest export of each number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ImportedCounts {
@@ -41,16 +39,13 @@ pub(super) struct ImportedCounts {
 
 impl ImportedCounts {
     /// The numbers that others have added to the rows.
-    fn rows(&self) -> BTreeMap<String, SignedTotals> {
-        let mut rows: BTreeMap<String, SignedTotals> = BTreeMap::new();
+    fn rows(&self) -> BTreeMap<String, Totals> {
+        let mut rows: BTreeMap<String, Totals> = BTreeMap::new();
         let mut attributed = 0_i64;
         for sheet in self.sheets.values() {
             let totals = sheet.totals();
-            add(
-                rows.entry(row_name(sheet.tier.as_ref(), &sheet.endpoint))
-                    .or_default(),
-                totals.numbers().map(signed),
-            );
+            let row = rows.entry(row_name(sheet.tier.as_ref(), &sheet.endpoint));
+            row.or_default().add(&totals);
             attributed = attributed.saturating_add(totals.net());
         }
         let counted: i64 = self
@@ -66,7 +61,7 @@ impl ImportedCounts {
                 refunded: unsigned(-unattributed),
                 ..Totals::default()
             };
-            rows.insert(UNATTRIBUTED.to_owned(), totals.numbers().map(signed));
+            rows.insert(UNATTRIBUTED.to_owned(), totals);
         }
         rows
     }
@@ -92,18 +87,13 @@ impl DayRows {
     }
 
     /// This database's own numbers.
-    fn own(&self) -> (BTreeMap<String, SignedTotals>, BTreeMap<i64, i64>) {
+    fn own(&self) -> (BTreeMap<String, Totals>, BTreeMap<i64, i64>) {
         let imported = self.imported.rows();
         let mut rows = BTreeMap::new();
         for (name, (totals, _)) in &self.rows {
-            let mut own = totals.numbers().map(signed);
-            for (number, imported) in own
-                .iter_mut()
-                .zip(imported.get(name).unwrap_or(&[0; Totals::NUMBERS]))
-            {
-                *number = number.saturating_sub(*imported).max(0);
-            }
-            if own != SignedTotals::default() {
+            let imported = imported.get(name).copied().unwrap_or_default();
+            let own = totals.with(&imported, u64::saturating_sub);
+            if own != Totals::default() {
                 rows.insert(name.clone(), own);
             }
         }
@@ -128,11 +118,10 @@ impl DayRows {
             account.returned = account.returned.saturating_add(refunded);
         };
         let mut sheets: Vec<Sheet> = Vec::new();
-        for (name, numbers) in &rows {
-            let totals = Totals::of_numbers(numbers.map(unsigned));
+        for (name, totals) in &rows {
             count(totals.charged, totals.refunded);
             let (_, ceiling) = self.rows.get(name).copied().unwrap_or_default();
-            sheets.push(sheet(own, name, &totals, ceiling));
+            sheets.push(sheet(own, name, totals, ceiling));
         }
         for units in own_late.values() {
             count(unsigned(*units), unsigned(-*units));
@@ -186,10 +175,8 @@ impl DayRows {
             let ceiling = ceilings.entry(name.clone()).or_default();
             *ceiling = ceiling.max(sheet.ceiling());
             if process_of(&sheet.producer) == own {
-                let numbers = rows.entry(name).or_default();
-                for (number, exported) in numbers.iter_mut().zip(sheet.totals().numbers()) {
-                    *number = signed(exported).max(*number);
-                }
+                let totals = rows.entry(name).or_default();
+                *totals = totals.with(&sheet.totals(), u64::max);
             } else {
                 let field = format!("{}|{}", sheet.producer, sheet.endpoint);
                 let kept = self.imported.sheets.entry(field);
@@ -203,13 +190,12 @@ impl DayRows {
             }
         }
         for (name, imported) in self.imported.rows() {
-            add(rows.entry(name).or_default(), imported);
+            rows.entry(name).or_default().add(&imported);
         }
         self.rows = rows
             .into_iter()
-            .map(|(name, numbers)| {
+            .map(|(name, totals)| {
                 let ceiling = ceilings.get(&name).copied().unwrap_or_default();
-                let totals = Totals::of_numbers(numbers.map(unsigned));
                 (name, (totals, ceiling))
             })
             .collect();
@@ -217,12 +203,6 @@ impl DayRows {
         for (came, units) in &self.imported.late {
             *self.late.entry(*came).or_default() += units;
         }
-    }
-}
-
-fn add(numbers: &mut SignedTotals, others: SignedTotals) {
-    for (number, other) in numbers.iter_mut().zip(others) {
-        *number = number.saturating_add(other);
     }
 }
 

@@ -14,7 +14,6 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::StoreError;
 use crate::store::export::process_of;
-use crate::store::ledger::{numbers_of, row_of};
 use crate::store::sqlite::{execute, rows};
 
 /// How long the name of a process is kept if its last counts were never read (seconds). They remain in Redis, and reading them
@@ -159,19 +158,15 @@ fn recover_totals(connection: &Connection, held: &TotalsRow) -> rusqlite::Result
     let Some(own) = row::totals(connection, held)? else {
         return row::write_totals(connection, held);
     };
-    let [numbers, theirs] = [&own, held].map(|row| numbers_of((row.totals, row.ceiling)));
-    let mut larger = numbers;
-    for (number, other) in larger.iter_mut().zip(theirs) {
-        *number = (*number).max(other);
-    }
-    if larger == numbers {
+    let totals = own.totals.with(&held.totals, u64::max);
+    let ceiling = own.ceiling.max(held.ceiling);
+    if (totals, ceiling) == (own.totals, own.ceiling) {
         return Ok(());
     }
-    let (totals, ceiling) = row_of(larger);
     let merged = TotalsRow {
         totals,
         ceiling,
-        settled: larger == theirs,
+        settled: (totals, ceiling) == (held.totals, held.ceiling),
         ..held.clone()
     };
     row::write_totals(connection, &merged)
