@@ -51,7 +51,7 @@ mod upkeep;
 mod watched;
 
 use background::Background;
-use entrance::knows_keys;
+use entrance::{await_servers, knows_keys};
 pub use error::{ListenError, ServeError};
 pub use handover::Withdrawal;
 use handover::{Handed, Predecessor};
@@ -150,7 +150,7 @@ fn worker_threads(threads: usize) -> usize {
 
 async fn run(
     file: &Path,
-    config: Config,
+    mut config: Config,
     listeners: Listeners,
     mut predecessor: Option<Predecessor>,
     announce: impl FnOnce(&Addresses),
@@ -167,7 +167,7 @@ async fn run(
         .map_err(|error| ServeError::Authorities(error.to_string()))?;
     let node = node_name();
     let store = store(open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?);
-    let may_enter = may_enter(predecessor.as_mut(), &*store, &config, &mut stop).await;
+    let may_enter = may_enter(predecessor.as_mut(), &*store, &mut config, &mut stop).await;
     if !matches!(may_enter, Ok(true)) {
         store.close(CLOSE_TIMEOUT).await;
         return may_enter.map(|_| ());
@@ -234,21 +234,24 @@ async fn run(
 async fn may_enter(
     predecessor: Option<&mut Predecessor>,
     store: &dyn Store,
-    config: &Config,
+    config: &mut Config,
     stop: &mut StopSignals,
 ) -> Result<bool, ServeError> {
     let Some(predecessor) = predecessor else {
         return Ok(true);
     };
-    tokio::select! {
-        known = predecessor.until_keys_are_known(|| knows_keys(store)) => {
-            known?;
-            let unknown = unknown_tiers(store, config);
-            match unknown.is_empty() {
-                true => Ok(true),
-                false => Err(ServeError::UnknownTiers(unknown)),
-            }
+    let prepared = async {
+        let known = predecessor.until_keys_are_known(|| knows_keys(store));
+        known.await?;
+        await_servers(predecessor, &mut config.upstreams).await?;
+        let unknown = unknown_tiers(store, config);
+        match unknown.is_empty() {
+            true => Ok(true),
+            false => Err(ServeError::UnknownTiers(unknown)),
         }
+    };
+    tokio::select! {
+        prepared = prepared => prepared,
         () = stop.wait() => Ok(false),
     }
 }

@@ -8,16 +8,24 @@
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::net::lookup_host;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
 use super::error::ServeError;
-use super::handover::{Offer, Predecessor};
+use super::handover::{Offer, Predecessor, Withdrawal};
 use super::listeners::{Bound, Listeners};
 use crate::admin::AdminService;
+use crate::config::UpstreamConfig;
+use crate::policy::address;
 use crate::proxy::Gate;
 use crate::store::Store;
+
+/// The pause between two attempts of a successor at the names of its servers.
+const RESOLVE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Accepts connections at `listeners`, after replacing the predecessor if there is one, until `watch` changes. A successor that requests
 /// them at `upgrade`, if that is configured, and takes over wakes `succeeded`.
@@ -58,6 +66,38 @@ pub async fn open(
     let bound = ready.open(watch);
     let offering = offer.map(|offer| tokio::spawn(offer.serve(succeeded.clone())));
     Ok((bound, offering))
+}
+
+/// Waits until each upstream of a successor has a server, whose names are resolved again each second.
+///
+/// # Errors
+/// [`Withdrawal::Unresolved`], and those of [`Predecessor::wait_for`].
+pub async fn await_servers(
+    predecessor: &mut Predecessor,
+    upstreams: &mut [(Arc<str>, UpstreamConfig)],
+) -> Result<(), Withdrawal> {
+    for (name, upstream) in upstreams {
+        let servers = &mut upstream.servers;
+        if servers.iter().any(|server| !server.addresses.is_empty()) {
+            continue;
+        }
+        tracing::warn!(upstream = %name, "no server of the upstream can be resolved: the running gateway continues meanwhile");
+        let resolved = async {
+            while servers.iter().all(|server| server.addresses.is_empty()) {
+                sleep(RESOLVE_PAUSE).await;
+                for server in servers.iter_mut() {
+                    let found = lookup_host(&server.name).await;
+                    let found = found.map(Iterator::collect).unwrap_or_default();
+                    server.addresses = address::of_one_family(found);
+                }
+            }
+        };
+        let late = Withdrawal::Unresolved {
+            upstream: name.to_string(),
+        };
+        predecessor.wait_for(resolved, late).await?;
+    }
+    Ok(())
 }
 
 /// Whether a gateway knows keys: one that does is not replaced by one that does not, such as one on another store by mistake.

@@ -8,7 +8,8 @@
 //!
 //! Invariants: until the confirmation the successor accepts no connection and does not replace the Unix socket, so a successor that
 //! fails, is killed or hangs before it costs no request and blocks no later upgrade. A successor that the old gateway no longer
-//! waits for does not begin. A gateway that knows keys is not replaced by one that knows none.
+//! waits for does not begin. A gateway that knows keys is not replaced by one that knows none, and none by one that has an upstream
+//! without any resolved server.
 //!
 //! A process that may open the Unix socket may take over the listeners, so only its owner may open it.
 
@@ -30,7 +31,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 /// The listeners of a gateway: HTTP, HTTPS, redirect, admin.
 const LISTENERS_MAX: usize = 4;
@@ -40,9 +41,9 @@ const LIST_BYTES_MAX: usize = 4 * 1024;
 const STEP: Duration = Duration::from_secs(5);
 /// How long the old gateway waits while a successor opens its store, and again while it loads its key table.
 const SUCCESSOR_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a successor waits for its key table: longer than Redis takes for a failover.
-const KEYS_PATIENCE: Duration = Duration::from_secs(15);
-/// How often it checks.
+/// How long a successor waits for its key table, longer than Redis takes for a failover; and for the names of its upstreams.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How often it checks its key table.
 const KEYS_LOOK: Duration = Duration::from_millis(50);
 /// Sent by a successor that is ready to begin.
 const READY: u8 = b'R';
@@ -126,7 +127,7 @@ impl Predecessor {
     /// Waits until `known` returns that this process knows keys; does not wait if the old gateway knows none either, or has ended.
     ///
     /// # Errors
-    /// [`Withdrawal::NoKeys`] if it knows none after [`KEYS_PATIENCE`].
+    /// [`Withdrawal::NoKeys`] if it knows none after [`PATIENCE`].
     pub async fn until_keys_are_known(
         &mut self,
         known: impl Fn() -> bool,
@@ -135,7 +136,17 @@ impl Predecessor {
             return Ok(());
         }
         match knows_keys(&mut self.0).await {
-            Ok(YES) => await_keys(known, &mut self.0).await?,
+            Ok(YES) => {
+                tracing::warn!(
+                    "the key table is not loaded: the running gateway continues meanwhile"
+                );
+                let loaded = async {
+                    while !known() {
+                        sleep(KEYS_LOOK).await;
+                    }
+                };
+                self.wait_for(loaded, Withdrawal::NoKeys).await?;
+            }
             Ok(NO) => {
                 tracing::warn!("neither this gateway nor the running one knows any key yet")
             }
@@ -145,6 +156,28 @@ impl Predecessor {
             Err(error) => return Err(error.into()),
         }
         Ok(())
+    }
+
+    /// Waits for `ready`, or for the end of the old gateway, after which this one must serve.
+    ///
+    /// # Errors
+    /// `late` after [`PATIENCE`], and [`Withdrawal::GivenUp`].
+    pub async fn wait_for(
+        &mut self,
+        ready: impl Future<Output = ()>,
+        late: Withdrawal,
+    ) -> Result<(), Withdrawal> {
+        tokio::select! {
+            () = ready => Ok(()),
+            () = sleep(PATIENCE) => Err(late),
+            byte = self.0.read_u8() => match byte {
+                Ok(_) => Err(Withdrawal::GivenUp),
+                Err(_) => {
+                    gone();
+                    Ok(())
+                }
+            }
+        }
     }
 
     /// Replaces the old gateway, which accepts no new connection from now on; without asking, if it has ended.
@@ -190,9 +223,19 @@ pub enum Withdrawal {
     #[error(
         "the store has no key that could be loaded within {} s, but the running gateway knows keys and continues to serve; check \
          that the store is the same and answers (touchline store status), then upgrade again",
-        KEYS_PATIENCE.as_secs()
+        PATIENCE.as_secs()
     )]
     NoKeys,
+    /// No name of the servers of an upstream resolves.
+    #[error(
+        "no server of the upstream {upstream} could be resolved within {} s; the running gateway was not replaced and continues to serve; \
+         correct the name or the resolver, then upgrade again",
+        PATIENCE.as_secs()
+    )]
+    Unresolved {
+        /// Its name.
+        upstream: String,
+    },
     /// The running gateway did not answer whether it knows keys.
     #[error(
         "no key is loaded, and the running gateway does not answer whether it knows keys ({0}); it was not replaced; check \
@@ -220,32 +263,7 @@ async fn knows_keys(predecessor: &mut tokio::net::UnixStream) -> io::Result<u8> 
 }
 
 fn gone() {
-    tracing::warn!("the old gateway has ended: serving without a loaded key table");
-}
-
-/// Waits for the key table, or for the end of the old gateway, after which this one must serve.
-async fn await_keys(
-    known: impl Fn() -> bool,
-    predecessor: &mut tokio::net::UnixStream,
-) -> Result<(), Withdrawal> {
-    tracing::warn!("the key table is not loaded: the running gateway continues meanwhile");
-    let end = Instant::now() + KEYS_PATIENCE;
-    while !known() {
-        if Instant::now() >= end {
-            return Err(Withdrawal::NoKeys);
-        }
-        tokio::select! {
-            () = sleep(KEYS_LOOK) => {}
-            byte = predecessor.read_u8() => match byte {
-                Ok(_) => return Err(Withdrawal::GivenUp),
-                Err(_) => {
-                    gone();
-                    return Ok(());
-                }
-            }
-        }
-    }
-    Ok(())
+    tracing::warn!("the old gateway has ended: serving with what is loaded");
 }
 
 /// A listening Unix socket and its path.

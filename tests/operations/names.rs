@@ -348,3 +348,39 @@ async fn a_gateway_starts_before_the_name_of_its_redis_resolves_and_serves_when_
     .await;
     scene.assert_ledgers_agree().await;
 }
+
+#[tokio::test]
+async fn a_successor_whose_server_does_not_resolve_leaves_the_gateway_that_knows_it_until_it_does()
+{
+    let resolver = Resolver::new();
+    resolver.state_text(Some("127.0.0.1:0".parse().unwrap()));
+    let mut scene = Scene::builder(resolver.program())
+        .spec(|spec| {
+            spec.upstream_name = Some(format!("{NAME}:{}", spec.upstream.port()));
+            spec.upgrade = Some("upgrade.sock".into());
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    resolver.state_text(None);
+    let text = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
+    let message = scene.gateways[0].fail_to_upgrade(&text).await;
+    let words = ["prediction-data", "continues to serve"];
+    assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    assert_eq!(scene.gateways[0].process().ended(), None);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    let log = scene.gateways[0].process().stderr.clone();
+    let resolves_later = async {
+        eventually("the successor waits", async || {
+            let log = std::fs::read_to_string(&log).unwrap();
+            log.contains("the running gateway continues meanwhile")
+                .then_some(())
+        })
+        .await;
+        resolver.state_text(Some("127.0.0.1:0".parse().unwrap()));
+    };
+    tokio::join!(scene.gateways[0].upgrade(), resolves_later);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    scene.assert_ledgers_agree().await;
+}
