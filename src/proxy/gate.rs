@@ -76,9 +76,14 @@ impl Snapshot {
             .iter()
             .map(|configured| {
                 let (name, config) = configured;
-                let upstream = match previous.and_then(|previous| previous.upstream(name)) {
+                let before = previous.and_then(|previous| previous.upstream(name));
+                let others = previous.iter().flat_map(|previous| previous.upstreams());
+                let upstream = match before {
                     Some(before) if before.config == *config => before.clone(),
-                    before => Arc::new(Upstream::new(configured, before.map(Arc::as_ref))),
+                    before => {
+                        let all = before.into_iter().chain(others).map(Arc::as_ref);
+                        Arc::new(Upstream::new(configured, all))
+                    }
                 };
                 (name.clone(), upstream)
             })
@@ -324,6 +329,22 @@ upstreams: {{u: {{servers: [127.0.0.1:9000, 127.0.0.1:9001]{upstream}}}}}
 "
         );
         Config::parse("g.yaml", &text, &|_| None).unwrap()
+    }
+
+    #[test]
+    fn a_name_that_does_not_resolve_keeps_its_addresses_in_an_upstream_of_another_name() {
+        const NAME: &str = "data.internal:9001";
+        let (mut known, mut next) = (config(""), config(""));
+        known.upstreams[0].1.servers[1].name = NAME.into();
+        let before = Snapshot::new(known, None);
+        let (name, upstream) = &mut next.upstreams[0];
+        *name = "v".into();
+        upstream.servers[1].name = NAME.into();
+        upstream.servers[1].addresses.clear();
+        let after = Snapshot::new(next, Some(&before));
+        let places = after.upstream("v").unwrap().places();
+        assert_eq!(places.len(), 2);
+        assert_eq!(places[1].server.address.port(), 9001);
     }
 
     /// A gate with this configuration, on an embedded store in `directory`.

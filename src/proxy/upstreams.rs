@@ -58,20 +58,21 @@ pub struct WeightedServer {
 }
 
 impl Upstream {
-    /// The upstream of this configuration. The state of its servers is inherited from `previous`, including the addresses of a
-    /// name that did not resolve when the configuration was read.
-    pub fn new(
+    /// The upstream of this configuration. The state of its servers is inherited from the one of its name in `previous`; the
+    /// addresses of a name that did not resolve when the configuration was read, from the first that knows any.
+    pub fn new<'p>(
         (name, config): &(Arc<str>, UpstreamConfig),
-        previous: Option<&Upstream>,
+        previous: impl IntoIterator<Item = &'p Upstream>,
     ) -> Upstream {
-        let before = previous.map(|previous| previous.places.load_full());
+        let previous: Vec<&Upstream> = previous.into_iter().collect();
+        let before = previous.iter().find(|before| before.name == *name);
+        let before = before.map(|before| before.places.load_full());
         let before = before.as_deref().map_or(&[][..], Vec::as_slice);
         let places = config.servers.iter().flat_map(|server| {
             let mut addresses = server.addresses.clone();
             if addresses.is_empty() {
-                let known = before.iter().map(|place| &place.server);
-                let known = known.filter(|known| known.name == server.name);
-                addresses.extend(known.map(|known| known.address));
+                let mut known = previous.iter().map(|one| one.addresses_of(&server.name));
+                addresses = known.find(|known| !known.is_empty()).unwrap_or_default();
             }
             let addresses = addresses.into_iter();
             addresses.map(|address| place(before, server, address))
@@ -247,19 +248,21 @@ impl Upstream {
         self.names().filter(|name| !is_known(name)).collect()
     }
 
+    /// The present addresses of a name.
+    fn addresses_of(&self, name: &str) -> Vec<SocketAddr> {
+        let places = self.places.load();
+        let servers = places.iter().map(|place| &place.server);
+        let named = servers.filter(|server| server.name == name);
+        named.map(|server| server.address).collect()
+    }
+
     /// Replaces the addresses of a name by those that it was resolved to; returns whether any changed. An empty list changes
     /// nothing: it indicates a fault of the resolver rather than of the service.
     pub fn note_resolved(&self, name: &str, addresses: &[SocketAddr]) -> bool {
-        let before = self.places.load();
-        let of_name = |place: &&WeightedServer| place.server.name == name;
-        let present: Vec<SocketAddr> = before
-            .iter()
-            .filter(of_name)
-            .map(|place| place.server.address)
-            .collect();
-        if addresses.is_empty() || present == addresses {
+        if addresses.is_empty() || self.addresses_of(name) == addresses {
             return false;
         }
+        let before = self.places.load();
         let mut places: Vec<WeightedServer> = Vec::new();
         for server in &self.config.servers {
             if server.name == name {
