@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 use pingora::tls::{RootCertStore, load_platform_certs_incl_env_into_store};
 use pingora_timeout::fast_timeout::set_fast_timeout_to_tokio_threshold;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 
 use crate::admin::today::SurveyTerms;
 use crate::admin::{AdminService, ConfigView, View};
@@ -187,9 +187,9 @@ async fn run(
     let view = Arc::new(ArcSwap::from_pointee(view));
     gate.metrics.config_runs(&configuration, now);
 
-    let succeeded = Arc::new(Notify::new());
+    let succeeded = watch::Sender::new(false);
     let history = Arc::new(History::default());
-    let admin = admin(&gate, node.clone(), &view, &history);
+    let admin = admin(&gate, node.clone(), &view, &history, &succeeded);
     let opened = entrance::open(
         listeners,
         upgrade.as_deref(),
@@ -284,12 +284,17 @@ fn log_start(node: &NodeName, configuration: &str, addresses: &Addresses) {
 }
 
 /// Waits until the gateway is stopped, or a successor has taken over.
-async fn until_end(stop: &mut StopSignals, succeeded: &Notify, bound: &Bound) {
+async fn until_end(
+    stop: &mut StopSignals,
+    succeeded: &watch::Sender<bool>,
+    bound: &Bound,
+) {
+    let mut succeeded = succeeded.subscribe();
     tokio::select! {
         biased;
         // To a service manager the unit goes on: the successor has its socket too, and reports its own start. Also if this process is
         // stopped at the same moment.
-        () = succeeded.notified() => {
+        Ok(_) = succeeded.wait_for(|succeeded| *succeeded) => {
             tracing::info!("a successor has taken over: waiting for requests in flight");
             bound.leave_admin();
         }
@@ -317,13 +322,15 @@ fn admin(
     node: NodeName,
     config: &Arc<ArcSwap<ConfigView>>,
     history: &Arc<History>,
+    succeeded: &watch::Sender<bool>,
 ) -> AdminService {
     let view = {
-        let (gate, config) = (gate.clone(), config.clone());
+        let (gate, config, succeeded) = (gate.clone(), config.clone(), succeeded.clone());
         move || {
             let snapshot = gate.snapshot();
             View {
-                draining: gate.is_draining(),
+                // After a succession the address serves: a connection kept to this process must not report otherwise.
+                draining: gate.is_draining() && !*succeeded.borrow(),
                 config: config.load_full(),
                 effective: snapshot.config.effective.clone(),
                 token: snapshot.config.listen.admin.token.clone(),

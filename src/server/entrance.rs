@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::lookup_host;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -28,7 +28,7 @@ use crate::store::Store;
 const RESOLVE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Accepts connections at `listeners`, after replacing the predecessor if there is one, until `watch` changes. A successor that requests
-/// them at `upgrade`, if that is configured, and takes over wakes `succeeded`.
+/// them at `upgrade`, if that is configured, and takes over sets `succeeded`.
 pub async fn open(
     listeners: Listeners,
     upgrade: Option<&Path>,
@@ -36,7 +36,7 @@ pub async fn open(
     predecessor: Option<Predecessor>,
     admin: AdminService,
     watch: &watch::Receiver<bool>,
-    succeeded: &Arc<Notify>,
+    succeeded: &watch::Sender<bool>,
 ) -> Result<(Bound, Option<JoinHandle<()>>), ServeError> {
     let not_offered = |error| {
         let path = upgrade.unwrap_or(Path::new(""));

@@ -21,7 +21,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::{
@@ -30,7 +29,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 /// The listeners of a gateway: HTTP, HTTPS, redirect, admin.
@@ -350,8 +349,8 @@ impl Offer {
         self.place.take()
     }
 
-    /// Serves successors until one takes over; then wakes `succeeded`.
-    pub async fn serve(mut self, succeeded: Arc<Notify>) {
+    /// Serves successors until one takes over; then sets `succeeded`.
+    pub async fn serve(mut self, succeeded: watch::Sender<bool>) {
         loop {
             let Ok((successor, _)) = self.place.socket.accept().await else {
                 tokio::time::sleep(STEP).await;
@@ -359,7 +358,10 @@ impl Offer {
             };
             tracing::info!("a successor requests the listeners");
             match self.hand_to(successor).await {
-                Ok(()) => return succeeded.notify_one(),
+                Ok(()) => {
+                    succeeded.send_replace(true);
+                    return;
+                }
                 Err(error) => tracing::warn!(%error, "the successor has gone: continuing to serve"),
             }
             self.take_back();

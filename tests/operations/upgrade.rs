@@ -12,8 +12,8 @@ use harness::{
     Behaviour, Call, Gateway, GatewaySpec, IssuedKey, Protocol, Scene, SceneBuilder, Store,
     StoreSpec, TcpProxy, Wire, eventually,
 };
-use tokio::io::AsyncReadExt;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 
 use super::{MARKETS, STORES, TOUCHLINE, run_on};
@@ -349,6 +349,38 @@ async fn a_gateway_takes_its_upgrade_socket_back_from_a_successor_that_is_gone()
     let calls = callers.stop().await;
     scene.expect_used(&key, calls).await;
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn readiness_on_a_connection_kept_over_an_upgrade_is_that_of_a_gateway_that_serves() {
+    let mut scene = upgradable(Store::Embedded).start().await;
+    let key = scene.issue("starter").await;
+    let release = Release::default();
+    let held = Behaviour::Until(release.clone(), Box::new(Behaviour::Echo));
+    scene.upstream.always(held);
+    let mut kept = TcpStream::connect(scene.gateways[0].admin).await.unwrap();
+    let mut ready = async || {
+        let request = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        kept.write_all(request).await.unwrap();
+        let mut answer = vec![0; 8_192];
+        let length = kept.read(&mut answer).await.unwrap();
+        String::from_utf8(answer[..length].to_vec()).unwrap()
+    };
+    assert!(ready().await.starts_with("HTTP/1.1 200 "));
+    let client = scene.client(Protocol::Http1);
+    let in_flight = tokio::spawn(async move { client.get(&key, MARKETS).await });
+    eventually("a request is under way", async || {
+        (scene.upstream.count() == 1).then_some(())
+    })
+    .await;
+    let successor = scene.gateways[0].begin_upgrade("successor");
+    logs(&successor, "\"listening\"").await;
+    logs(scene.gateways[0].process(), "a successor has taken over").await;
+    let answer = ready().await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    release.give();
+    assert_eq!(in_flight.await.unwrap().status, 200);
+    scene.gateways[0].upgraded_by([successor]).await;
 }
 
 #[tokio::test]
