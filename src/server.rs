@@ -59,7 +59,7 @@ pub use listeners::Addresses;
 use listeners::{Bound, Listeners};
 use logs::{note_certificates, open_access_log, warn_of};
 use reload::Reloader;
-use shutdown::{CLOSE_TIMEOUT, StopSignals, drain};
+use shutdown::{CLOSE_TIMEOUT, EndCause, StopSignals, drain};
 pub use stores::open_store;
 pub use tls::CertificateError;
 use unknown_tiers::{unknown_tiers, unknown_tiers_of};
@@ -213,7 +213,7 @@ async fn run(
     log_start(&node, &configuration, &addresses);
     notify::started(&configuration);
 
-    until_end(&mut stop, &succeeded, &bound).await;
+    let end = until_end(&mut stop, &succeeded, &bound).await;
 
     reloading.abort();
     if let Some(offering) = offering {
@@ -223,7 +223,7 @@ async fn run(
     gate.start_draining();
     // Fails only if all services have already ended.
     let _ = shutdown.send(true);
-    drain(&gate, &mut bound, &mut stop, deadline).await;
+    drain(&gate, &mut bound, &mut stop, end, deadline).await;
     background.end(&gate, deadline).await;
     close(&gate, &node).await;
     tracing::info!("stopped");
@@ -288,7 +288,7 @@ async fn until_end(
     stop: &mut StopSignals,
     succeeded: &watch::Sender<bool>,
     bound: &Bound,
-) {
+) -> EndCause {
     let mut succeeded = succeeded.subscribe();
     tokio::select! {
         biased;
@@ -297,10 +297,12 @@ async fn until_end(
         Ok(_) = succeeded.wait_for(|succeeded| *succeeded) => {
             tracing::info!("a successor has taken over: waiting for requests in flight");
             bound.leave_admin();
+            EndCause::Succession
         }
         () = stop.wait() => {
             tracing::info!("stopping: waiting for requests in flight");
             notify::stopping();
+            EndCause::Signal
         }
     }
 }

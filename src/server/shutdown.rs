@@ -16,6 +16,15 @@ pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a stopping gateway waits until the requests that it has cut off are recorded.
 const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Why a gateway ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndCause {
+    /// A signal.
+    Signal,
+    /// A successor has taken over.
+    Succession,
+}
+
 /// SIGTERM and SIGINT.
 pub struct StopSignals {
     terminate: Signal,
@@ -45,10 +54,23 @@ impl StopSignals {
 
 /// Waits until the gateway, which accepts no more connections, has answered its clients; cuts the connections that are left then. At the
 /// deadline or a second signal, requests in flight are cut with them.
-pub async fn drain(gate: &Gate, bound: &mut Bound, stop: &mut StopSignals, deadline: Instant) {
+pub async fn drain(
+    gate: &Gate,
+    bound: &mut Bound,
+    stop: &mut StopSignals,
+    end: EndCause,
+    deadline: Instant,
+) {
+    let second_signal = async {
+        if end == EndCause::Succession {
+            stop.wait().await;
+            tracing::info!("stopping: already waiting for requests in flight");
+        }
+        stop.wait().await;
+    };
     let cause = tokio::select! {
         () = drained(gate, bound, deadline) => "limits.shutdown_grace ended",
-        () = stop.wait() => {
+        () = second_signal => {
             tracing::warn!("stopping at once after a second signal");
             "of the second signal"
         }

@@ -352,6 +352,30 @@ async fn a_gateway_takes_its_upgrade_socket_back_from_a_successor_that_is_gone()
 }
 
 #[tokio::test]
+async fn the_first_signal_to_a_replaced_gateway_cuts_no_request_and_the_second_one_does() {
+    let mut scene = upgradable(Store::Embedded).start().await;
+    let key = scene.issue("starter").await;
+    scene.upstream.always(Behaviour::Stall);
+    let client = scene.client(Protocol::Http1);
+    let call = Call::get(MARKETS).key(&key);
+    let in_flight = tokio::spawn(async move { client.try_call(call).await });
+    eventually("it is under way", async || {
+        (scene.upstream.count() == 1).then_some(())
+    })
+    .await;
+    let successor = scene.gateways[0].begin_upgrade("successor");
+    let old = scene.gateways[0].process();
+    logs(old, "a successor has taken over").await;
+    old.ask_to_end();
+    logs(old, "already waiting for requests in flight").await;
+    assert!(!old.output().contains("a second signal"), "{old:?}");
+    old.ask_to_end();
+    logs(old, "requests were cut because of the second signal").await;
+    assert!(in_flight.await.unwrap().is_err());
+    scene.gateways[0].upgraded_by([successor]).await;
+}
+
+#[tokio::test]
 async fn readiness_on_a_connection_kept_over_an_upgrade_is_that_of_a_gateway_that_serves() {
     let mut scene = upgradable(Store::Embedded).start().await;
     let key = scene.issue("starter").await;
