@@ -191,7 +191,7 @@ impl Upstream {
         }
     }
 
-    /// Notes a check of a server, and why it failed.
+    /// Notes a check of a server and of all others with its address, and why it failed.
     pub fn note_checked(&self, server: &Server, checked: Result<(), String>, metrics: &Metrics) {
         let Some(health) = &self.config.health else {
             return;
@@ -204,7 +204,13 @@ impl Upstream {
         checks
             .with_label_values(&[&*self.name, result.as_str()])
             .inc();
-        if let Some(change) = server.checked(result, health.thresholds()) {
+        let places = self.places.load();
+        let servers = places.iter().map(|place| &place.server);
+        let checked_servers = servers.filter(|other| other.address == server.address);
+        let change = checked_servers.fold(None, |change, server| {
+            server.checked(result, health.thresholds()).or(change)
+        });
+        if let Some(change) = change {
             let why = checked.as_ref().err();
             self.log(server, change, why.map(|why| why as &dyn fmt::Display));
         }

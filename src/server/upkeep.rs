@@ -3,7 +3,7 @@
 //! Every chore (one server to check, one name to resolve) has its own schedule, runs beside the requests, and never overlaps with
 //! itself. The upstream receives the result and judges it. No request waits for a chore.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -195,15 +195,23 @@ impl Upkeep {
         let mut shown = HashSet::new();
         for upstream in upstreams {
             show_counters(metrics, &upstream.name);
-            for place in upstream.places().iter() {
-                let server = &place.server;
-                let labels = (upstream.name.clone(), server.label());
+            let places = upstream.places();
+            let mut by_address: BTreeMap<SocketAddr, Vec<&Server>> = BTreeMap::new();
+            for place in places.iter() {
+                let server = &*place.server;
+                by_address.entry(server.address).or_default().push(server);
+            }
+            for (address, servers) in by_address {
+                let labels = (upstream.name.clone(), address.to_string());
                 let values = [&*labels.0, labels.1.as_str()];
-                up.with_label_values(&values).set(server.is_up().into());
-                if let Some(answered) = server.has_answered() {
+                let is_up = servers.iter().all(|server| server.is_up());
+                up.with_label_values(&values).set(is_up.into());
+                let answered = servers.iter().filter_map(|server| server.has_answered());
+                if let Some(answered) = answered.min() {
                     last.with_label_values(&values).set(answered.into());
                 }
-                let count = i64::try_from(server.in_flight()).unwrap_or(i64::MAX);
+                let count = servers.iter().map(|server| server.in_flight()).sum::<u64>();
+                let count = i64::try_from(count).unwrap_or(i64::MAX);
                 in_flight.with_label_values(&values).set(count);
                 shown.insert(labels);
             }
@@ -426,6 +434,38 @@ mod tests {
         assert!(!task.is_finished());
         answer.send(()).unwrap();
         task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_check_applies_to_all_servers_of_its_address_and_one_series_shows_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut checked = config(", health: {path: /h, unhealthy_after: 1}");
+        let servers = &mut checked.upstreams[0].1.servers;
+        let shared = servers[0].addresses.clone();
+        servers[1].name = "data.internal:9000".into();
+        servers[1].addresses = shared;
+        let gate = gate(checked, &directory).await;
+        let upstream = gate.snapshot().upstream("u").unwrap().clone();
+        let places = upstream.places();
+        upstream.note_checked(&places[0].server, Err("late".into()), &gate.metrics);
+        assert!(places.iter().all(|place| !place.server.is_up()));
+        upstream.note_checked(&places[0].server, Ok(()), &gate.metrics);
+        upstream.note_checked(&places[0].server, Ok(()), &gate.metrics);
+        assert!(places.iter().all(|place| place.server.is_up()));
+        assert_eq!(
+            gate.metrics
+                .upstream_checks
+                .with_label_values(&["u", "passed"])
+                .get(),
+            2
+        );
+        let _under_way = [(); 2].map(|()| upstream.assign(7, &[], &[]));
+        Upkeep::new(gate.clone()).show(gate.snapshot().upstreams());
+        let in_flight = &gate.metrics.upstream_in_flight;
+        assert_eq!(
+            in_flight.with_label_values(&["u", "127.0.0.1:9000"]).get(),
+            2
+        );
     }
 
     #[tokio::test]
