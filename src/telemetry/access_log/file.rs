@@ -3,8 +3,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
 
 /// A file that is appended to under its name. Each write first checks that the name still refers to the open file: a microsecond
 /// or two for all lines of some milliseconds.
@@ -94,7 +97,18 @@ impl Write for NamedFile {
 
 /// The file, to append to, and its length if it ends within a line.
 fn appended(path: &Path) -> io::Result<(File, Option<u64>)> {
-    let file = OpenOptions::new().create(true).append(true).open(path)?;
+    let opened = OpenOptions::new()
+        .create(true)
+        .append(true)
+        // Else the system waits for a process that reads a pipe.
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path);
+    let file = opened.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::NXIO) => io::Error::other("it is a pipe that no process reads, or a socket"),
+        _ => error,
+    })?;
+    // The log's own thread may wait for a full pipe.
+    fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
     let mut last = [b'\n'];
     let length = file.metadata()?.len();
     // What cannot be read, as a pipe, has no earlier lines.
@@ -108,6 +122,10 @@ fn appended(path: &Path) -> io::Result<(File, Option<u64>)> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
 
     #[test]
@@ -135,6 +153,38 @@ mod tests {
         std::fs::rename(&own, &moved).unwrap();
         file.write_all(b"one\n").unwrap();
         assert_eq!(std::fs::read(moved.join("log")).unwrap(), b"one\n");
+    }
+
+    #[test]
+    fn a_pipe_that_no_process_reads_is_refused_and_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let make_pipe = || {
+            let mode = Mode::RUSR | Mode::WUSR;
+            mknodat(CWD, &path, FileType::Fifo, mode, 0).unwrap();
+        };
+        make_pipe();
+        let error = NamedFile::open(&path).unwrap_err();
+        assert!(error.to_string().contains("no process reads"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        let mut file = NamedFile::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        make_pipe();
+        file.write_all(b"one\n").unwrap_err();
+        let mut reader = OpenOptions::new();
+        let reader = reader
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+            .open(&path);
+        file.write_all(b"two\n").unwrap();
+        let flags = fcntl_getfl(&file.file).unwrap();
+        assert!(
+            !flags.contains(OFlags::NONBLOCK),
+            "a full pipe is waited for"
+        );
+        let mut line = [0; 4];
+        reader.unwrap().read_exact(&mut line).unwrap();
+        assert_eq!(&line, b"two\n");
     }
 
     #[test]
