@@ -5,10 +5,10 @@
 //! distinguish two writes in the same tick of a file system's clock; most files are small, and none that is accepted is larger than
 //! 1 MiB.
 
-use std::io::ErrorKind::{InvalidInput, NotFound, PermissionDenied};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use crate::config::open_regular;
@@ -24,7 +24,7 @@ pub struct FileContents(Vec<Content>);
 enum Content {
     /// The digest.
     Read([u8; 32]),
-    /// There is no such file, it is of another kind, or it may not be read.
+    /// There is no such file, its path leads nowhere, it is of another kind, or it may not be read.
     Absent,
     /// It cannot be read at this moment: the process has too many open files, or the disk or the network fails.
     Unknown,
@@ -48,6 +48,16 @@ impl FileContents {
 }
 
 fn content_of(path: &Path) -> Content {
+    let is_absent = |error: &io::Error| {
+        use io::ErrorKind::{
+            InvalidFilename, InvalidInput, NotADirectory, NotFound, PermissionDenied,
+        };
+        Errno::from_io_error(error) == Some(Errno::LOOP)
+            || matches!(
+                error.kind(),
+                NotFound | NotADirectory | InvalidFilename | PermissionDenied | InvalidInput
+            )
+    };
     let digest = || {
         let mut bytes = Vec::new();
         let file = open_regular(path)?;
@@ -56,9 +66,7 @@ fn content_of(path: &Path) -> Content {
     };
     match digest() {
         Ok(digest) => Content::Read(digest),
-        Err(error) if matches!(error.kind(), NotFound | PermissionDenied | InvalidInput) => {
-            Content::Absent
-        }
+        Err(error) if is_absent(&error) => Content::Absent,
         Err(_) => Content::Unknown,
     }
 }
@@ -161,5 +169,17 @@ mod tests {
             "{looks:?}"
         );
         assert_eq!(looks[5], FileContents(vec![Content::Absent]));
+    }
+
+    #[test]
+    fn a_path_that_leads_to_no_file_is_noticed() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        std::os::unix::fs::symlink("loop", at("loop")).unwrap();
+        std::fs::write(at("file"), "").unwrap();
+        let long = "x".repeat(300);
+        for name in ["none", "loop/file", "file/file", &long, "."] {
+            assert_eq!(content_of(&at(name)), Content::Absent, "{name}");
+        }
     }
 }
