@@ -13,7 +13,7 @@
 //!
 //! A process that may open the Unix socket may take over the listeners, so only its owner may open it.
 
-use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+use std::io::ErrorKind::{BrokenPipe, ConnectionReset, NotFound, UnexpectedEof};
 use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, SocketAddr, TcpListener};
@@ -32,6 +32,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
+use crate::policy::failure_log::FailureLog;
+
 /// The listeners of a gateway: HTTP, HTTPS, redirect, admin.
 const LISTENERS_MAX: usize = 4;
 /// The limit on their names and addresses, which need far less.
@@ -44,6 +46,8 @@ const SUCCESSOR_PATIENCE: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How often it checks its key table.
 const KEYS_LOOK: Duration = Duration::from_millis(50);
+/// How often a running gateway checks that its Unix socket was not removed, as by a program that cleans a directory.
+const PLACE_LOOK: Duration = Duration::from_secs(1);
 /// Sent by a successor that is ready to begin.
 const READY: u8 = b'R';
 /// Follows [`READY`]: the successor begins after a confirmation. Earlier versions begin at once and hang up.
@@ -296,6 +300,10 @@ impl UpgradeSocket {
         std::fs::rename(&self.beside, &self.path)
     }
 
+    fn is_missing(&self) -> bool {
+        file_at(&self.path).is_err_and(|error| error.kind() == NotFound)
+    }
+
     fn is_taken(&self) -> bool {
         file_at(&self.path).is_ok_and(|file| file == self.file)
     }
@@ -351,9 +359,17 @@ impl Offer {
 
     /// Serves successors until one takes over; then sets `succeeded`.
     pub async fn serve(mut self, succeeded: watch::Sender<bool>) {
+        let mut troubles = FailureLog::default();
         loop {
-            let Ok((successor, _)) = self.place.socket.accept().await else {
-                tokio::time::sleep(STEP).await;
+            let accepted = timeout(PLACE_LOOK, self.place.socket.accept()).await;
+            let Ok(accepted) = accepted else {
+                if self.place.is_missing() {
+                    self.take_back(&mut troubles);
+                }
+                continue;
+            };
+            let Ok((successor, _)) = accepted else {
+                sleep(STEP).await;
                 continue;
             };
             tracing::info!("a successor requests the listeners");
@@ -364,12 +380,12 @@ impl Offer {
                 }
                 Err(error) => tracing::warn!(%error, "the successor has gone: continuing to serve"),
             }
-            self.take_back();
+            self.take_back(&mut troubles);
         }
     }
 
-    /// Restores the path after a failed successor: earlier versions take the path before they are ready.
-    fn take_back(&mut self) {
+    /// Restores the path if it was removed, or after a failed successor: earlier versions take the path before they are ready.
+    fn take_back(&mut self, troubles: &mut FailureLog) {
         if self.place.is_taken() {
             return;
         }
@@ -379,10 +395,13 @@ impl Offer {
         });
         match restored {
             Ok(place) => {
-                tracing::warn!("listen.upgrade was taken by another process: restored");
+                tracing::warn!("listen.upgrade was removed, or taken by another process: restored");
                 self.place = place;
             }
-            Err(error) => tracing::error!(%error, "listen.upgrade cannot be restored"),
+            Err(error) if troubles.failed(std::time::Instant::now()) => {
+                tracing::error!(%error, "listen.upgrade cannot be restored");
+            }
+            Err(_) => {}
         }
     }
 

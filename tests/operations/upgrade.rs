@@ -352,6 +352,18 @@ async fn a_gateway_takes_its_upgrade_socket_back_from_a_successor_that_is_gone()
 }
 
 #[tokio::test]
+async fn an_upgrade_socket_that_is_removed_is_restored() {
+    let mut scene = upgradable(Store::Embedded).start().await;
+    let socket = scene.gateways[0].config.with_file_name("upgrade.sock");
+    std::fs::remove_file(&socket).unwrap();
+    eventually("it is there again", async || {
+        UnixStream::connect(&socket).await.ok()
+    })
+    .await;
+    scene.gateways[0].upgrade().await;
+}
+
+#[tokio::test]
 async fn the_first_signal_to_a_replaced_gateway_cuts_no_request_and_the_second_one_does() {
     let mut scene = upgradable(Store::Embedded).start().await;
     let key = scene.issue("starter").await;
