@@ -102,7 +102,7 @@ pub fn serve_on(
     let _ = rustls::crypto::ring::default_provider().install_default();
     let _log = diagnostics::install(config.logging.level.as_str(), config.logging.format)
         .map_err(|error| ServeError::System(error.to_string()))?;
-    descriptors::raise(config.limits.connections);
+    descriptors::raise();
     // By tokio's timers: pingora's own have a thread that wakes a hundred times a second from their first use on. Those below a second stay.
     set_fast_timeout_to_tokio_threshold(Some(Duration::ZERO));
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -8,9 +8,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// The files other than connections: listeners, logs, the store's files and connections.
 const OTHERS: u64 = 256;
 
-/// Raises the limit as far as permitted, and warns if `connections` clients, each with a connection to an upstream, still do not
-/// fit.
-pub fn raise(connections: usize) {
+/// Raises the limit as far as permitted.
+pub fn raise() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
@@ -19,6 +18,10 @@ pub fn raise(connections: usize) {
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!(%error, "the limit of open files could not be raised");
     }
+}
+
+/// Warns if `connections` clients, each with a connection to an upstream, do not fit into the limit.
+pub fn warn_of(connections: usize) {
     let wanted = wanted(connections);
     // Without a value there is no limit.
     if let Some(open_files) = getrlimit(Resource::Nofile).current

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::descriptors;
 use super::error::ServeError;
 use super::tls::Acceptor;
 use crate::proxy::{Gate, Snapshot};
@@ -41,8 +42,9 @@ pub fn note_certificates(acceptor: &Acceptor, gate: &Gate, now: i64) {
     }
 }
 
-/// Logs, for every applied configuration, its warnings and its tiers in shadow mode.
+/// Logs, for every applied configuration, its warnings, its tiers in shadow mode, and connections for which open files are missing.
 pub fn warn_of(snapshot: &Snapshot) {
+    descriptors::warn_of(snapshot.config.limits.connections);
     for warning in &snapshot.config.warnings {
         let (line, column) = (warning.line, warning.column);
         tracing::warn!(line, column, "{warning}");

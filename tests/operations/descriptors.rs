@@ -47,6 +47,14 @@ async fn the_soft_limit_of_open_files_is_raised_and_a_hard_one_that_is_too_small
     assert_eq!(open_files(&mut scene).0, "2000");
     let message = scene.gateways[0].output();
     assert!(!message.contains(WARNING), "{message}");
+    // Also when a reload raises it.
+    scene.spec.extra_yaml = "limits: { connections: 873 }".into();
+    scene.gateways[0].configure(&scene.spec);
+    eventually("the change is warned of", async || {
+        let message = scene.gateways[0].output();
+        (message.contains(WARNING) && message.contains("\"wanted\":2002")).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
