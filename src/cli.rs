@@ -12,7 +12,7 @@ use clap::builder::Resettable;
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{Config, ConfigErrors, Purpose};
-use crate::server::ServeError;
+use crate::server::{ServeError, outlive_signals};
 
 mod against_running;
 mod audit;
@@ -205,6 +205,8 @@ fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
     let config = || Config::load_for(&arguments.config, Purpose::Commands);
     match &arguments.command {
         Command::Serve(order) => {
+            // Before names are resolved, which may take seconds.
+            outlive_signals()?;
             let config = Config::load(&arguments.config)?;
             serve::run(order, &arguments.config, config, out)
         }

@@ -59,6 +59,7 @@ pub use listeners::Addresses;
 use listeners::{Bound, Listeners};
 use logs::{note_certificates, open_access_log, warn_of};
 use reload::Reloader;
+pub use shutdown::outlive_signals;
 use shutdown::{CLOSE_TIMEOUT, EndCause, StopSignals, drain};
 pub use stores::open_store;
 pub use tls::CertificateError;
@@ -73,7 +74,7 @@ pub enum Begin {
     FromPredecessor,
 }
 
-/// Runs a gateway until SIGTERM or SIGINT, or until a successor has taken over, with the configuration read from `file` and with
+/// Runs a gateway until SIGTERM, SIGINT or SIGQUIT, or until a successor has taken over, with the configuration read from `file` and with
 /// its later changes. `announce` is called once, when all listeners are bound.
 ///
 /// # Errors
@@ -159,7 +160,6 @@ async fn run(
     let system = |error: &dyn std::fmt::Display| ServeError::System(error.to_string());
     let mut stop = StopSignals::install().map_err(|error| system(&error))?;
     let metrics = Arc::new(Metrics::new().map_err(|error| system(&error))?);
-    // From here on the signal does not end the process.
     let hangup = signal(SignalKind::hangup()).map_err(|error| system(&error))?;
     let access_log = AccessLog::new(open_access_log(&config.logging.access_log, &metrics)?);
     // pingora's connectors read them too, and panic on an error.

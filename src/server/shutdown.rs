@@ -25,10 +25,11 @@ pub enum EndCause {
     Succession,
 }
 
-/// SIGTERM and SIGINT.
+/// SIGTERM, SIGINT and SIGQUIT, which other servers take for a request to stop without cutting requests.
 pub struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
+    quit: Signal,
 }
 
 impl StopSignals {
@@ -40,6 +41,7 @@ impl StopSignals {
         Ok(StopSignals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            quit: signal(SignalKind::quit())?,
         })
     }
 
@@ -48,8 +50,23 @@ impl StopSignals {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
+            _ = self.quit.recv() => {}
         }
     }
+}
+
+/// From here on SIGHUP does not end the process, on which a gateway acts once it serves.
+///
+/// # Errors
+/// Those of the system.
+pub fn outlive_signals() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?;
+    let _context = runtime.enter();
+    // The process keeps the handler without this listener.
+    drop(signal(SignalKind::hangup())?);
+    Ok(())
 }
 
 /// Waits until the gateway, which accepts no more connections, has answered its clients; cuts the connections that are left then. At the

@@ -1,14 +1,19 @@
 //! A server of an upstream that is a name: resolved again beside the requests, also to another address.
 
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use harness::process::Process;
 use harness::{
-    Client, IssuedKey, Protocol, RecordingUpstream, Scene, SceneBuilder, Store, StoreSpec,
-    eventually,
+    Client, GatewaySpec, IssuedKey, PATIENCE, Protocol, RecordingUpstream, Scene, SceneBuilder,
+    Store, StoreSpec, eventually,
 };
 
 use super::preload::Preload;
@@ -383,4 +388,45 @@ async fn a_successor_whose_server_does_not_resolve_leaves_the_gateway_that_knows
     tokio::join!(scene.gateways[0].upgrade(), resolves_later);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_reload_asked_for_while_a_start_resolves_names_does_not_end_it_and_sigquit_stops_it() {
+    let resolver = Resolver::new();
+    // A pipe is a resolver that answers late.
+    let names = resolver.names();
+    std::fs::remove_file(&names).unwrap();
+    let made = Command::new("mkfifo").arg(&names).status();
+    assert!(made.unwrap().success());
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let store = StoreSpec::Embedded(at.join("touchline.db"));
+    let mut spec = GatewaySpec::new(store, "127.0.0.1:9".parse().unwrap());
+    spec.upstream_name = Some(format!("{NAME}:9"));
+    let config = at.join("gateway.yaml");
+    std::fs::write(&config, spec.yaml(&at.join("access.log"))).unwrap();
+    let mut command = Command::new(resolver.program());
+    command.args(["serve", "--config"]).arg(&config);
+    let mut gateway = Process::spawn(&mut command, at, "gateway").unwrap();
+    let answer = eventually("the resolver is asked", async || {
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let mut options = OpenOptions::new();
+        let opened = options.write(true).custom_flags(nonblocking).open(&names);
+        opened.ok()
+    })
+    .await;
+    gateway.hang_up();
+    resolver.state_text(None);
+    (&answer)
+        .write_all(format!("{NAME} -\n").as_bytes())
+        .unwrap();
+    drop(answer);
+    eventually("it listens", async || {
+        let output = gateway.output();
+        output.contains("\"listening\"").then_some(())
+    })
+    .await;
+    gateway.quit();
+    let status = gateway.wait_for_end(PATIENCE);
+    assert_eq!(status.unwrap().code(), Some(0), "{}", gateway.output());
 }

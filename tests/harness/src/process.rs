@@ -76,6 +76,11 @@ impl Process {
         self.signal(Signal::SIGTERM);
     }
 
+    /// Asks it to end in the way of other servers (`SIGQUIT`) and does not wait.
+    pub fn quit(&self) {
+        self.signal(Signal::SIGQUIT);
+    }
+
     /// Asks it to read its configuration again (`SIGHUP`).
     pub fn hang_up(&self) {
         self.signal(Signal::SIGHUP);
