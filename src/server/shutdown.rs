@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal as SystemSignal;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::listeners::Bound;
@@ -55,7 +56,8 @@ impl StopSignals {
     }
 }
 
-/// From here on SIGHUP does not end the process, on which a gateway acts once it serves.
+/// From here on SIGHUP does not end the process, on which a gateway acts once it serves, nor does SIGXFSZ: a write beyond a limit on
+/// the size of files is an error.
 ///
 /// # Errors
 /// Those of the system.
@@ -64,8 +66,13 @@ pub fn outlive_signals() -> std::io::Result<()> {
         .enable_io()
         .build()?;
     let _context = runtime.enter();
-    // The process keeps the handler without this listener.
-    drop(signal(SignalKind::hangup())?);
+    for kind in [
+        SignalKind::hangup(),
+        SignalKind::from_raw(SystemSignal::XFSZ.as_raw()),
+    ] {
+        // The process keeps the handler without this listener.
+        drop(signal(kind)?);
+    }
     Ok(())
 }
 

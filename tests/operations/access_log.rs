@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use harness::client::Until;
-use harness::{AccessLogSpec, Behaviour, Call, Protocol, Scene};
+use harness::{AccessLogSpec, Behaviour, Call, Protocol, Scene, eventually};
 use serde_json::{Value, json};
 
 use super::{MARKETS, RANKINGS, TOUCHLINE};
@@ -203,6 +203,25 @@ async fn an_access_log_that_is_moved_away_is_begun_anew_and_no_line_is_lost() {
     let new = std::fs::read_to_string(&log).unwrap();
     std::fs::write(&log, old + &new).unwrap();
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_limit_on_the_size_of_files_costs_lines_and_does_not_end_the_gateway() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let client = scene.client(Protocol::Http1);
+    scene.gateways[0].process().fill_disk();
+    let lost = "touchline_access_log_dropped_lines_total";
+    eventually("lines are lost and counted", async || {
+        assert_eq!(client.call(Call::get(MARKETS)).await.status, 401);
+        (scene.metric(lost).await > 0.0).then_some(())
+    })
+    .await;
+    scene.gateways[0].process().free_disk();
+    eventually("lines are written again", async || {
+        assert_eq!(client.call(Call::get(MARKETS)).await.status, 401);
+        scene.gateways[0].access_lines().pop()
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -623,9 +623,7 @@ fn launch(
     clock: Option<&Faketime>,
     more_arguments: &[&str],
 ) -> Process {
-    // A file size limit, which a test may set for a full disk, is to be an error and not the process's end.
-    let mut command = Command::new("env");
-    command.arg("--ignore-signal=XFSZ").arg(binary);
+    let mut command = Command::new(binary);
     command.args(["serve", "--config"]).arg(config);
     command.args(more_arguments);
     command.current_dir(directory);
