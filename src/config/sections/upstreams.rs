@@ -95,7 +95,7 @@ rows! {
         interval: Duration = within(seconds(5), MS * 100..=HOUR);
         /// The timeout of one check.
         timeout: Duration = within(SECOND, MS..=MINUTE);
-        /// The number of failed checks in a row after which the server gets no requests.
+        /// The number of failed checks in a row after which the server gets no requests; the first check of a server decides by itself.
         unhealthy_after: NonZeroU32 = positive(3, 1..=IN_A_ROW_MAX);
         /// The number of passed checks in a row after which it gets requests again.
         healthy_after: NonZeroU32 = positive(2, 1..=IN_A_ROW_MAX);

@@ -1,6 +1,7 @@
 //! One server of an upstream: its address, its requests in flight, its state.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
@@ -34,6 +35,8 @@ pub struct Server {
     http1_only: AtomicBool,
     /// [`UNTRIED`], [`ANSWERED`] or [`FAILED`].
     last: AtomicU8,
+    /// Whether it was checked.
+    was_checked: AtomicBool,
     /// Whether `health` holds anything against it: usually not, and then requests need no lock.
     blemished: AtomicBool,
     health: Mutex<ServerHealth>,
@@ -51,6 +54,7 @@ impl Server {
             in_flight: AtomicU64::new(0),
             http1_only: AtomicBool::new(false),
             last: AtomicU8::new(UNTRIED),
+            was_checked: AtomicBool::new(false),
             blemished: AtomicBool::new(false),
             health: Mutex::default(),
         }
@@ -133,7 +137,7 @@ impl Server {
         }
     }
 
-    /// Notes a check.
+    /// Notes a check. The first one decides by itself, since the server may have been out for long.
     pub(super) fn checked(
         &self,
         checked: HealthCheckResult,
@@ -143,6 +147,13 @@ impl Server {
             HealthCheckResult::Passed => ANSWERED,
             HealthCheckResult::Failed => FAILED,
         });
+        let thresholds = match self.was_checked.swap(true, Ordering::Relaxed) {
+            true => thresholds,
+            false => Thresholds {
+                unhealthy_after: NonZeroU32::MIN,
+                ..thresholds
+            },
+        };
         self.judge(|health| health.checked(checked, thresholds))
     }
 

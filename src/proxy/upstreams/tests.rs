@@ -144,6 +144,26 @@ fn a_configuration_inherits_what_is_known_of_its_servers() {
 }
 
 #[test]
+fn the_first_check_of_a_server_takes_it_out_and_later_ones_only_in_a_row() {
+    let metrics = Metrics::new().unwrap();
+    let checked = "{servers: [127.0.0.1:1, 127.0.0.1:2], health: {path: /h, unhealthy_after: 2}}";
+    let upstream = Upstream::new(&configured(checked), None);
+    let places = upstream.places();
+    let note = |place: usize, checked| {
+        upstream.note_checked(&places[place].server, checked, &metrics);
+        places[place].server.is_up()
+    };
+    assert!(!note(0, Err("out".into())));
+    assert!(note(1, Ok(())) && note(1, Err("late".into())));
+    assert!(!note(1, Err("late".into())));
+    // A configuration that replaces this one knows them.
+    assert!(!note(0, Ok(())) && note(0, Ok(())));
+    let after = Upstream::new(&configured(&checked.replace("/h", "/i")), Some(&upstream));
+    after.note_checked(&after.places()[0].server, Err("late".into()), &metrics);
+    assert!(after.places()[0].server.is_up());
+}
+
+#[test]
 fn a_configuration_without_checks_forgets_what_they_found() {
     let metrics = Metrics::new().unwrap();
     let checked = "{servers: [127.0.0.1:1, 127.0.0.1:2], health: {path: /h, unhealthy_after: 1}}";
