@@ -76,8 +76,8 @@ rows! {
 }
 
 /// The longest path of the upgrade socket: a Unix socket's has at most 107 bytes (unix(7)), and the gateway binds it under this name
-/// with a dot and its process id.
-const UPGRADE_PATH_BYTES_MAX: usize = 107 - 2;
+/// with a dot and its process id of up to seven digits.
+const UPGRADE_PATH_BYTES_MAX: usize = 107 - 8;
 
 /// Notes a path at which no socket can be bound, or whose file is no socket: the gateway would replace it. Its directory may be made
 /// by the store.

@@ -5,6 +5,8 @@ use super::*;
 #[test]
 fn each_mistake_is_reported_with_its_line_column_and_path() {
     let long = format!("listen: {{http: {{}}, upgrade: /{}}}", "u".repeat(105));
+    // A process id may have seven digits.
+    let longer = format!("listen: {{http: {{}}, upgrade: /{}}}", "u".repeat(99));
     let cases = [
         ("limit: {}", "1:1 limit: there is no such key"),
         (
@@ -353,6 +355,10 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
         ),
         (
             long.as_str(),
+            "1:29 listen.upgrade: the path is too long for a Unix socket",
+        ),
+        (
+            longer.as_str(),
             "1:29 listen.upgrade: the path is too long for a Unix socket",
         ),
         (
