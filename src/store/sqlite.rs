@@ -32,6 +32,17 @@ impl SqliteFormat {
         })
     }
 
+    /// Why a file of the format `found` is not used as one of this format, `what` at the place of a `setting`, and the remedy.
+    pub fn refusal(self, found: SqliteFormat, what: &str, setting: &str) -> String {
+        if found.application_id != self.application_id {
+            return format!("is not a {what} of touchline: point {setting} at a file of its own");
+        }
+        format!(
+            "is a {what} of format {} and this touchline reads format {}: run the version that wrote it",
+            found.version, self.version
+        )
+    }
+
     /// Gives a new file this format.
     pub fn write(self, connection: &Connection) -> rusqlite::Result<()> {
         let SqliteFormat {

@@ -475,6 +475,23 @@ mod tests {
         assert_eq!(synchronous(&found).await, FULL, "after an error");
     }
 
+    #[test]
+    fn a_journal_of_another_format_is_left_to_the_version_that_wrote_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal.db");
+        let open = || file::open(&path, &identity()).unwrap().map(drop);
+        open().unwrap();
+        for (change, remedy) in [
+            ("PRAGMA user_version = 9", "run the version that wrote it"),
+            ("PRAGMA application_id = 9", "at a file of its own"),
+        ] {
+            let journal = Connection::open(&path).unwrap();
+            journal.execute_batch(change).unwrap();
+            let error = open().unwrap_err().to_string();
+            assert!(error.contains(remedy), "{error}");
+        }
+    }
+
     #[tokio::test]
     async fn a_damaged_page_fails_the_journal_until_the_gateway_is_restarted() {
         let (directory, identity) = (tempfile::tempdir().unwrap(), identity());

@@ -28,11 +28,11 @@ pub fn open(
     identity: &StoreIdentity,
 ) -> rusqlite::Result<Result<Connection, StoreError>> {
     let mut connection = sqlite::open(path, LOCK_WAIT_MAX, FORMAT, rows::TABLES)?;
-    if SqliteFormat::of(&connection)? != FORMAT {
-        return Ok(Err(StoreError::Failed(format!(
-            "{} is not a journal of this version of touchline: point store.redis.journal at a file of its own",
-            path.display()
-        ))));
+    let found = SqliteFormat::of(&connection)?;
+    if found != FORMAT {
+        let refusal = FORMAT.refusal(found, "journal", "store.redis.journal");
+        let path = path.display();
+        return Ok(Err(StoreError::Failed(format!("{path} {refusal}"))));
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     if let Some(theirs) = identity.claim(&transaction)? {

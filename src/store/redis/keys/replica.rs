@@ -182,11 +182,11 @@ fn load(
     identity: &StoreIdentity,
 ) -> rusqlite::Result<Result<(Connection, Option<Saved>), StoreError>> {
     let connection = sqlite::open(path, LOCK_WAIT_MAX, FORMAT, TABLES)?;
-    if SqliteFormat::of(&connection)? != FORMAT {
-        return Ok(Err(StoreError::Failed(format!(
-            "{} is not a replica of this version of touchline; point store.redis.replica at a file of its own",
-            path.display()
-        ))));
+    let found = SqliteFormat::of(&connection)?;
+    if found != FORMAT {
+        let refusal = FORMAT.refusal(found, "replica", "store.redis.replica");
+        let path = path.display();
+        return Ok(Err(StoreError::Failed(format!("{path} {refusal}"))));
     }
     if let Some(theirs) = identity.claim(&connection)? {
         return Ok(Err(StoreError::Failed(format!(
