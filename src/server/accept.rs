@@ -24,7 +24,7 @@ use crate::proxy::connection::Connection;
 use crate::proxy::connection::limiter::{ConnectionLimiter, ConnectionSlot};
 use crate::proxy::connection::on_wake::OnWake;
 use crate::proxy::connection::opening::{self, Opened};
-use crate::proxy::connection::transport::Transport;
+use crate::proxy::connection::transport::{self, Transport};
 use crate::proxy::{Gate, Snapshot};
 use crate::telemetry::handshake_failure::HandshakeFailure;
 
@@ -206,7 +206,7 @@ impl Door {
         let Some(transport) = self.shake_hands(socket, tls, limits).await else {
             return;
         };
-        let is_encrypted = matches!(transport, Transport::Tls(_));
+        let is_encrypted = matches!(transport, transport::Tls(_));
         let connection = Connection::new(client, is_encrypted);
         if tls.is_some() && !is_encrypted {
             let refused = opening::refuse_clear_text(&self.gate, connection, transport, limits);
@@ -244,17 +244,17 @@ impl Door {
         limits: &Limits,
     ) -> Option<Transport> {
         let Some(tls) = tls else {
-            return Some(Transport::Clear(socket));
+            return Some(transport::Clear(socket));
         };
         let handshake = async {
             let (_arrival, first) = opening::arrival_on(&socket, &self.gate).await?;
             // No record of TLS begins with a letter, and requests of HTTP do.
             if first.is_ascii_alphabetic() {
                 self.note_failed_handshake(HandshakeFailure::NotTls);
-                return Ok(Transport::Clear(socket));
+                return Ok(transport::Clear(socket));
             }
             let stream = tls.acceptor().accept(socket).await?;
-            io::Result::Ok(Transport::Tls(Box::new(stream)))
+            io::Result::Ok(transport::Tls(Box::new(stream)))
         };
         match tokio::time::timeout(limits.tls_handshake, handshake).await {
             Ok(Ok(transport)) => Some(transport),

@@ -12,7 +12,7 @@ use super::Connection;
 use super::guard::Guard;
 use super::http1::Http1Connection;
 use super::streams::{self, StreamTerms};
-use super::transport::{Agreed, Transport};
+use super::transport::{self, Agreed, Transport};
 use super::unserved::Unserved;
 use super::wire::ClientWire;
 use crate::config::Limits;
@@ -42,7 +42,7 @@ pub async fn open(
     redirect: Option<Rule>,
 ) -> Result<Opened, Option<LimitHit>> {
     let start = Instant::now();
-    let agreed = transport.agreed();
+    let agreed = transport::agreed(&transport);
     let limit_hits = gate.metrics.limit_hits.clone();
     let mut wire = ClientWire::new(connection, transport, limits, limit_hits);
     let is_http2 = match agreed {

@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use super::Connection;
-use super::transport::Transport;
+use super::transport::{self, Transport};
 use super::writes::Writes;
 use crate::clock::timer::Timer;
 use crate::config::Limits;
@@ -131,7 +131,7 @@ impl ClientWire {
 
     /// Waits until the client has closed its side, without reading: returns 0, as the read at the end would.
     pub(in crate::proxy) async fn closed(&self) -> io::Result<usize> {
-        self.transport.closed().await.map(|()| 0)
+        transport::closed(&self.transport).await.map(|()| 0)
     }
 
     pub(in crate::proxy) async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
@@ -192,7 +192,7 @@ impl Drop for ClientWire {
         let mut context = Context::from_waker(std::task::Waker::noop());
         let _ = self.writes.poll_flush(&mut self.transport, &mut context);
         if self.connection.is_broken_off() {
-            self.transport.break_off();
+            transport::break_off(&self.transport);
         }
     }
 }

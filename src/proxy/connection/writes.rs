@@ -194,6 +194,7 @@ mod tests {
 
     use tokio::net::{TcpListener, TcpStream};
 
+    use super::super::transport;
     use super::*;
 
     /// With a patience of zero, each window is over before the timer is set for it, as after a stall of the process that is longer.
@@ -201,7 +202,7 @@ mod tests {
     async fn a_window_that_is_over_before_its_timer_is_set_is_judged_at_once() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let connected = TcpStream::connect(listener.local_addr().unwrap());
-        let (mut transport, _client) = (Transport::Clear(connected.await.unwrap()), listener);
+        let (mut transport, _client) = (transport::Clear(connected.await.unwrap()), listener);
         let (mut writes, mut polls) = (Writes::new(Duration::ZERO, 0), 0);
         let judged_again = poll_fn(|context| {
             polls += 1;
