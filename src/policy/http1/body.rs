@@ -99,24 +99,6 @@ enum Part {
     Trailers,
 }
 
-/// The part of a body at the start of a buffer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Taken {
-    /// The range of the data. Empty only if the body has ended or more bytes are needed.
-    pub data: Range<usize>,
-    /// The number of bytes read at the buffer's start, framing and data; the caller must not pass them again.
-    pub bytes: usize,
-}
-
-impl Taken {
-    fn data(data: Range<usize>) -> Taken {
-        Taken {
-            bytes: data.end,
-            data,
-        }
-    }
-}
-
 impl BodyReader {
     /// The body of a request or an answer.
     pub fn new(framing: impl Into<AnswerFraming>, limits: &ChunkLimits) -> BodyReader {
@@ -138,20 +120,21 @@ impl BodyReader {
     }
 
     /// Reads on at the start of `bytes`, up to the end of the first data in them. A trailer section is taken as a whole; all
-    /// other bytes of the body are always taken.
+    /// other bytes of the body are always taken. Returns the range of the data, which is empty only if the body has ended or more
+    /// bytes are needed. The bytes up to its end are read, framing and data; the caller must not pass them again.
     ///
     /// # Errors
     /// If the body is malformed. The bytes after it cannot be read.
-    pub fn read(&mut self, bytes: &[u8]) -> Result<Taken, BodyFault> {
+    pub fn read(&mut self, bytes: &[u8]) -> Result<Range<usize>, BodyFault> {
         match &mut self.state {
-            BodyProgress::Done => Ok(Taken::data(0..0)),
-            BodyProgress::ByClose => Ok(Taken::data(0..bytes.len())),
+            BodyProgress::Done => Ok(0..0),
+            BodyProgress::ByClose => Ok(0..bytes.len()),
             BodyProgress::Length(left) => {
                 let taken = take(left, bytes.len());
                 if *left == 0 {
                     self.state = BodyProgress::Done;
                 }
-                Ok(Taken::data(0..taken))
+                Ok(0..taken)
             }
             BodyProgress::Chunked { .. } => self.read_chunks(bytes),
             BodyProgress::Trailers(_) => self.read_trailers(bytes, 0),
@@ -175,13 +158,13 @@ impl BodyReader {
         }
     }
 
-    fn read_chunks(&mut self, bytes: &[u8]) -> Result<Taken, BodyFault> {
+    fn read_chunks(&mut self, bytes: &[u8]) -> Result<Range<usize>, BodyFault> {
         let BodyProgress::Chunked {
             part,
             extension_bytes,
         } = &mut self.state
         else {
-            return Ok(Taken::data(0..0));
+            return Ok(0..0);
         };
         let mut at = 0;
         loop {
@@ -190,14 +173,14 @@ impl BodyReader {
                 return self.read_trailers(bytes, at);
             }
             let Some(byte) = bytes.get(at) else {
-                return Ok(Taken::data(at..at));
+                return Ok(at..at);
             };
             if let Part::Data { left } = part {
                 let end = at + take(left, bytes.len() - at);
                 if *left == 0 {
                     *part = Part::DataCr;
                 }
-                return Ok(Taken::data(at..end));
+                return Ok(at..end);
             }
             if matches!(part, Part::Extension { .. }) {
                 *extension_bytes += 1;
@@ -211,17 +194,17 @@ impl BodyReader {
     }
 
     /// Reads a trailer section that begins at `start`.
-    fn read_trailers(&mut self, bytes: &[u8], start: usize) -> Result<Taken, BodyFault> {
+    fn read_trailers(&mut self, bytes: &[u8], start: usize) -> Result<Range<usize>, BodyFault> {
         let section = bytes.get(start..).unwrap_or_default();
         let BodyProgress::Trailers(fields) = &mut self.state else {
-            return Ok(Taken::data(start..start));
+            return Ok(start..start);
         };
         let end: Result<_, BodyFault> = fields.read(section, &self.limits.trailers, |_| Ok(()));
         let Some(end) = end? else {
-            return Ok(Taken::data(start..start));
+            return Ok(start..start);
         };
         self.state = BodyProgress::Done;
-        Ok(Taken::data(start + end..start + end))
+        Ok(start + end..start + end)
     }
 }
 

@@ -126,12 +126,11 @@ impl<'c> Http1Side<'c> {
             if self.body.is_done() {
                 return Ok(None);
             }
-            let taken = self.body.read(&self.wire.unread);
-            let taken = taken.map_err(|error| Failure::client(ClientFault::Malformed, error))?;
-            let mut read = self.wire.unread.split_to(taken.bytes);
-            if !taken.data.is_empty() {
-                read.truncate(taken.data.end);
-                return Ok(Some(read.freeze().slice(taken.data.start..)));
+            let data = self.body.read(&self.wire.unread);
+            let data = data.map_err(|error| Failure::client(ClientFault::Malformed, error))?;
+            let read = self.wire.unread.split_to(data.end);
+            if !data.is_empty() {
+                return Ok(Some(read.freeze().slice(data.start..)));
             }
             let Some(deadline) = self.deadline.filter(|_| !self.body.is_done()) else {
                 return Ok(None);

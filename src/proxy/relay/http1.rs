@@ -206,14 +206,10 @@ impl Http1 {
                 if body.is_done() || self.incoming.is_empty() {
                     return Ok(None);
                 }
-                let taken = body.read(&self.incoming).map_err(malformed)?;
-                let mut read = self.incoming.split_to(taken.bytes);
+                let data = body.read(&self.incoming).map_err(malformed)?;
+                let read = self.incoming.split_to(data.end);
+                let part = read.freeze().slice(data.start..);
                 let ends = body.is_done();
-                let mut part = Bytes::new();
-                if !taken.data.is_empty() {
-                    read.truncate(taken.data.end);
-                    part = read.freeze().slice(taken.data.start..);
-                }
                 Ok((ends || !part.is_empty()).then_some(Piece::Part(part, ends)))
             }
         }

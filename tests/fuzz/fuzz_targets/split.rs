@@ -38,9 +38,9 @@ pub fn body(mut reader: BodyReader, bytes: &[u8], piece: usize) -> Result<Body, 
     let mut data = Vec::new();
     loop {
         let taken = reader.read(&buffer)?;
-        data.extend_from_slice(&buffer[taken.data.clone()]);
-        buffer.advance(taken.bytes);
-        if reader.is_done() || (taken.data.is_empty() && at == bytes.len()) {
+        data.extend_from_slice(&buffer[taken.clone()]);
+        buffer.advance(taken.end);
+        if reader.is_done() || (taken.is_empty() && at == bytes.len()) {
             return Ok(Body {
                 data,
                 done: reader.is_done(),

@@ -196,7 +196,7 @@ fn is_reusable(answer: &str, closed: bool) -> bool {
     let head = head.unwrap().unwrap();
     let mut body = head.body(&ChunkLimits::STANDARD);
     let taken = body.read(&buffer).unwrap();
-    let _ = buffer.split_to(taken.bytes);
+    let _ = buffer.split_to(taken.end);
     if closed {
         let _ = body.close();
     }

@@ -10,9 +10,9 @@ fn taken(body: &mut BodyReader, bytes: &[u8]) -> Result<(Vec<u8>, usize), BodyFa
     let (mut data, mut at) = (Vec::new(), 0);
     loop {
         let taken = body.read(&bytes[at..])?;
-        data.extend_from_slice(&bytes[at..][taken.data.clone()]);
-        at += taken.bytes;
-        if taken.data.is_empty() {
+        data.extend_from_slice(&bytes[at..][taken.clone()]);
+        at += taken.end;
+        if taken.is_empty() {
             return Ok((data, at));
         }
     }
@@ -26,12 +26,12 @@ fn whole(bytes: &[u8]) -> Result<(Vec<u8>, usize, bool), BodyFault> {
 #[test]
 fn a_body_of_a_length_takes_that_many_bytes() {
     let mut body = BodyReader::new(Framing::Length(5), &ChunkLimits::STANDARD);
-    assert_eq!(body.read(b"abc"), Ok(Taken::data(0..3)));
+    assert_eq!(body.read(b"abc"), Ok(0..3));
     assert!(!body.is_done());
     assert_eq!(body.close(), Err(BodyFault::Cut));
-    assert_eq!(body.read(b"deGET"), Ok(Taken::data(0..2)));
+    assert_eq!(body.read(b"deGET"), Ok(0..2));
     assert!(body.is_done());
-    assert_eq!(body.read(b"GET"), Ok(Taken::data(0..0)));
+    assert_eq!(body.read(b"GET"), Ok(0..0));
     assert_eq!(body.close(), Ok(()));
 }
 
@@ -52,8 +52,8 @@ fn a_body_without_a_byte_is_done_from_the_start() {
 #[test]
 fn a_body_that_ends_with_the_connection_takes_everything_until_then() {
     let mut body = BodyReader::new(AnswerFraming::ByClose, &ChunkLimits::STANDARD);
-    assert_eq!(body.read(b"abc"), Ok(Taken::data(0..3)));
-    assert_eq!(body.read(b""), Ok(Taken::data(0..0)));
+    assert_eq!(body.read(b"abc"), Ok(0..3));
+    assert_eq!(body.read(b""), Ok(0..0));
     assert!(!body.is_done());
     assert_eq!(body.close(), Ok(()));
     assert!(body.is_done());
@@ -145,9 +145,9 @@ fn trailers_are_read_and_not_passed_on() {
     let bytes = b"1\r\na\r\n0\r\nX-Sum: 1 \r\nTransfer-Encoding: chunked\r\nx-sum:2\r\n\r\nrest";
     let mut body = chunked();
     let data = body.read(bytes).unwrap();
-    assert_eq!(&bytes[data.data.clone()], b"a");
-    let rest = &bytes[data.bytes..];
+    assert_eq!(&bytes[data.clone()], b"a");
+    let rest = &bytes[data.end..];
     let end = body.read(rest).unwrap();
-    assert!(body.is_done() && end.data.is_empty());
-    assert_eq!(&rest[end.bytes..], b"rest");
+    assert!(body.is_done() && end.is_empty());
+    assert_eq!(&rest[end.end..], b"rest");
 }

@@ -72,9 +72,9 @@ fn body(mut body: BodyReader, bytes: &[u8], cuts: &[usize]) -> Result<Body, Body
     let mut data = Vec::new();
     loop {
         let taken = body.read(&buffer)?;
-        data.extend_from_slice(&buffer[taken.data.clone()]);
-        let _ = buffer.split_to(taken.bytes);
-        if body.is_done() || (taken.data.is_empty() && at == bytes.len()) {
+        data.extend_from_slice(&buffer[taken.clone()]);
+        let _ = buffer.split_to(taken.end);
+        if body.is_done() || (taken.is_empty() && at == bytes.len()) {
             let left = [&buffer[..], &bytes[at..]].concat();
             return Ok((data, body.is_done(), left));
         }

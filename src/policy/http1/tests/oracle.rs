@@ -335,8 +335,8 @@ fn compare_chunk(line: &[u8]) {
             let mut body = BodyReader::new(Framing::Chunked, &ChunkLimits::STANDARD);
             match body.read(&shown) {
                 Ok(taken) => {
-                    assert_eq!(taken.data.start, at);
-                    assert_eq!(taken.data.len() as u64, size.min(SHOWN_BYTES as u64));
+                    assert_eq!(taken.start, at);
+                    assert_eq!(taken.len() as u64, size.min(SHOWN_BYTES as u64));
                 }
                 Err(fault) => panic!("{fault}: {}", line.escape_ascii()),
             }
@@ -348,9 +348,7 @@ fn compare_chunk(line: &[u8]) {
                     "a chunk's extension has any text, a quoted one too",
                     &|| line.contains(&b';'),
                 ),
-                ("what follows a chunk is no size", &|| {
-                    !taken.data.is_empty()
-                }),
+                ("what follows a chunk is no size", &|| !taken.is_empty()),
             ],
         ),
         (Err(_), Ok(httparse::Status::Complete(_))) => {
