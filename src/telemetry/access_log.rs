@@ -7,19 +7,18 @@ use std::cell::RefCell;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
 use prometheus::IntCounter;
 
 use self::file::NamedFile;
-use self::reported::Reported;
 use super::line_queue::{LineQueue, unbuffered};
+use crate::policy::failure_log::FailureLog;
 
 mod file;
 mod line;
-mod reported;
 
 /// A thread's own buffer for a line, which is then put into the queue as a whole.
 const LINE_BYTES: usize = 1_024;
@@ -115,8 +114,19 @@ impl Sink {
             }
             Destination::Off => return Ok(None),
         };
-        let sink = Box::new(Reported::new(sink, name));
-        LineQueue::new("access-log", sink, GATHER, dropped_lines).map(|queue| Some(Sink(queue)))
+        let mut log = FailureLog::default();
+        // The metric of lost lines has no reason.
+        let note = move |written| match written {
+            Err(error) if log.failed(Instant::now()) => {
+                tracing::error!(destination = name, %error, "the access log cannot be written: its lines are lost until it can");
+            }
+            Ok(()) if log.succeeded() => {
+                tracing::info!(destination = name, "the access log is written again");
+            }
+            Ok(()) | Err(_) => {}
+        };
+        let queue = LineQueue::new("access-log", sink, note, GATHER, dropped_lines)?;
+        Ok(Some(Sink(queue)))
     }
 }
 

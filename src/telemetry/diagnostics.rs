@@ -65,8 +65,9 @@ impl Drop for Installed {
 /// If no thread can be started, or no descriptor is left.
 pub fn install(level: &str, format: Format) -> io::Result<Installed> {
     QUEUE.get_or_try_init(|| {
-        let sink = Box::new(unbuffered(io::stderr())?);
-        LineQueue::new("diagnostic-log", sink, Duration::ZERO, dropped_lines())
+        let (sink, lost) = (Box::new(unbuffered(io::stderr())?), dropped_lines());
+        // The log cannot report its own failure.
+        LineQueue::new("diagnostic-log", sink, |_| {}, Duration::ZERO, lost)
     })?;
     change(level, format);
     Ok(Installed(()))

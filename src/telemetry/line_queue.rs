@@ -54,13 +54,14 @@ pub fn unbuffered(stream: impl AsFd) -> io::Result<File> {
 
 impl LineQueue {
     /// An empty queue into `sink`, emptied by a thread named `name`. Lines gather for `gather` before they are written: how much a killed
-    /// process may lose. Lost lines are added to `dropped_lines`.
+    /// process may lose. Lost lines are added to `dropped_lines`. The result of each write of lines is passed to `note`.
     ///
     /// # Errors
     /// If no thread can be started.
     pub fn new(
         name: &str,
         sink: Box<dyn Write + Send>,
+        note: impl FnMut(io::Result<()>) + Send + 'static,
         gather: Duration,
         dropped_lines: IntCounter,
     ) -> io::Result<LineQueue> {
@@ -71,10 +72,15 @@ impl LineQueue {
             gather,
             dropped_lines,
         });
-        let (writer, sink, task) = (shared.clone(), RefCell::new(sink), name.to_owned());
+        let (writer, task) = (shared.clone(), name.to_owned());
+        let to = RefCell::new((sink, note));
+        let write = move || {
+            let (sink, note) = &mut *to.borrow_mut();
+            writer.empty_into(sink, note);
+        };
         std::thread::Builder::new()
             .name(name.into())
-            .spawn(move || lasting::thread(&task, || writer.empty_into(&mut *sink.borrow_mut())))?;
+            .spawn(move || lasting::thread(&task, write))?;
         Ok(LineQueue(shared))
     }
 
@@ -113,7 +119,7 @@ impl Drop for LineQueue {
 
 impl Shared {
     /// The thread's loop.
-    fn empty_into(&self, sink: &mut dyn Write) {
+    fn empty_into(&self, sink: &mut dyn Write, note: &mut dyn FnMut(io::Result<()>)) {
         // Still set after a panic of the thread in an earlier call.
         self.waiting.lock().is_writing = false;
         // The two buffers are swapped, so that neither is allocated for each round.
@@ -130,7 +136,7 @@ impl Shared {
             mem::swap(&mut waiting.text, &mut text);
             waiting.is_writing = true;
             drop(waiting);
-            self.dropped_lines.inc_by(write_lines(sink, &text));
+            self.dropped_lines.inc_by(write_lines(sink, &text, note));
             text.clear();
             let mut waiting = self.waiting.lock();
             waiting.is_writing = false;
@@ -143,15 +149,19 @@ impl Shared {
     }
 }
 
-/// Writes lines until one cannot be written. Returns the number of those that are lost or torn.
-fn write_lines(sink: &mut dyn Write, lines: &[u8]) -> u64 {
-    let mut rest = lines;
-    while !rest.is_empty() {
+/// Writes lines until one cannot be written, and notes the result. Returns the number of those that are lost or torn.
+fn write_lines(sink: &mut dyn Write, lines: &[u8], note: &mut dyn FnMut(io::Result<()>)) -> u64 {
+    let (mut rest, mut result) = (lines, Ok(()));
+    while !rest.is_empty() && result.is_ok() {
         match sink.write(rest) {
-            Ok(written @ 1..) => rest = rest.get(written..).unwrap_or_default(),
+            Ok(0) => result = Err(ErrorKind::WriteZero.into()),
+            Ok(written) => rest = rest.get(written..).unwrap_or_default(),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Ok(0) | Err(_) => break,
+            Err(error) => result = Err(error),
         }
+    }
+    if !lines.is_empty() {
+        note(result);
     }
     rest.iter().filter(|byte| **byte == b'\n').count() as u64
 }
@@ -194,17 +204,20 @@ mod tests {
 
     fn queue(kept: &Kept, lost: IntCounter) -> LineQueue {
         let gather = Duration::from_millis(25);
-        LineQueue::new("lines", Box::new(kept.clone()), gather, lost).unwrap()
+        LineQueue::new("lines", Box::new(kept.clone()), |_| {}, gather, lost).unwrap()
     }
 
     #[test]
     fn lost_and_torn_lines_are_counted_once() {
         let mut kept = Kept::default();
         kept.0.lock().room = Some(9);
-        assert_eq!(write_lines(&mut kept, b"first\nsecond\nthird\n"), 2);
-        assert_eq!(write_lines(&mut kept, b"fourth\n"), 1);
+        assert_eq!(
+            write_lines(&mut kept, b"first\nsecond\nthird\n", &mut |_| {}),
+            2
+        );
+        assert_eq!(write_lines(&mut kept, b"fourth\n", &mut |_| {}), 1);
         kept.0.lock().room = None;
-        assert_eq!(write_lines(&mut kept, b"fifth\n"), 0);
+        assert_eq!(write_lines(&mut kept, b"fifth\n", &mut |_| {}), 0);
         assert_eq!(kept.0.lock().done.concat(), b"first\nsecfifth\n");
     }
 
@@ -234,7 +247,7 @@ mod tests {
         let kept = Kept::default();
         let sink = Box::new(Panicking(kept.clone(), false));
         let lost = IntCounter::new("lost", "lost").unwrap();
-        let queue = LineQueue::new("lines", sink, Duration::ZERO, lost).unwrap();
+        let queue = LineQueue::new("lines", sink, |_| {}, Duration::ZERO, lost).unwrap();
         queue.put(b"lost\n");
         let is_busy = || {
             let waiting = queue.0.waiting.lock();
