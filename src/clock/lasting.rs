@@ -3,11 +3,10 @@
 //! A panic is a fault of the program. It ends a request's task, which concerns that request; but if it ended a background task, refunds
 //! would no longer be sent, or revocations no longer be read, until a restart that would have no visible cause.
 
-use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
+
+use futures_util::FutureExt;
 
 /// The pause before what panicked is begun again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -25,12 +24,7 @@ pub async fn task<S: Clone, F: Future<Output = ()>>(name: &str, state: S, begin:
 
 /// The output of `task`, or `None` if it panics, which is logged.
 pub async fn outcome<F: Future>(name: &str, task: F) -> Option<F::Output> {
-    let mut task = pin!(task);
-    let ended = poll_fn(|context| {
-        let poll = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context)));
-        poll.map_or(Poll::Ready(None), |poll| poll.map(Some))
-    });
-    let output = ended.await;
+    let output = AssertUnwindSafe(task).catch_unwind().await.ok();
     if output.is_none() {
         log(name);
     }

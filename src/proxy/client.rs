@@ -2,15 +2,15 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::poll_immediate;
 use http::StatusCode;
 
 use super::connection::Connection;
 use super::connection::allowance::Turn;
-use super::failure::{Failure, look_at};
+use super::failure::Failure;
 use crate::clock::timer::Timer;
 use crate::policy::http1::Version;
 use crate::policy::http1::request::RequestHead;
@@ -106,10 +106,7 @@ impl<'c> Client<'c> {
 
     /// The client's failure, if the client has ended the request.
     pub async fn gone_already(&mut self) -> Option<Failure> {
-        match look_at(self.gone()).await {
-            Poll::Ready(gone) => Some(gone),
-            Poll::Pending => None,
-        }
+        poll_immediate(self.gone()).await
     }
 
     /// Closes an HTTP/1 connection after the answer.

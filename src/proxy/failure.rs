@@ -1,9 +1,6 @@
 //! Why a forwarding ended without a complete answer: whose fault it was, and whether another attempt may succeed.
 
 use std::fmt;
-use std::future::poll_fn;
-use std::pin::pin;
-use std::task::Poll;
 
 /// The end of an attempt, or of the whole forwarding, before the client had its answer.
 #[derive(Debug)]
@@ -189,10 +186,4 @@ pub enum Fate {
     Unprocessed,
     /// The server may have acted on the request.
     Unknown,
-}
-
-/// Polls once.
-pub(super) async fn look_at<F: Future>(future: F) -> Poll<F::Output> {
-    let mut future = pin!(future);
-    poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
 }

@@ -16,10 +16,10 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::poll_immediate;
 use http::{HeaderValue, Version};
 use pingora::protocols::ALPN;
 use pingora::upstreams::peer::HttpPeer;
@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use super::client::{Client, Piece};
 use super::connection::allowance::Reads;
 use super::exchange::{Exchange, Forwarding};
-use super::failure::{ClientFault, Failure, Fate, Fault, ServerFault, look_at};
+use super::failure::{ClientFault, Failure, Fate, Fault, ServerFault};
 use super::forward::Outgoing;
 use super::gate::Gate;
 use super::settlement::is_servers_fault;
@@ -495,10 +495,7 @@ impl Relay<'_, '_> {
                 }
             }
             if !ended && !pieces.is_empty() && pieces.len() < PIECES_MAX {
-                next = match look_at(link.next()).await {
-                    Poll::Ready(event) => Some(event),
-                    Poll::Pending => None,
-                };
+                next = poll_immediate(link.next()).await;
             }
         }
         if !pieces.is_empty() {

@@ -2,10 +2,10 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::poll_immediate;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::header::{CONTENT_LENGTH, DATE};
@@ -17,7 +17,7 @@ use super::http1::DRAIN_TIMEOUT;
 use super::piece::Head;
 use crate::policy::rate_limit::{RATE_LIMIT, X_RATE_LIMIT_REMAINING};
 use crate::proxy::connection::allowance::{Obstacle, Turn};
-use crate::proxy::failure::{ClientFault, Failure, look_at};
+use crate::proxy::failure::{ClientFault, Failure};
 use crate::proxy::forward::X_REQUEST_ID;
 
 /// The most parts of a body read to find the error after them. A stream's window holds 16 KiB.
@@ -115,10 +115,10 @@ impl Http2Side {
         };
         // The reason does not show which side ended the stream; the body's error, after its last part, does.
         for _ in 0..PARTS_MAX {
-            match look_at(self.body.data()).await {
-                Poll::Ready(Some(Ok(_))) => {}
-                Poll::Ready(Some(Err(error))) => return ended(error),
-                Poll::Ready(None) | Poll::Pending => break,
+            match poll_immediate(self.body.data()).await {
+                Some(Some(Ok(_))) => {}
+                Some(Some(Err(error))) => return ended(error),
+                Some(None) | None => break,
             }
         }
         let cause = format!("the stream was reset: {reason}");
@@ -128,7 +128,7 @@ impl Http2Side {
     pub(super) async fn ask_for_body(&mut self) -> Result<(), Failure> {
         // The library would send the head on a stream that was reset, too.
         let reset = poll_fn(|context| self.respond.poll_reset(context));
-        if let Poll::Ready(reset) = look_at(reset).await {
+        if let Some(reset) = poll_immediate(reset).await {
             return Err(ended(reset.map_or_else(|error| error, h2::Error::from)));
         }
         let mut interim = Response::new(());

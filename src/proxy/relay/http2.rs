@@ -7,6 +7,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::poll_immediate;
 use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream, SendStream};
 use http::header::CONTENT_LENGTH;
@@ -17,7 +18,7 @@ use super::connections::StreamPlace;
 use crate::policy::http1;
 use crate::policy::http1::framing::Framing;
 use crate::proxy::client::{Head, Piece};
-use crate::proxy::failure::{Failure, Fault, ServerFault, look_at};
+use crate::proxy::failure::{Failure, Fault, ServerFault};
 use crate::proxy::forward::Outgoing;
 
 /// How long the end of a stream may take after a complete answer.
@@ -125,10 +126,10 @@ impl Http2 {
             self.distrust();
         }
         while !self.is_over() {
-            match look_at(self.next()).await {
-                Poll::Ready(Ok(_)) => {}
-                Poll::Ready(Err(_)) => return,
-                Poll::Pending => {
+            match poll_immediate(self.next()).await {
+                Some(Ok(_)) => {}
+                Some(Err(_)) => return,
+                None => {
                     // A reset of the stream at its end might be taken for an attack.
                     tokio::spawn(tokio::time::timeout(END_TIMEOUT, self.end()));
                     return;

@@ -5,11 +5,10 @@
 //! all of them once a second ([`Idle::close_ended`]).
 
 use std::collections::HashMap;
-use std::pin::pin;
-use std::task::{Context, Waker};
 use std::time::Instant;
 
 use ahash::RandomState;
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use pingora::protocols::Stream;
 use tokio::io::AsyncReadExt;
@@ -87,9 +86,8 @@ impl IdleConnection {
     fn is_quiet(&mut self) -> bool {
         let mut byte = [0];
         // Without tokio's budget, which would make a connection look quiet.
-        let mut read = pin!(unconstrained(self.stream.read(&mut byte)));
-        let mut context = Context::from_waker(Waker::noop());
-        read.as_mut().poll(&mut context).is_pending()
+        let read = unconstrained(self.stream.read(&mut byte));
+        read.now_or_never().is_none()
     }
 }
 
