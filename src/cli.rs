@@ -4,6 +4,7 @@
 //! output can be piped. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stored but not confirmed by every gateway, 78 bad
 //! configuration (`EX_CONFIG` of BSD's sysexits). A reader that closes the pipe early (`| head`) is no failure, and hides none.
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -122,7 +123,7 @@ enum Command {
 /// Parses the process's arguments, runs the command and returns its exit code.
 pub fn run() -> ExitCode {
     output::fit_to_terminal();
-    let arguments = match parsed() {
+    let arguments = match parsed(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(error) => {
             return match print_usage_error(&error) {
@@ -157,11 +158,14 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// The process's arguments.
-fn parsed() -> Result<Arguments, clap::Error> {
+/// The arguments in `words`, of which the first is the name of the program.
+fn parsed(
+    words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+) -> Result<Arguments, clap::Error> {
     let mut command = without_empty_variables(Arguments::command());
-    let arguments =
-        Arguments::from_arg_matches(&command.try_get_matches_from_mut(std::env::args_os())?);
+    let matches = command.try_get_matches_from_mut(words)?;
+    let mixed = usage::refuse_mixed(&matches);
+    let arguments = mixed.and_then(|()| Arguments::from_arg_matches(&matches));
     arguments.map_err(|error| error.format(&mut command))
 }
 
@@ -244,7 +248,7 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Arguments, clap::Error> {
-        Arguments::try_parse_from(line.split(' '))
+        parsed(line.split(' '))
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Subcommand};
+use clap::{ArgMatches, Args, Error, Subcommand};
 
 use super::output::{RecordFormat, RowsFormat};
 use super::session::{Expected, Session};
@@ -24,12 +24,9 @@ use grouping::Grouping;
 use month::Month;
 use query::LedgerQuery;
 
-/// A report, or a subcommand without options of a report before it.
-#[derive(Debug)]
-pub(super) struct UsageArguments(ReportOrCommand);
-
+/// A report, or a subcommand without options of a report before it ([`refuse_mixed`]).
 #[derive(Debug, Args)]
-struct ReportOrCommand {
+pub(super) struct UsageArguments {
     #[command(subcommand)]
     command: Option<UsageCommand>,
     #[command(flatten)]
@@ -42,35 +39,22 @@ struct ReportOrCommand {
     output: RowsFormat,
 }
 
-impl Args for UsageArguments {
-    fn augment_args(command: Command) -> Command {
-        ReportOrCommand::augment_args(command)
+/// Refuses options of a report before a subcommand of `touchline usage`, among all arguments.
+///
+/// # Errors
+/// If there are any. clap's own `args_conflicts_with_subcommands` refuses the global --config too.
+pub(super) fn refuse_mixed(matches: &ArgMatches) -> Result<(), Error> {
+    let is_own = |matches: &ArgMatches, id: &str| {
+        id != "config" && matches.value_source(id) == Some(ValueSource::CommandLine)
+    };
+    if let Some(("usage", matches)) = matches.subcommand()
+        && let Some(command) = matches.subcommand_name()
+        && matches.ids().any(|id| is_own(matches, id.as_str()))
+    {
+        let message = format!("{command} takes no options of the report: write its own after it");
+        return Err(Error::raw(ErrorKind::ArgumentConflict, message));
     }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        ReportOrCommand::augment_args_for_update(command)
-    }
-}
-
-impl FromArgMatches for UsageArguments {
-    // clap's own args_conflicts_with_subcommands refuses the global --config too.
-    fn from_arg_matches(matches: &ArgMatches) -> Result<UsageArguments, Error> {
-        let is_own =
-            |id: &str| id != "config" && matches.value_source(id) == Some(ValueSource::CommandLine);
-        if let Some(command) = matches.subcommand_name()
-            && matches.ids().any(|id| is_own(id.as_str()))
-        {
-            let message =
-                format!("{command} takes no options of the report: write its own after it");
-            return Err(Error::raw(ErrorKind::ArgumentConflict, message));
-        }
-        ReportOrCommand::from_arg_matches(matches).map(UsageArguments)
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
-        *self = UsageArguments::from_arg_matches(matches)?;
-        Ok(())
-    }
+    Ok(())
 }
 
 #[derive(Debug, Subcommand)]
@@ -121,12 +105,12 @@ pub(super) fn run(
     config: Config,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let ReportOrCommand {
+    let UsageArguments {
         command,
         asked,
         by,
         output,
-    } = &arguments.0;
+    } = arguments;
     Session::run(config, Expected::Content, async |session| match command {
         None => report::run(session, asked, *by, *output, out).await,
         Some(UsageCommand::Verify {

@@ -131,6 +131,9 @@ async fn short_flags_and_a_month_are_understood_and_an_unknown_tier_is_an_error(
         run_beside(gateway, &month).await.done(),
         run_beside(gateway, &days).await.done()
     );
+    let mixed = ["usage", "--month", "2026-10", "verify"];
+    let message = run_beside(gateway, &mixed).await.failed(2);
+    assert!(message.contains("verify takes no options of the report: write its own after it"));
     let issue = ["keys", "issue", "--tier", "gold", "--customer", "Acme"];
     let refused = run_beside(gateway, &issue).await.failed(1);
     let list = ["keys", "list", "--tier", "gold"];
