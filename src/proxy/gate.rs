@@ -11,7 +11,8 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use http::HeaderValue;
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use super::rates::Rates;
 use super::relay::connections::Connections;
@@ -174,8 +175,8 @@ pub struct Gate {
     /// How much of their tiers' burst and concurrency the keys have used.
     pub rates: Arc<Rates>,
     draining: AtomicBool,
-    /// Whether connections of clients are closed.
-    cut_off: watch::Sender<bool>,
+    /// Cancelled when the connections of clients are closed, also those with requests in flight.
+    pub cut_off: CancellationToken,
     /// HTTP/2 connections with a backlog.
     backlogs: AtomicUsize,
     arrivals: AtomicUsize,
@@ -214,7 +215,7 @@ impl Gate {
             failed_authentications: Mutex::new(TokenBuckets::new(FAILING_ADDRESSES_MAX)),
             rates: Arc::default(),
             draining: AtomicBool::new(false),
-            cut_off: watch::Sender::new(false),
+            cut_off: CancellationToken::new(),
             backlogs: AtomicUsize::new(0),
             arrivals: AtomicUsize::new(0),
         }
@@ -289,22 +290,6 @@ impl Gate {
     /// Whether clients have begun to send what is not a request yet.
     pub fn has_arrivals(&self) -> bool {
         self.arrivals.load(Ordering::Relaxed) > 0
-    }
-
-    /// Closes the connections of clients, also those with requests in flight.
-    pub fn cut_off(&self) {
-        self.cut_off.send_replace(true);
-    }
-
-    /// Whether connections of clients are closed.
-    pub fn is_cut_off(&self) -> bool {
-        *self.cut_off.borrow()
-    }
-
-    /// Waits until connections of clients are closed.
-    pub async fn until_cut_off(&self) {
-        // Fails only without a sender, which this has.
-        let _ = self.cut_off.subscribe().wait_for(|cut_off| *cut_off).await;
     }
 
     /// Whether the gateway is draining.

@@ -223,7 +223,7 @@ impl Relay<'_, '_> {
     /// Waits until the gateway has cut its client off: a gateway that stops closes the store soon after, so what has not been sent by
     /// then must be refunded before.
     async fn cut_off(&mut self) -> Failure {
-        self.gate.until_cut_off().await;
+        self.gate.cut_off.cancelled().await;
         self.client.gone().await
     }
 

@@ -41,7 +41,7 @@ pub async fn serve(gate: &Arc<Gate>, client: &mut Client<'_>) {
     let mut served = answer(gate, client, exchange, stage).await;
     if let Err(failure) = &mut served
         && matches!(failure.fault, Fault::Client(_))
-        && gate.is_cut_off()
+        && gate.cut_off.is_cancelled()
     {
         *failure = Failure::cut_off();
     }
@@ -67,7 +67,7 @@ impl Drop for Recorded<'_, '_> {
             if let Stage::Forwarding(forwarding) = &mut self.stage {
                 settlement::settle_dropped(self.gate, self.client, forwarding);
             }
-            Err(match self.gate.is_cut_off() {
+            Err(match self.gate.cut_off.is_cancelled() {
                 true => Failure::cut_off(),
                 false => Failure::gateway("the request was abandoned"),
             })
@@ -101,7 +101,7 @@ async fn answer(
         ended = end_without_body(client, limits.request_read).await?;
         arrived = gate.store.now();
     }
-    if gate.is_draining() && gate.is_cut_off() {
+    if gate.is_draining() && gate.cut_off.is_cancelled() {
         // The client is gone, and the store may be closed before units charged now could be refunded.
         return Err(Failure::cut_off());
     }
@@ -279,7 +279,7 @@ async fn serve_own(
     if let Stage::Served(Served { ending, .. }) = stage {
         *ending = match &written {
             Ok(()) => None,
-            Err(_) if gate.is_cut_off() => Some(Ending::Cut),
+            Err(_) if gate.cut_off.is_cancelled() => Some(Ending::Cut),
             Err(_) => Some(Ending::ClientClosed),
         };
     }

@@ -31,7 +31,9 @@ pub(super) async fn settle(
             (Ending::Rejected(rejection), Some(RefundReason::Body))
         }
         // The gateway itself has closed the connection.
-        (_, Fault::Client(_)) if gate.is_cut_off() => (Ending::Cut, cut_off(client, forwarding)),
+        (_, Fault::Client(_)) if gate.cut_off.is_cancelled() => {
+            (Ending::Cut, cut_off(client, forwarding))
+        }
         (_, Fault::Client(fault)) => (Ending::ClientClosed, hung_up(fault, forwarding)),
         _ if header_passed => {
             let now = Instant::now();
@@ -107,7 +109,7 @@ pub(super) fn settle_dropped(gate: &Gate, client: &Client<'_>, forwarding: &mut 
     let is_undecided = matches!(forwarding.ending, None | Some(Ending::Cut));
     forwarding.ending.get_or_insert(Ending::Cut);
     if is_undecided
-        && (gate.is_cut_off() || std::thread::panicking())
+        && (gate.cut_off.is_cancelled() || std::thread::panicking())
         && let Some(reason) = cut_off(client, forwarding)
     {
         forwarding.charged.give_back(reason);

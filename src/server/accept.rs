@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::proxied;
 use super::tls::Acceptor;
@@ -282,9 +283,9 @@ impl Door {
         let patience = last_requests(&snapshot);
         // A long connection must not keep an old configuration in memory.
         drop(snapshot);
-        let (end, ending) = watch::channel(false);
+        let ending = CancellationToken::new();
         let mut shutdown = self.shutdown.clone();
-        let mut serving = Box::pin(opened.serve(ending));
+        let mut serving = Box::pin(opened.serve(ending.clone()));
         let due = pin!(async {
             tokio::select! {
                 () = connection.retired() => false,
@@ -305,17 +306,16 @@ impl Door {
             let lingering = tokio::time::timeout(IDLE_LINGER, &mut serving);
             tokio::select! {
                 ended = lingering => if ended.is_ok() { return },
-                () = self.gate.until_cut_off() => return,
+                () = self.gate.cut_off.cancelled() => return,
             }
             connection.retire();
         }
-        // Fails only if the connection is no longer served.
-        let _ = end.send(true);
+        ending.cancel();
         // Requests have their own deadlines; this one is for a client that neither ends nor answers.
         let patience = last_requests(&self.gate.snapshot()).max(patience);
         tokio::select! {
             _ = tokio::time::timeout(patience, serving) => {}
-            () = self.gate.until_cut_off() => {}
+            () = self.gate.cut_off.cancelled() => {}
         }
     }
 
@@ -374,9 +374,8 @@ mod tests {
     fn the_task_of_a_connection_stays_small() {
         let task = bytes_of::<Arc<Door>, TcpStream, CountedConnection, _>(Door::receive);
         assert!(task <= 1_950, "the task: {task} bytes");
-        let serving = bytes_of::<Opened, watch::Receiver<bool>, (), _>(|opened, ending, ()| {
-            opened.serve(ending)
-        });
+        let serving =
+            bytes_of::<Opened, CancellationToken, (), _>(|opened, ending, ()| opened.serve(ending));
         assert!(serving <= 2_600, "Opened::serve: {serving} bytes");
     }
 }

@@ -105,7 +105,7 @@ pub async fn drain(
         tracing::warn!(left, "requests were cut because {cause}");
     }
     // Also without one: on a connection that is still open another could begin, and not be settled any more.
-    gate.cut_off();
+    gate.cut_off.cancel();
     // Each ends with its line in the access log, and its totals.
     let ended = async {
         while metrics.in_flight.get() > 0 {

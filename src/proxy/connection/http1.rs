@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::on_wake::OnWake;
 use super::unserved::Unserved;
@@ -80,11 +80,9 @@ impl Http1Connection {
     }
 
     /// Serves the connection from its `start` to its end, which `ending` requests.
-    pub(super) async fn run(mut self, start: Instant, mut ending: watch::Receiver<bool>) {
+    pub(super) async fn run(mut self, start: Instant, ending: CancellationToken) {
         let (mut deadline, mut limit) = (start + self.head_timeout, LimitHit::RequestHead);
-        let requested = pin!(async {
-            let _ = ending.wait_for(|ending| *ending).await;
-        });
+        let requested = pin!(ending.cancelled());
         let mut end = EndRequest(Some(OnWake::new(requested)));
         loop {
             let after = match self.next(deadline, limit, &mut end).await {

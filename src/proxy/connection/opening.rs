@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
-use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::Connection;
 use super::guard::Guard;
@@ -101,7 +101,7 @@ pub async fn refuse_clear_text(
 
 impl Opened {
     /// Serves the connection to its end, which `ending` requests.
-    pub async fn serve(self, ending: watch::Receiver<bool>) {
+    pub async fn serve(self, ending: CancellationToken) {
         match self {
             Opened::Http1(http1, start) => http1.run(start, ending).await,
             Opened::Http2(guard, terms) => streams::serve(*guard, terms, ending).await,

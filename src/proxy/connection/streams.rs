@@ -11,8 +11,8 @@ use h2::server::{Builder, SendResponse};
 use h2::{Reason, RecvStream};
 use http::Request;
 use parking_lot::Mutex;
-use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::Connection;
 use super::allowance::Allowance;
@@ -95,24 +95,20 @@ fn library(limits: &Limits) -> Builder {
 }
 
 /// Serves a connection to its end, which `ending` requests.
-pub(super) async fn serve(
-    guard: Guard,
-    terms: Arc<StreamTerms>,
-    mut ending: watch::Receiver<bool>,
-) {
+pub(super) async fn serve(guard: Guard, terms: Arc<StreamTerms>, ending: CancellationToken) {
     let mut incoming = match terms.library.handshake::<_, Bytes>(guard).await {
         Ok(library) => Incoming::new(library, terms.progress.clone()),
         Err(error) => return tracing::debug!(%error, "an HTTP/2 handshake failed"),
     };
     let open = Arc::new(OpenStreams::none());
-    let asked = pin!(async { ending.wait_for(|ending| *ending).await.is_ok() });
+    let asked = pin!(ending.cancelled());
     let mut asked = OnWake::new(asked);
     let mut idle = OnWake::new(Box::pin(open.idle(&terms.connection, terms.idle)));
     let mut stopped: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             biased;
-            _ = &mut asked, if stopped.is_none() => None,
+            () = &mut asked, if stopped.is_none() => None,
             accepted = poll_fn(|context| incoming.poll_next(open.are_several(), context)) => Some(accepted),
             () = &mut idle => {
                 if stopped.is_some() {
