@@ -70,10 +70,10 @@ impl Frame {
 /// Finds the frames in one direction of a connection, however its bytes are split; by default in the server's.
 #[derive(Debug, Clone, Default)]
 pub struct Frames {
-    preface_left: usize,
     /// For a RST_STREAM, including its error code.
     header: [u8; HEADER_BYTES + REASON_BYTES],
     header_bytes: usize,
+    /// The bytes to skip: of a payload, or of the preface.
     payload_left: u32,
 }
 
@@ -81,7 +81,7 @@ impl Frames {
     /// The client's direction: the preface precedes the first frame.
     pub fn of_client() -> Frames {
         Frames {
-            preface_left: PREFACE.len(),
+            payload_left: PREFACE.len() as u32,
             ..Frames::default()
         }
     }
@@ -89,11 +89,7 @@ impl Frames {
     /// Calls `found` with each frame whose head ends in `bytes`. Payloads cost nothing.
     pub fn find(&mut self, mut bytes: &[u8], mut found: impl FnMut(Frame)) {
         while !bytes.is_empty() {
-            let skipped = if self.preface_left > 0 {
-                let skipped = self.preface_left.min(bytes.len());
-                self.preface_left -= skipped;
-                skipped
-            } else if self.payload_left > 0 {
+            let skipped = if self.payload_left > 0 {
                 let skipped = usize::try_from(self.payload_left)
                     .map_or(bytes.len(), |left| left.min(bytes.len()));
                 self.payload_left -= u32::try_from(skipped).unwrap_or(self.payload_left);
@@ -153,7 +149,7 @@ impl Frames {
 
     /// Whether the bytes so far end at the end of a frame, so another frame can be appended.
     pub fn is_between(&self) -> bool {
-        self.preface_left == 0 && self.header_bytes == 0 && self.payload_left == 0
+        self.header_bytes == 0 && self.payload_left == 0
     }
 }
 
