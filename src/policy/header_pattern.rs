@@ -63,15 +63,15 @@ impl HeaderNames {
     pub fn fits(&self, name: &[u8]) -> bool {
         let folded = || name.iter().map(|octet| folded_octet(*octet));
         let order = |listed: &String| listed.bytes().cmp(folded());
-        let begins = |prefix: &String| {
-            name.len() >= prefix.len()
-                && prefix
-                    .bytes()
-                    .zip(folded())
-                    .all(|(one, other)| one == other)
-        };
-        self.names.binary_search_by(order).is_ok() || self.prefixes.iter().any(begins)
+        self.names.binary_search_by(order).is_ok()
+            || self.prefixes.iter().any(|prefix| begins(name, prefix))
     }
+}
+
+/// Whether a name, as received, begins with `prefix`, which is in lower case with `-` for `_`.
+pub fn begins(name: &[u8], prefix: &str) -> bool {
+    let folded = name.iter().map(|octet| folded_octet(*octet));
+    name.len() >= prefix.len() && prefix.bytes().eq(folded.take(prefix.len()))
 }
 
 /// An octet of a name, in lower case with `-` for `_`.

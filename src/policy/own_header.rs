@@ -1,6 +1,6 @@
 //! The request headers that are not forwarded to an upstream as sent. Names are compared in any case, with `_` taken as `-`.
 
-use super::header_pattern::folded_octet;
+use super::header_pattern::{begins, folded_octet};
 use super::http1::framing::KnownField;
 
 /// Whether a header frames a message, belongs to one connection, or is read or set by the gateway.
@@ -19,9 +19,4 @@ pub fn identifies_caller(name: &[u8]) -> bool {
     (name.len() == API_KEY.len() && begins(name, API_KEY))
         || begins(name, "x-consumer-")
         || begins(name, "x-forwarded-")
-}
-
-fn begins(name: &[u8], own: &str) -> bool {
-    let folded = name.iter().map(|octet| folded_octet(*octet));
-    name.len() >= own.len() && own.bytes().eq(folded.take(own.len()))
 }
