@@ -82,13 +82,16 @@ impl Connections {
         if !is_fresh && let Some(kept) = self.kept(peer, settings, *now) {
             return Ok((kept, true));
         }
+        // By tokio's timers: those of pingora have a thread that wakes a hundred times a second from their first use on.
+        let made = tokio::time::timeout(*connect_timeout, self.make(peer, settings));
         // Seldom needed, and larger than all the rest of a request.
-        let made = Box::pin(within(*connect_timeout, self.make(peer, settings)));
-        let unreached = |error: Box<Error>| {
-            let cause = format!("no connection: {}", reason(&error));
-            Failure::server(ServerFault::Unreached, cause)
+        let cause = match Box::pin(made).await {
+            Ok(Ok(made)) => return Ok((made, false)),
+            Ok(Err(error)) => reason(&error),
+            Err(_) => format!("not within timeouts.connect ({connect_timeout:?})"),
         };
-        Ok((made.await.map_err(unreached)?, false))
+        let cause = format!("no connection: {cause}");
+        Err(Failure::server(ServerFault::Unreached, cause))
     }
 
     /// Keeps a connection for a further exchange, `until` it is too old: nothing is under way on it.
@@ -157,16 +160,4 @@ pub fn reason(error: &Error) -> String {
         Some(cause) if cause.is::<io::Error>() || cause.source().is_some() => cause.to_string(),
         Some(cause) => format!("{context}: {cause}"),
     }
-}
-
-/// What is made in time. By tokio's timers: those of pingora have a thread that wakes a hundred times a second from their first use on.
-async fn within<T>(
-    timeout: Duration,
-    making: impl Future<Output = pingora::Result<T>>,
-) -> pingora::Result<T> {
-    let made = tokio::time::timeout(timeout, making).await;
-    made.unwrap_or_else(|_| {
-        let context = format!("not within timeouts.connect ({timeout:?})");
-        Error::e_explain(ErrorType::ConnectTimedout, context)
-    })
 }
