@@ -38,9 +38,9 @@ const BOUNDS: AnswerBounds = AnswerBounds {
 /// An exchange on a connection.
 pub struct Http1 {
     connection: OwnConnection,
+    /// The bytes that are not flushed yet; none after a failed write.
     outgoing: Vec<u8>,
     written: usize,
-    is_flushed: bool,
     upload: BodyWriter,
     /// Whether the end of writing was reported, or needs no report.
     is_reported: bool,
@@ -77,7 +77,6 @@ impl Http1 {
             connection,
             outgoing,
             written: 0,
-            is_flushed: false,
             is_reported: upload.is_done(),
             upload,
             write_error: None,
@@ -88,7 +87,7 @@ impl Http1 {
     }
 
     pub(super) fn takes_more(&self) -> bool {
-        self.is_flushed && !self.upload.is_done() && self.write_error.is_none()
+        self.outgoing.is_empty() && !self.upload.is_done() && self.write_error.is_none()
     }
 
     /// Frames a part of the body.
@@ -103,7 +102,6 @@ impl Http1 {
         if ends {
             self.upload.end(&mut self.outgoing)?;
         }
-        self.is_flushed &= self.outgoing.is_empty();
         self.is_reported = self.upload.is_done();
         Ok(())
     }
@@ -116,7 +114,7 @@ impl Http1 {
         match self.poll_write(context) {
             Poll::Ready(Err(error)) => {
                 // The server may have answered before it disconnected.
-                (self.is_flushed, self.is_reported) = (true, true);
+                (self.outgoing, self.is_reported) = (Vec::new(), true);
                 self.write_error = Some(error);
             }
             Poll::Ready(Ok(())) if !self.is_reported => {
@@ -134,7 +132,7 @@ impl Http1 {
     }
 
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.is_flushed {
+        if self.outgoing.is_empty() {
             return Poll::Ready(Ok(()));
         }
         loop {
@@ -149,7 +147,6 @@ impl Http1 {
         }
         ready!(Pin::new(&mut self.connection.stream).poll_flush(context))?;
         (self.outgoing, self.written) = (Vec::new(), 0);
-        self.is_flushed = true;
         Poll::Ready(Ok(()))
     }
 
@@ -238,7 +235,7 @@ impl Http1 {
         let Http1Reading::Body(keeps_open, body) = &self.reading else {
             return None;
         };
-        let is_sent = self.is_flushed && self.write_error.is_none();
+        let is_sent = self.outgoing.is_empty() && self.write_error.is_none();
         let is_between = is_between_requests(&self.upload, *keeps_open, body, &self.incoming);
         (is_sent && is_between).then_some(self.connection)
     }
