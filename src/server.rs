@@ -75,24 +75,11 @@ pub enum Begin {
 }
 
 /// Runs a gateway until SIGTERM, SIGINT or SIGQUIT, or until a successor has taken over, with the configuration read from `file` and with
-/// its later changes. `announce` is called once, when all listeners are bound.
+/// its later changes, on what `store` makes of the configured store. `announce` is called once, when all listeners are bound.
 ///
 /// # Errors
 /// [`ServeError`] if the gateway cannot start; no address is bound then.
 pub fn serve(
-    file: &Path,
-    config: Config,
-    begin: Begin,
-    announce: impl FnOnce(&Addresses),
-) -> Result<(), ServeError> {
-    serve_on(file, config, begin, announce, |store| store)
-}
-
-/// Runs a gateway like [`serve`], on what `store` makes of the configured store.
-///
-/// # Errors
-/// Those of [`serve`].
-pub fn serve_on(
     file: &Path,
     config: Config,
     begin: Begin,

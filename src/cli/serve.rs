@@ -33,10 +33,11 @@ pub(super) fn run(
         true => Begin::FromPredecessor,
         false => Begin::Anew,
     };
-    server::serve(file, config, begin, |addresses| {
+    let announce = |addresses: &_| {
         // The gateway also runs if its addresses cannot be written.
         let _ = serde_json::to_writer(&mut *out, addresses);
         let _ = out.write_all(b"\n").and_then(|()| out.flush());
-    })?;
+    };
+    server::serve(file, config, begin, announce, |store| store)?;
     Ok(())
 }

@@ -48,7 +48,7 @@ fn main() {
         let used = AtomicU64::new(0);
         Arc::new(Permitting { store, used })
     };
-    server::serve_on(&file, config, Begin::Anew, announce, permitting).unwrap();
+    server::serve(&file, config, Begin::Anew, announce, permitting).unwrap();
 }
 
 /// The methods of the store that are passed on.
