@@ -27,7 +27,8 @@ words! {
         DotSegment = "The path must not contain dot segments.",
         /// `%` without two hexadecimal digits.
         InvalidEscape = "The request target has a percent sign without two hexadecimal digits.",
-        /// An escape that hides a separator, a control or a character that needs no escape.
+        /// An escape that hides a separator, what becomes a separator or a dot segment in Unicode's form NFKC, a control or a
+        /// character that needs no escape.
         AmbiguousEscape = "The path has a percent-encoded character that is a separator, a control character or needs no encoding.",
         /// Escaped bytes that are not UTF-8.
         NotUtf8 = "The path has percent-encoded bytes that are not UTF-8.",
@@ -197,22 +198,53 @@ fn check_path(path: &str) -> Result<(), TargetError> {
 }
 
 fn check_escapes(path: &str) -> Result<(), TargetError> {
-    let mut non_ascii = Vec::new();
+    let mut is_ascii = true;
     for escape in escapes(path) {
         let byte = escape.ok_or(TargetError::InvalidEscape)?;
         let unreserved = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~');
-        if unreserved || byte.is_ascii_control() || matches!(byte, b'/' | b'\\') {
+        let separator = matches!(byte, b'/' | b'\\' | b';' | b'?' | b'#');
+        if unreserved || separator || byte.is_ascii_control() {
             return Err(TargetError::AmbiguousEscape);
         }
-        if !byte.is_ascii() {
-            non_ascii.push(byte);
-        }
+        is_ascii &= byte.is_ascii();
+    }
+    if is_ascii {
+        return Ok(());
     }
     // A raw path is ASCII, so any raw character ends a run of escaped bytes; decoding the whole path detects an incomplete run.
-    if !non_ascii.is_empty() && std::str::from_utf8(&decode(path)).is_err() {
-        return Err(TargetError::NotUtf8);
+    let decoded = decode(path);
+    let text = std::str::from_utf8(&decoded).map_err(|_| TargetError::NotUtf8)?;
+    match text.chars().any(is_compatible_separator) {
+        true => Err(TargetError::AmbiguousEscape),
+        false => Ok(()),
     }
-    Ok(())
+}
+
+/// Whether Unicode's form NFKC of a character beyond ASCII is one or two dots, or has a separator or `%`.
+fn is_compatible_separator(character: char) -> bool {
+    matches!(
+        character,
+        '\u{37e}'
+            | '\u{2024}'..='\u{2025}'
+            | '\u{2047}'..='\u{2049}'
+            | '\u{2100}'..='\u{2101}'
+            | '\u{2105}'..='\u{2106}'
+            | '\u{fe14}'
+            | '\u{fe16}'
+            | '\u{fe30}'
+            | '\u{fe52}'
+            | '\u{fe54}'
+            | '\u{fe56}'
+            | '\u{fe5f}'
+            | '\u{fe68}'
+            | '\u{fe6a}'
+            | '\u{ff03}'
+            | '\u{ff05}'
+            | '\u{ff0e}'..='\u{ff0f}'
+            | '\u{ff1b}'
+            | '\u{ff1f}'
+            | '\u{ff3c}'
+    )
 }
 
 /// Every `%XX` of `text` as its byte, or `None` if its digits are missing or wrong.
@@ -263,6 +295,8 @@ mod tests {
             "/a%2525",
             "/a?b=/../c",
             "/a?b=%2e",
+            "/a?b=%3B%3f%23%ef%bc%8f",
+            "/a%E2%80%A6",
             "/a?",
             "/a:b@c,d",
             "/a?page[number]=1&a={x}|y^z`\\",
@@ -317,6 +351,11 @@ mod tests {
             ("/%2E./a", AmbiguousEscape),
             ("/%61dmin", AmbiguousEscape),
             ("/%7euser", AmbiguousEscape),
+            ("/a%3bb", AmbiguousEscape),
+            ("/a%3Fb", AmbiguousEscape),
+            ("/a%23b", AmbiguousEscape),
+            ("/%ef%bc%8e%ef%bc%8e", AmbiguousEscape),
+            ("/a%ef%bc%8fb", AmbiguousEscape),
             ("/%c0%ae", NotUtf8),
             ("/%e0%80%af", NotUtf8),
             ("/%C3/%A9", NotUtf8),

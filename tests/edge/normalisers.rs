@@ -2,7 +2,7 @@
 //!
 //! `make paths` judges ten million paths in the same way.
 
-use harness::paths::judge;
+use harness::paths::{compatibility_form, judge};
 use touchline::config::Config;
 use touchline::policy::target::Target;
 
@@ -24,5 +24,18 @@ fn no_normaliser_of_an_upstream_makes_another_endpoint_of_an_admitted_path() {
     // The generator hits all three.
     for number in [judged.refused, judged.unknown, judged.found] {
         assert!(number > PATHS / 50, "{judged:?}");
+    }
+}
+
+#[test]
+fn no_admitted_character_becomes_a_separator_or_a_dot_segment_in_its_compatibility_form() {
+    for character in ('\u{80}'..='\u{1ffff}').map(String::from) {
+        let escaped = character.bytes().map(|byte| format!("%{byte:02x}"));
+        let path = format!("/{}", escaped.collect::<String>());
+        let form = compatibility_form(&character);
+        let is_harmless =
+            form != "." && form != ".." && !form.contains(['/', '\\', ';', '%', '?', '#']);
+        let is_admitted = Target::parse(path.as_bytes()).is_ok();
+        assert_eq!(is_admitted, is_harmless, "{path} is {form:?}");
     }
 }

@@ -2,10 +2,13 @@
 //!
 //! Each normaliser decodes once. One that decodes twice is a hole of its own, which no gateway can close for it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
+use icu_normalizer::ComposingNormalizerBorrowed;
+
 /// The pieces of paths: those of endpoints, and those that servers read differently.
-const PIECES: [&str; 48] = [
+const PIECES: [&str; 53] = [
     "api",
     "v1",
     "data",
@@ -52,6 +55,11 @@ const PIECES: [&str; 48] = [
     "%41",
     "%61",
     "%C3%A9",
+    "%ef%bc%8e",
+    "%ef%bc%8f",
+    "%e2%80%a5",
+    "%cd%be",
+    "%ef%bc%9f",
     "%ff",
     "\u{e9}",
 ];
@@ -90,7 +98,7 @@ pub fn generated(random: &mut fastrand::Rng) -> String {
 pub type Normaliser = (&'static str, fn(&str) -> String);
 
 /// Upstreams of several kinds.
-pub const NORMALISERS: [Normaliser; 6] = [
+pub const NORMALISERS: [Normaliser; 9] = [
     ("decodes", decoded),
     ("RFC 3986 section 6", rfc3986),
     ("decodes, merges slashes, resolves dots (nginx)", nginx),
@@ -100,6 +108,15 @@ pub const NORMALISERS: [Normaliser; 6] = [
         backslashes,
     ),
     ("ends at a NUL, merges slashes (C strings)", c_string),
+    (
+        "decodes, cuts parameters off, then as nginx (filters before servlets)",
+        decoded_parameters,
+    ),
+    (
+        "decodes, ends at a query or fragment, then as nginx (rewriting proxies)",
+        decoded_query,
+    ),
+    ("decodes, normalises to NFKC, then as nginx", compatible),
 ];
 
 fn decoded(path: &str) -> String {
@@ -148,25 +165,50 @@ fn rfc3986(path: &str) -> String {
 }
 
 fn nginx(path: &str) -> String {
-    without_dots(&with_single_slashes(&decoded(path)))
+    resolved(&decoded(path))
 }
 
 fn servlet(path: &str) -> String {
-    let segments: Vec<&str> = path
-        .split('/')
-        .map(|segment| segment.split(';').next().unwrap_or_default())
-        .collect();
-    nginx(&segments.join("/"))
+    nginx(&without_parameters(path))
+}
+
+fn decoded_parameters(path: &str) -> String {
+    resolved(&without_parameters(&decoded(path)))
+}
+
+fn decoded_query(path: &str) -> String {
+    let decoded = decoded(path);
+    resolved(decoded.split(['?', '#']).next().unwrap_or_default())
+}
+
+fn compatible(path: &str) -> String {
+    resolved(&compatibility_form(&decoded(path)))
+}
+
+/// A text in Unicode's normalisation form NFKC.
+pub fn compatibility_form(text: &str) -> Cow<'_, str> {
+    ComposingNormalizerBorrowed::new_nfkc().normalize(text)
 }
 
 fn backslashes(path: &str) -> String {
-    let slashed = decoded(path).replace('\\', "/");
-    without_dots(&with_single_slashes(&slashed))
+    resolved(&decoded(path).replace('\\', "/"))
 }
 
 fn c_string(path: &str) -> String {
     let decoded = decoded(path);
     with_single_slashes(decoded.split('\0').next().unwrap_or_default())
+}
+
+fn without_parameters(path: &str) -> String {
+    let segments: Vec<&str> = path
+        .split('/')
+        .map(|segment| segment.split(';').next().unwrap_or_default())
+        .collect();
+    segments.join("/")
+}
+
+fn resolved(path: &str) -> String {
+    without_dots(&with_single_slashes(path))
 }
 
 fn with_single_slashes(path: &str) -> String {
@@ -254,19 +296,79 @@ mod tests {
     #[test]
     fn normalisers_do_what_such_servers_do() {
         for (path, expected) in [
-            ("/a/../b", ["/a/../b", "/b", "/b", "/b", "/b", "/a/../b"]),
+            (
+                "/a/../b",
+                [
+                    "/a/../b", "/b", "/b", "/b", "/b", "/a/../b", "/b", "/b", "/b",
+                ],
+            ),
             (
                 "/a%2f..%2fb",
-                ["/a/../b", "/a%2F..%2Fb", "/b", "/b", "/b", "/a/../b"],
+                [
+                    "/a/../b",
+                    "/a%2F..%2Fb",
+                    "/b",
+                    "/b",
+                    "/b",
+                    "/a/../b",
+                    "/b",
+                    "/b",
+                    "/b",
+                ],
             ),
             (
                 "/a;x/../b",
-                ["/a;x/../b", "/b", "/b", "/b", "/b", "/a;x/../b"],
+                [
+                    "/a;x/../b",
+                    "/b",
+                    "/b",
+                    "/b",
+                    "/b",
+                    "/a;x/../b",
+                    "/b",
+                    "/b",
+                    "/b",
+                ],
             ),
             (
                 "/x/..;/b",
                 [
-                    "/x/..;/b", "/x/..;/b", "/x/..;/b", "/b", "/x/..;/b", "/x/..;/b",
+                    "/x/..;/b", "/x/..;/b", "/x/..;/b", "/b", "/x/..;/b", "/x/..;/b", "/b",
+                    "/x/..;/b", "/x/..;/b",
+                ],
+            ),
+            (
+                "/x/..%3b/b",
+                [
+                    "/x/..;/b",
+                    "/x/..%3B/b",
+                    "/x/..;/b",
+                    "/x/..;/b",
+                    "/x/..;/b",
+                    "/x/..;/b",
+                    "/b",
+                    "/x/..;/b",
+                    "/x/..;/b",
+                ],
+            ),
+            (
+                "/a%3f/b",
+                [
+                    "/a?/b", "/a%3F/b", "/a?/b", "/a?/b", "/a?/b", "/a?/b", "/a?/b", "/a", "/a?/b",
+                ],
+            ),
+            (
+                "/x/%e2%80%a5%ef%bc%8fb",
+                [
+                    "/x/\u{2025}\u{ff0f}b",
+                    "/x/%E2%80%A5%EF%BC%8Fb",
+                    "/x/\u{2025}\u{ff0f}b",
+                    "/x/\u{2025}\u{ff0f}b",
+                    "/x/\u{2025}\u{ff0f}b",
+                    "/x/\u{2025}\u{ff0f}b",
+                    "/x/\u{2025}\u{ff0f}b",
+                    "/x/\u{2025}\u{ff0f}b",
+                    "/b",
                 ],
             ),
             (
@@ -277,6 +379,9 @@ mod tests {
                     "/a\\..\\b",
                     "/a\\..\\b",
                     "/b",
+                    "/a\\..\\b",
+                    "/a\\..\\b",
+                    "/a\\..\\b",
                     "/a\\..\\b",
                 ],
             ),
@@ -289,6 +394,9 @@ mod tests {
                     "/a/b\0c",
                     "/a/b\0c",
                     "/a/b",
+                    "/a/b\0c",
+                    "/a/b\0c",
+                    "/a/b\0c",
                 ],
             ),
         ] {
