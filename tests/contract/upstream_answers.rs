@@ -257,22 +257,39 @@ async fn an_interim_answer_reaches_clients_over_http1_before_the_final_one() {
     }
 }
 
-#[tokio::test]
-async fn a_flood_of_interim_answers_over_http2_is_cut_short_before_the_final_one() {
-    let (scene, key) = scene_over("http2").await;
+/// What a client over HTTP/1 receives from an upstream over HTTP/2 that sends this number of interim answers first.
+async fn flooded(scene: &Scene, key: &IssuedKey, interim: usize) -> String {
     let mut flood = Behaviour::Echo;
-    for _ in 0..1_000 {
+    for _ in 0..interim {
         flood = Behaviour::Informational(103, Box::new(flood));
     }
     scene.upstream.always(flood);
-    let mut socket = asking(&scene, &key).await;
+    let mut socket = asking(scene, key).await;
     let mut text = String::new();
     let read = tokio::time::timeout(PATIENCE, socket.read_to_string(&mut text));
     read.await.expect("the answer").unwrap();
+    text
+}
+
+#[tokio::test]
+async fn a_flood_of_interim_answers_over_http2_is_cut_short_before_the_final_one() {
+    let (scene, key) = scene_over("http2").await;
+    let text = flooded(&scene, &key, 1_000).await;
     let interim = text.matches("HTTP/1.1 103 ").count();
     assert!((100..300).contains(&interim), "{interim}");
     assert!(text.contains("HTTP/1.1 200 OK"), "{text}");
     scene.expect_used(&key, 1).await;
+}
+
+#[tokio::test]
+async fn an_upstream_over_http2_that_does_not_stop_sending_interim_answers_is_not_waited_for() {
+    let (scene, key) = scene_over("http2").await;
+    let text = flooded(&scene, &key, 1_500).await;
+    assert!(text.contains("HTTP/1.1 500 "), "{text}");
+    let line = scene.gateways[0].logged(1).await.pop().unwrap();
+    let cause = line["cause"].as_str().unwrap();
+    assert!(cause.contains("sent too many interim answers"), "{cause}");
+    scene.expect_used(&key, 0).await;
 }
 
 #[tokio::test]

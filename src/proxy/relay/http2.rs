@@ -26,7 +26,9 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The interim answers that are passed on in one exchange; further ones are dropped. They are not subject to flow control (RFC 9113
 /// section 5.2): while a client does not read, the library would collect them without a limit. A socket accepts this much unread.
-const INTERIM_BYTES_MAX: usize = 16 * 1024;
+const INTERIM_PASSED_BYTES_MAX: usize = 16 * 1024;
+/// The interim answers of one exchange, above those of any server that means them: a server that sends more is not waited for.
+const INTERIM_BYTES_MAX: usize = 128 * 1024;
 /// What a field counts beyond its bytes, and a head beyond its fields (RFC 9113 section 6.5.2).
 const FIELD_OVERHEAD_BYTES: usize = 32;
 
@@ -43,7 +45,8 @@ pub struct Http2 {
     /// The remaining length of the answer's body, if its head announced one.
     left: Option<u64>,
     answers_head: bool,
-    interim_bytes_left: usize,
+    /// What the interim answers so far have.
+    interim_bytes: usize,
     /// Free when the stream is no longer referred to.
     place: StreamPlace,
 }
@@ -79,7 +82,7 @@ impl Http2 {
             reading: Http2Reading::Head(response),
             left: None,
             answers_head,
-            interim_bytes_left: INTERIM_BYTES_MAX,
+            interim_bytes: 0,
             place,
         })
     }
@@ -203,13 +206,14 @@ impl Http2 {
                         let cause = "switched the protocol unasked";
                         return Poll::Ready(Err(Failure::server(ServerFault::Malformed, cause)));
                     }
-                    let left = self
-                        .interim_bytes_left
-                        .checked_sub(list_bytes(&parts.headers));
-                    let Some(left) = left else {
+                    self.interim_bytes += list_bytes(&parts.headers);
+                    if self.interim_bytes > INTERIM_BYTES_MAX {
+                        let cause = "sent too many interim answers";
+                        return Poll::Ready(Err(Failure::server(ServerFault::Malformed, cause)));
+                    }
+                    if self.interim_bytes > INTERIM_PASSED_BYTES_MAX {
                         continue;
-                    };
-                    self.interim_bytes_left = left;
+                    }
                     let head = Head {
                         status: parts.status,
                         length: None,
