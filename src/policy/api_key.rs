@@ -27,6 +27,8 @@ pub const KEY_CHARS_MIN: usize = 24;
 /// The longest key accepted; longer values are refused before they are hashed.
 pub const KEY_CHARS_MAX: usize = 256;
 
+/// What is shown in the place of a secret.
+const REDACTED: &str = "REDACTED";
 /// A longer part of a secret is redacted in texts; a shorter one is useless to an attacker.
 const REDACTED_CHARS_MIN: usize = 8;
 /// How often a text may be percent-encoded so that a secret in it is found.
@@ -283,21 +285,51 @@ pub fn issued_id(text: &str) -> Result<Option<KeyId>, KeyError> {
 /// prefix of their key, because keys of earlier prefixes stay valid, and parts of secrets after `prefix`. If there is one, letters, digits
 /// and `_` that are percent-encoded are shown decoded. Allocates only if there is one, or a `%`.
 pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
+    redacted_beside(text, prefix, None)
+}
+
+/// The same for a text of a request whose `X-API-Key` is `presented`: that key is redacted too, wherever it was made.
+pub fn redacted_beside<'a>(
+    text: &'a str,
+    prefix: &KeyPrefix,
+    presented: Option<&[u8]>,
+) -> Cow<'a, str> {
+    let presented = presented.filter(|_| text.len() >= KEY_CHARS_MIN);
+    let own = presented.map_or("", secret_of);
     let mut plain = Cow::Borrowed(text);
     for _ in 0..DECODINGS_MAX {
         if !plain.contains('%') {
             break;
         }
         plain = Cow::Owned(decoded(&plain));
-        if let Some(shown) = without_secrets(&plain, prefix) {
+        if let Some(shown) = without_secrets(&plain, prefix, own) {
             return Cow::Owned(shown);
         }
     }
-    without_secrets(text, prefix).map_or(Cow::Borrowed(text), Cow::Owned)
+    without_secrets(text, prefix, own).map_or(Cow::Borrowed(text), Cow::Owned)
 }
 
-/// `text` without the secrets in it, if there are any.
-fn without_secrets(text: &str, prefix: &KeyPrefix) -> Option<String> {
+/// The secret part of a presented key: what follows its last `_` if that is as long as a key, else all of it; empty for a text too short
+/// to be a key.
+fn secret_of(presented: &[u8]) -> &str {
+    let whole = std::str::from_utf8(presented).unwrap_or_default();
+    let end = whole.rsplit('_').next().unwrap_or_default();
+    let is_long = |part: &&str| part.len() >= KEY_CHARS_MIN;
+    [end, whole].into_iter().find(is_long).unwrap_or_default()
+}
+
+/// `text` without the secrets in it and without `own`, if there are any.
+fn without_secrets(text: &str, prefix: &KeyPrefix, own: &str) -> Option<String> {
+    let shown = without_issued(text, prefix);
+    let plain = shown.as_deref().unwrap_or(text);
+    match !own.is_empty() && plain.contains(own) {
+        true => Some(plain.replace(own, REDACTED)),
+        false => shown,
+    }
+}
+
+/// `text` without the secrets of our keys in it, if there are any.
+fn without_issued(text: &str, prefix: &KeyPrefix) -> Option<String> {
     let mut shown = String::new();
     let mut written = 0;
     for secret in secrets(text) {
@@ -309,7 +341,7 @@ fn without_secrets(text: &str, prefix: &KeyPrefix) -> Option<String> {
         };
         if secret.len() >= chars_min {
             shown.push_str(text.get(written..secret.start).unwrap_or_default());
-            shown.push_str("REDACTED");
+            shown.push_str(REDACTED);
             written = secret.end;
         }
     }

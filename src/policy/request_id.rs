@@ -18,21 +18,30 @@ pub fn is_acceptable(value: &[u8]) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
 }
 
-/// The client's id if it is kept: harmless, and not an API key with this prefix, which would be written to every log.
-pub fn kept<'a>(client_sent: &'a [u8], prefix: &KeyPrefix) -> Option<&'a str> {
+/// The client's id if it is kept: harmless, and without an API key with this prefix or the `presented` one, which would be written to
+/// every log.
+pub fn kept<'a>(
+    client_sent: &'a [u8],
+    prefix: &KeyPrefix,
+    presented: Option<&[u8]>,
+) -> Option<&'a str> {
     let text = std::str::from_utf8(client_sent).ok()?;
-    let harmless =
-        is_acceptable(client_sent) && matches!(api_key::redacted(text, prefix), Cow::Borrowed(_));
+    let harmless = is_acceptable(client_sent)
+        && matches!(
+            api_key::redacted_beside(text, prefix, presented),
+            Cow::Borrowed(_)
+        );
     harmless.then_some(text)
 }
 
-/// The id of a request: the client's own if it is kept, else a new one from `random` bits.
+/// The id of a request that presents this key: the client's own if it is kept, else a new one from `random` bits.
 pub fn of(
     client_sent: Option<&[u8]>,
     prefix: &KeyPrefix,
+    presented: Option<&[u8]>,
     random: impl FnOnce() -> u128,
 ) -> HeaderValue {
-    let id = match client_sent.and_then(|sent| kept(sent, prefix)) {
+    let id = match client_sent.and_then(|sent| kept(sent, prefix, presented)) {
         Some(kept) => HeaderValue::from_str(kept),
         None => HeaderValue::try_from(from_random(random())),
     };

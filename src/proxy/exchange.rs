@@ -12,7 +12,7 @@ use super::client::Client;
 use super::connection::allowance::Held;
 use super::encoder::Encoder;
 use super::failure::Failure;
-use super::forward::{TRACEPARENT, X_REQUEST_ID};
+use super::forward::{TRACEPARENT, X_API_KEY, X_REQUEST_ID};
 use super::gate::{Gate, Snapshot};
 use super::origin::Origin;
 use super::rates::Slot;
@@ -191,13 +191,14 @@ impl Exchange {
         let snapshot = gate.snapshot();
         let (started, time) = (Instant::now(), gate.store.now());
         let (config, sent) = (&snapshot.config, &client.head.fields);
-        let sent_id = sent.first(&X_REQUEST_ID);
+        let (sent_id, prefix) = (sent.first(&X_REQUEST_ID), &config.keys.prefix);
+        let presented = sent_id.and_then(|_| sent.first(&X_API_KEY));
         let hsts = snapshot.hsts.as_ref();
         let recording = Recording::begin(sent.first(&TRACEPARENT), &config.tracing);
         Exchange {
             started,
             time,
-            request_id: request_id::of(sent_id, &config.keys.prefix, || fastrand::u128(..)),
+            request_id: request_id::of(sent_id, prefix, presented, || fastrand::u128(..)),
             hsts: hsts.filter(|_| client.connection.is_encrypted).cloned(),
             origin: Origin::of(client, &config.listen.trusted_proxies),
             admission_trace: AdmissionTrace {

@@ -9,6 +9,7 @@ use super::admission::RouteId;
 use super::client::Client;
 use super::exchange::{Ending, Exchange, Stage};
 use super::failure::{Failure, Fault};
+use super::forward::X_API_KEY;
 use super::gate::Gate;
 use crate::policy::api_key;
 use crate::policy::enforcement::ShadowViolation;
@@ -44,6 +45,7 @@ pub fn record(
         return;
     }
     let cause = cause(failure, exchange, stage);
+    let presented = head.fields.first(&X_API_KEY);
     let sender = match exchange.origin.client {
         RequestSender::Connected(_) => Cow::Borrowed(&*client.connection.client_text),
         RequestSender::Forwarded(client) => Cow::Owned(client.to_string()),
@@ -59,9 +61,9 @@ pub fn record(
         },
         method: &match head.method.as_str() {
             method if method.len() > METHOD_BYTES_MAX => Cow::Borrowed("-"),
-            method => api_key::redacted(method, prefix),
+            method => api_key::redacted_beside(method, prefix, presented),
         },
-        path: &api_key::redacted(head.path(), prefix),
+        path: &api_key::redacted_beside(head.path(), prefix, presented),
         sample_percent: sample,
         duration_ms: duration,
         store_ms: exchange.admission_trace.store_wait,

@@ -5,8 +5,9 @@
 use http::header::{CONTENT_LENGTH, HOST};
 use http::{HeaderName, HeaderValue, Method};
 
-use super::forward::X_REQUEST_ID;
+use super::forward::{X_API_KEY, X_REQUEST_ID};
 use crate::config::Limits;
+use crate::policy::api_key::KEY_CHARS_MAX;
 use crate::policy::http1::fields::FieldList;
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::{RequestHead, RequestReader};
@@ -63,8 +64,9 @@ fn is_too_large(fields: &FieldList, header_bytes: usize, limits: &Limits) -> boo
     fields.count() > limits.header_count || header_bytes > limits.header_bytes
 }
 
-/// Drops the fields of an HTTP/2 head that will be refused for its size, except its request id: a field takes one byte on the wire,
-/// and a hundred in memory for as long as the client delays reading the refusal. Returns the size that is left.
+/// Drops the fields of an HTTP/2 head that will be refused for its size, except its request id, and its key, which its record must not
+/// contain: a field takes one byte on the wire, and a hundred in memory for as long as the client delays reading the refusal. Returns
+/// the size that is left.
 pub fn lighten(head: &mut RequestHead, limits: &Limits) -> usize {
     let fields = &head.fields;
     let bytes = header_bytes(fields);
@@ -74,8 +76,12 @@ pub fn lighten(head: &mut RequestHead, limits: &Limits) -> usize {
     let mut kept = FieldList::default();
     let id = fields.first(&X_REQUEST_ID);
     let id = id.filter(|id| request_id::is_acceptable(id));
-    if let Some(id) = id.and_then(|id| HeaderValue::from_bytes(id).ok()) {
-        kept.append(X_REQUEST_ID, id);
+    let key = fields.first(&X_API_KEY);
+    let key = key.filter(|key| key.len() <= KEY_CHARS_MAX);
+    for (name, value) in [(X_REQUEST_ID, id), (X_API_KEY, key)] {
+        if let Some(value) = value.and_then(|value| HeaderValue::from_bytes(value).ok()) {
+            kept.append(name, value);
+        }
     }
     let bytes = header_bytes(&kept);
     (head.fields, head.is_oversized) = (kept, true);

@@ -3,6 +3,7 @@
 use crate::policy::target::Absolute;
 
 const X_REQUEST_ID: &[u8] = b"x-request-id";
+const X_API_KEY: &[u8] = b"x-api-key";
 
 /// The method and the path of a refused head, to the extent that they can be read, for the access log.
 pub fn method_and_path(head: &[u8]) -> (String, String) {
@@ -29,6 +30,15 @@ pub fn method_and_path(head: &[u8]) -> (String, String) {
 
 /// The value of `X-Request-Id` in a refused head, complete or not, if it can be read.
 pub fn request_id(head: &[u8]) -> Option<&[u8]> {
+    value(head, X_REQUEST_ID)
+}
+
+/// The same of `X-API-Key`.
+pub fn api_key(head: &[u8]) -> Option<&[u8]> {
+    value(head, X_API_KEY)
+}
+
+fn value<'h>(head: &'h [u8], wanted: &[u8]) -> Option<&'h [u8]> {
     // The last line may be incomplete, and its value with it.
     let whole = head.iter().rposition(|byte| *byte == b'\n')?;
     let lines = head
@@ -40,9 +50,9 @@ pub fn request_id(head: &[u8]) -> Option<&[u8]> {
         .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
         .take_while(|line| !line.is_empty())
         .find_map(|line| {
-            let (name, value) = line.split_at_checked(X_REQUEST_ID.len())?;
+            let (name, value) = line.split_at_checked(wanted.len())?;
             let value = value.strip_prefix(b":")?;
-            name.eq_ignore_ascii_case(X_REQUEST_ID)
+            name.eq_ignore_ascii_case(wanted)
                 .then(|| value.trim_ascii())
         })
 }

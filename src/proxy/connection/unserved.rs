@@ -20,7 +20,7 @@ use crate::policy::limit_hit::LimitHit;
 use crate::policy::redirect::Redirect;
 use crate::policy::rejection::Rejection;
 use crate::policy::{api_key, caching, request_id};
-use crate::proxy::forward::X_REQUEST_ID;
+use crate::proxy::forward::{X_API_KEY, X_REQUEST_ID};
 use crate::proxy::gate::{Gate, Snapshot};
 use crate::proxy::respond;
 use crate::telemetry::access_log::Line;
@@ -31,6 +31,7 @@ pub struct Unserved<'a> {
     gate: &'a Gate,
     snapshot: Arc<Snapshot>,
     connection: &'a Connection,
+    /// As it is logged, and so is the path.
     method: String,
     path: String,
     request_id: HeaderValue,
@@ -47,33 +48,37 @@ impl<'a> Unserved<'a> {
         waited: Duration,
     ) -> Unserved<'a> {
         let names = refused::method_and_path(received);
-        let sent_id = refused::request_id(received);
-        Unserved::new(gate, connection, names, sent_id, waited)
+        let sent = (refused::request_id(received), refused::api_key(received));
+        Unserved::new(gate, connection, names, sent, waited)
     }
 
     /// A request whose head has just been read.
     pub fn read(gate: &'a Gate, connection: &'a Connection, head: &RequestHead) -> Unserved<'a> {
         let names = (head.method.to_string(), head.path().to_owned());
-        let sent_id = head.fields.first(&X_REQUEST_ID);
-        Unserved::new(gate, connection, names, sent_id, Duration::ZERO)
+        let sent = (
+            head.fields.first(&X_REQUEST_ID),
+            head.fields.first(&X_API_KEY),
+        );
+        Unserved::new(gate, connection, names, sent, Duration::ZERO)
     }
 
     fn new(
         gate: &'a Gate,
         connection: &'a Connection,
         (method, path): (String, String),
-        sent_id: Option<&[u8]>,
+        (sent_id, presented): (Option<&[u8]>, Option<&[u8]>),
         waited: Duration,
     ) -> Unserved<'a> {
         let snapshot = gate.snapshot();
         let prefix = &snapshot.config.keys.prefix;
+        let shown = |text: String| api_key::redacted_beside(&text, prefix, presented).into_owned();
         Unserved {
             gate,
-            request_id: request_id::of(sent_id, prefix, || fastrand::u128(..)),
+            request_id: request_id::of(sent_id, prefix, presented, || fastrand::u128(..)),
+            method: shown(method),
+            path: shown(path),
             snapshot,
             connection,
-            method,
-            path,
             waited,
         }
     }
@@ -135,7 +140,7 @@ impl<'a> Unserved<'a> {
         head.add(&DATE, &get_cached_date());
         head.end(framing, ConnectionFate::Close);
         answer.extend_from_slice(&body);
-        let (metrics, prefix) = (&self.gate.metrics, &snapshot.config.keys.prefix);
+        let metrics = &self.gate.metrics;
         let requests = &metrics.requests;
         let labels = [NONE, NONE, line.outcome];
         requests.with_label_values(&labels).inc();
@@ -149,8 +154,8 @@ impl<'a> Unserved<'a> {
             request_id: self.request_id(),
             client: Some(&self.connection.client_text),
             protocol: "HTTP/1.1",
-            method: &api_key::redacted(&self.method, prefix),
-            path: &api_key::redacted(&self.path, prefix),
+            method: &self.method,
+            path: &self.path,
             duration_ms: self.waited,
             bytes_sent: body.len(),
             ..line
