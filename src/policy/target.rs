@@ -214,7 +214,8 @@ fn check_escapes(path: &str) -> Result<(), TargetError> {
     // A raw path is ASCII, so any raw character ends a run of escaped bytes; decoding the whole path detects an incomplete run.
     let decoded = decode(path);
     let text = std::str::from_utf8(&decoded).map_err(|_| TargetError::NotUtf8)?;
-    match text.chars().any(is_compatible_separator) {
+    let is_ambiguous = |one: char| one.is_control() || is_compatible_separator(one);
+    match text.chars().any(is_ambiguous) {
         true => Err(TargetError::AmbiguousEscape),
         false => Ok(()),
     }
@@ -297,6 +298,7 @@ mod tests {
             "/a?b=%2e",
             "/a?b=%3B%3f%23%ef%bc%8f",
             "/a%E2%80%A6",
+            "/a%c2%a0",
             "/a?",
             "/a:b@c,d",
             "/a?page[number]=1&a={x}|y^z`\\",
@@ -356,6 +358,8 @@ mod tests {
             ("/a%23b", AmbiguousEscape),
             ("/%ef%bc%8e%ef%bc%8e", AmbiguousEscape),
             ("/a%ef%bc%8fb", AmbiguousEscape),
+            ("/a%c2%80", AmbiguousEscape),
+            ("/a%C2%9f", AmbiguousEscape),
             ("/%c0%ae", NotUtf8),
             ("/%e0%80%af", NotUtf8),
             ("/%C3/%A9", NotUtf8),

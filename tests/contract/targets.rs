@@ -31,6 +31,7 @@ const AMBIGUOUS: &[&[u8]] = &[
     b"/api/v1/data/markets%3fx",
     b"/api/v1/data/markets%23x",
     b"/api/v1/data/predictions/%ef%bc%8e%ef%bc%8e%ef%bc%8fmarkets",
+    b"/api/v1/data/predictions/%c2%85",
     b"/api/v1/data/markets%00",
     b"/api/v1/data/markets%0d%0a",
     b"/api/v1/data/markets%7f",
