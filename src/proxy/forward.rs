@@ -210,11 +210,13 @@ const NOT_PASSED_ON: [&str; 8] = [
     "retry-after",
     "x-request-id",
     "x-content-type-options",
-    // Instructions for caches in front of a service that override Cache-Control (RFC 9213).
-    "cdn-cache-control",
+    // Instructions for caches in front of a service that override Cache-Control, beside those of RFC 9213.
+    "edge-control",
     "surrogate-control",
 ];
 
+/// The end of the names of such instructions, after the name of a cache (RFC 9213), such as `CDN-Cache-Control`.
+const TARGETED: &[u8; 14] = b"-cache-control";
 /// Removes from the upstream's answer the headers that are hop-by-hop, frame its body, are set by the gateway or are `denied`.
 pub fn clean_answer(status: StatusCode, fields: &mut FieldList, denied: &HeaderNames) {
     // Caches and other clients may see an interim answer; only the final answer may set a cookie.
@@ -222,7 +224,9 @@ pub fn clean_answer(status: StatusCode, fields: &mut FieldList, denied: &HeaderN
     fields.retain_end_to_end(|name| {
         let is = |own: &&str| name.eq_ignore_ascii_case(own.as_bytes());
         let ours = NOT_PASSED_ON.iter().any(is) || rate_limit::ALL.iter().any(is);
-        !(ours || (interim && is(&"set-cookie")) || denied.fits(name))
+        let is_end = |end: &[u8; TARGETED.len()]| end.eq_ignore_ascii_case(TARGETED);
+        let targeted = name.last_chunk().is_some_and(is_end);
+        !(ours || targeted || (interim && is(&"set-cookie")) || denied.fits(name))
     });
 }
 

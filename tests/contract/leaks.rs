@@ -30,6 +30,9 @@ async fn no_shared_cache_keeps_an_answer_and_stricter_rules_of_an_upstream_are_k
                 .header("Vary", "Accept")
                 .header("CDN-Cache-Control", "max-age=600")
                 .header("Surrogate-Control", "max-age=600")
+                .header("Cloudflare-CDN-Cache-Control", "max-age=600")
+                .header("X-LiteSpeed-Cache-Control", "public")
+                .header("Edge-Control", "max-age=600")
                 .header("Server", "upstream/1.0");
             if let Some(message) = message {
                 script = script.header("Cache-Control", message);
@@ -41,7 +44,14 @@ async fn no_shared_cache_keeps_an_answer_and_stricter_rules_of_an_upstream_are_k
                 all_of(&answer, "vary").join(", ").to_lowercase(),
                 "accept, x-api-key"
             );
-            for gone in ["cdn-cache-control", "surrogate-control", "server"] {
+            for gone in [
+                "cdn-cache-control",
+                "surrogate-control",
+                "cloudflare-cdn-cache-control",
+                "x-litespeed-cache-control",
+                "edge-control",
+                "server",
+            ] {
                 assert_eq!(answer.header(gone), None, "{answer:?}");
             }
         }
