@@ -1,6 +1,6 @@
 //! Lists of headers that operators do not want forwarded: whole names, and prefixes of names followed by `*`.
 //!
-//! Names are compared in lower case, with `_` taken as `-`, because some servers do not distinguish them.
+//! Names are compared in lower case, with all but letters and digits taken as `-`, because some servers do not distinguish them.
 
 use std::str::FromStr;
 
@@ -38,7 +38,7 @@ impl FromStr for HeaderPattern {
 /// A list of header names, built once for a configuration.
 #[derive(Debug, Default)]
 pub struct HeaderNames {
-    /// Sorted, in lower case with `-` for each `_`.
+    /// Sorted, in lower case with `-` for each octet but letters and digits.
     names: Vec<String>,
     prefixes: Vec<String>,
 }
@@ -47,12 +47,14 @@ impl HeaderNames {
     /// The names that match one of `patterns`.
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a HeaderPattern>) -> HeaderNames {
         let mut all = HeaderNames::default();
+        let folded = |text: &str| {
+            let octets = text.bytes().map(folded_octet);
+            octets.map(char::from).collect()
+        };
         for pattern in patterns {
             match pattern {
-                HeaderPattern::Name(name) => {
-                    all.names.push(name.as_str().replace('_', "-"));
-                }
-                HeaderPattern::Prefix(beginning) => all.prefixes.push(beginning.replace('_', "-")),
+                HeaderPattern::Name(name) => all.names.push(folded(name.as_str())),
+                HeaderPattern::Prefix(beginning) => all.prefixes.push(folded(beginning)),
             }
         }
         all.names.sort_unstable();
@@ -68,17 +70,18 @@ impl HeaderNames {
     }
 }
 
-/// Whether a name, as received, begins with `prefix`, which is in lower case with `-` for `_`.
+/// Whether a name, as received, begins with `prefix`, which is folded.
 pub fn begins(name: &[u8], prefix: &str) -> bool {
     let folded = name.iter().map(|octet| folded_octet(*octet));
     name.len() >= prefix.len() && prefix.bytes().eq(folded.take(prefix.len()))
 }
 
-/// An octet of a name, in lower case with `-` for `_`.
+/// An octet of a name, in lower case with `-` for all but letters and digits: variables of CGI (RFC 3875 section 4.1.18) have `_` for
+/// each of these in some servers.
 pub fn folded_octet(octet: u8) -> u8 {
-    match octet {
-        b'_' => b'-',
-        _ => octet.to_ascii_lowercase(),
+    match octet.is_ascii_alphanumeric() {
+        true => octet.to_ascii_lowercase(),
+        false => b'-',
     }
 }
 
@@ -121,6 +124,8 @@ mod tests {
             "x_real_ip",
             "x-auth-request-email",
             "x_auth_request_email",
+            "x.auth.request.email",
+            "x~real!ip",
             "x-auth-request-",
             "x-own-a",
         ] {

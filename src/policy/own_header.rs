@@ -1,7 +1,9 @@
-//! The request headers that are not forwarded to an upstream as sent. Names are compared in any case, with `_` taken as `-`.
+//! The request headers that are not forwarded to an upstream as sent. Names are compared in any case, with all
+//! but letters and digits taken as `-`.
 
 use super::header_pattern::{begins, folded_octet};
 use super::http1::framing::KnownField;
+use super::octets;
 
 /// Whether a header frames a message, belongs to one connection, or is read or set by the gateway.
 pub fn is_read_or_set(name: &[u8]) -> bool {
@@ -11,6 +13,13 @@ pub fn is_read_or_set(name: &[u8]) -> bool {
         .into_iter()
         .any(is)
         || KnownField::of(&name).is_some()
+}
+
+/// Whether a header may be in another spelling than its own.
+pub fn has_variants(name: &[u8]) -> bool {
+    octets::any(name, |octet| {
+        !octet.is_ascii_alphanumeric() && octet != b'-'
+    })
 }
 
 /// Whether a header contains the key or identifies the caller: upstreams trust it, so a client's own is never forwarded.

@@ -1,7 +1,8 @@
 //! What crosses the gateway: the request as the upstream receives it, and the answer's header as the client receives it.
 //!
 //! The request is rebuilt, not relayed: key, hop-by-hop and forged identity headers are removed, the gateway's own added. Header
-//! names are compared with `_` taken as `-`, because some servers do not distinguish them. The target is forwarded byte for byte.
+//! names are compared with all but letters and digits taken as `-`, because some servers do not distinguish them. The target is
+//! forwarded byte for byte.
 
 use std::net::IpAddr;
 
@@ -39,7 +40,7 @@ static REPLACED: [HeaderName; 4] = [HOST, EXPECT, TRACEPARENT, X_REQUEST_ID];
 fn is_denied(denied: &HeaderNames, name: &[u8]) -> bool {
     // In another spelling, a header that is read or set here would pass as the client's own.
     own_header::identifies_caller(name)
-        || (name.contains(&b'_') && own_header::is_read_or_set(name))
+        || (own_header::has_variants(name) && own_header::is_read_or_set(name))
         || denied.fits(name)
 }
 
@@ -214,9 +215,9 @@ const NOT_PASSED_ON: [&str; 8] = [
     "edge-control",
     "surrogate-control",
 ];
-
 /// The end of the names of such instructions, after the name of a cache (RFC 9213), such as `CDN-Cache-Control`.
 const TARGETED: &[u8; 14] = b"-cache-control";
+
 /// Removes from the upstream's answer the headers that are hop-by-hop, frame its body, are set by the gateway or are `denied`.
 pub fn clean_answer(status: StatusCode, fields: &mut FieldList, denied: &HeaderNames) {
     // Caches and other clients may see an interim answer; only the final answer may set a cookie.
