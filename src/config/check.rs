@@ -380,7 +380,7 @@ impl<'a> Check<'a> {
     pub(super) fn secret_file(&mut self, at: &Path, written: &Value) -> Option<Secret> {
         let secret = self.file(at, written, |file| {
             let secret = read_secret(file.as_ref()).map(Secret::hide);
-            secret.map_err(|error| unreadable(&error))
+            secret.map_err(|error| unreadable(&error).with_secret())
         })?;
         // Moving the same secret to another file changes nothing.
         self.found(at, secret.reveal().to_owned());

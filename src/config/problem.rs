@@ -39,6 +39,8 @@ enum MessageStart {
     Shown,
     /// These words and the name of a file.
     File(&'static str),
+    /// The same of a file with a secret, which may be in the place of the name.
+    SecretFile(&'static str),
 }
 
 /// The most characters of a value in a message.
@@ -57,6 +59,15 @@ pub(super) fn brief(value: &str) -> String {
     match shown.len() < open.len() {
         true => format!("{shown}…"),
         false => shown,
+    }
+}
+
+/// The name of a file with a secret as a message shows it: only the first character if it looks like no path, variable or PEM.
+fn path_or_start(name: &str) -> String {
+    let shown = brief(name);
+    match name.contains(['/', '.', '$']) || shown.starts_with(PEM) {
+        true => shown,
+        false => shown.chars().take(1).chain(['…']).collect(),
     }
 }
 
@@ -92,9 +103,20 @@ impl Wrong {
         }
     }
 
+    /// The same mistake of a file with a secret.
+    pub(super) fn with_secret(mut self) -> Wrong {
+        if let MessageStart::File(words) = self.about {
+            self.about = MessageStart::SecretFile(words);
+        }
+        self
+    }
+
     /// Whether it is a mistake of a file.
     pub(super) fn is_of_file(&self) -> bool {
-        matches!(self.about, MessageStart::File(_))
+        matches!(
+            self.about,
+            MessageStart::File(_) | MessageStart::SecretFile(_)
+        )
     }
 
     /// The value is outside its bounds.
@@ -117,6 +139,10 @@ impl Wrong {
             }
             (MessageStart::File(words), value) => {
                 let name = value.map_or("the file".to_owned(), brief);
+                format!("{words}{name}: {}", self.message)
+            }
+            (MessageStart::SecretFile(words), value) => {
+                let name = value.map_or("the file".to_owned(), path_or_start);
                 format!("{words}{name}: {}", self.message)
             }
             (MessageStart::Shown, Some(value)) => format!("{value} {}", self.message),

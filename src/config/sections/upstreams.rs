@@ -340,7 +340,9 @@ pub(super) fn header(
 
 fn header_name(text: &str) -> Result<HeaderName, Wrong> {
     let hint = "write a name of your own, such as X-Gateway-Secret, or Authorization";
-    let name = HeaderName::try_from(text).map_err(|_| Wrong::not("the name of a header", hint))?;
+    // It may be a whole header line, with the secret.
+    let wrong = |_| Wrong::new("the value is not the name of a header", hint);
+    let name = HeaderName::try_from(text).map_err(wrong)?;
     let text = name.as_str().as_bytes();
     if own_header::is_read_or_set(text) || own_header::identifies_caller(text) {
         return Err(Wrong::new("the gateway sets or removes this header", hint));

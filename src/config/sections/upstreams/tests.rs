@@ -284,6 +284,16 @@ fn the_secret_header_comes_from_a_variable_or_a_file_and_is_never_shown() {
             "header.value_file",
             "given twice",
         ),
+        (
+            "name: 'X-S: hunter2', value: a",
+            "header.name",
+            "header.name: the value is not the name of a header",
+        ),
+        (
+            "name: X-S, value_file: hunter2",
+            "header.value_file",
+            "header.value_file: cannot read h…: No such file",
+        ),
     ] {
         is_refused(&with(header), path, message);
     }
