@@ -59,7 +59,8 @@ rows! {
         /// The version of HTTP: `http1`; `http2`, without TLS with prior knowledge; `auto`, with TLS only, what a server agrees to by
         /// ALPN, HTTP/2 first.
         protocol: Protocol = leaf().or(Protocol::Http1);
-        /// A secret header, so that the servers can refuse requests that did not come through the gateway.
+        /// A secret header, so that the servers can refuse requests that did not come through the gateway. A client's own header of that
+        /// name is removed.
         header: Option<SecretHeader> = section(header);
         /// Compresses answers that the servers send uncompressed, for clients that accept it; without this section none is compressed.
         compression: Option<Compression> = section(compression);
@@ -112,7 +113,7 @@ rows! {
     }
 
     pub(super) struct SecretHeaderRows {
-        /// The name of the header; a client's own header of that name is removed.
+        /// The name of the header.
         name: Option<HeaderName> = required("write name: X-Gateway-Secret", text(header_name));
         /// The value, from a ${VARIABLE}.
         value: Option<Secret> = leaf();
