@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -137,10 +137,17 @@ fn ask(
     let request = format!(
         "GET /config HTTP/1.1\r\nHost: {address}\r\n{authorization}Connection: close\r\n\r\n"
     );
-    socket.write_all(request.as_bytes())?;
+    let late = |error: io::Error| match error.kind() {
+        // A read that has timed out "would block".
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            anyhow!("no whole answer within {} s", patience.as_secs())
+        }
+        _ => error.into(),
+    };
+    socket.write_all(request.as_bytes()).map_err(late)?;
     let end = Instant::now() + patience;
     let (mut answer, mut part) = (Vec::new(), [0; PART_BYTES]);
-    while let read @ 1.. = socket.read(&mut part)? {
+    while let read @ 1.. = socket.read(&mut part).map_err(late)? {
         answer.extend_from_slice(part.get(..read).unwrap_or_default());
         if Instant::now() > end || answer.len() > ANSWER_BYTES_MAX {
             bail!("the answer takes too long or is too large");

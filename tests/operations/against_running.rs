@@ -233,3 +233,13 @@ async fn a_gateway_with_a_token_is_asked_with_the_token_of_the_file() {
     let cause = "the gateway has another listen.admin.token than this file";
     assert!(message.contains(cause), "{message}");
 }
+
+#[tokio::test]
+async fn an_admin_listener_that_does_not_answer_is_reported_as_such() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let file = next(&scene, &text_of(&scene));
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let asked = format!("--against-running={}", silent.local_addr().unwrap());
+    let message = run_on(&file, &["check", &asked]).await.failed(1);
+    assert!(message.contains("no whole answer within 5 s"), "{message}");
+}
