@@ -29,17 +29,18 @@ words! {
     }
 }
 
-/// The target of a link: an `http` or `https` address, or a path of this API; no quote, angle bracket or space.
+/// The target of a link: an `http` or `https` address, or a path of this API, in the characters of a URI (RFC 3986 appendix A).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkTarget(String);
 
 impl LinkTarget {
     /// Parses a target that may be used in a `Link` header.
     pub fn parse(text: &str) -> Option<LinkTarget> {
+        const NO_URI: &[u8] = b"<>\"{}|\\^`";
         let plain = text.len() <= LINK_BYTES_MAX
             && text
                 .bytes()
-                .all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'<' | b'>' | b'"'));
+                .all(|byte| byte.is_ascii_graphic() && !NO_URI.contains(&byte));
         let uri = text.parse::<Uri>().ok().filter(|_| plain)?;
         let leads_somewhere = match (uri.scheme_str(), uri.host()) {
             (Some("http" | "https"), Some(host)) => !host.is_empty(),
@@ -195,6 +196,11 @@ mod tests {
             "https:///a",
             "/a>; rel=\"x\"",
             "/a b",
+            "/a/{id}",
+            "/a|b",
+            "/a\\b",
+            "/a^b",
+            "/a`b",
             "/a\r\nX: y",
             "/é",
             &long,
