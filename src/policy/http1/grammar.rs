@@ -28,6 +28,10 @@ pub fn is_host(host: &[u8]) -> bool {
             if port.len() > 6 || !port.iter().skip(1).all(u8::is_ascii_digit) {
                 return false;
             }
+            let digits = port.iter().skip(1).map(|digit| u32::from(digit - b'0'));
+            if digits.fold(0, |port, digit| port * 10 + digit) > u32::from(u16::MAX) {
+                return false;
+            }
             name
         }
         _ => host,
