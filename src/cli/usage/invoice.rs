@@ -33,7 +33,7 @@ use terms::BillingTerms;
 
 const DAY_SECONDS: i64 = 86_400;
 /// The columns of the whole invoice in CSV.
-const INVOICE_COLUMNS: [&str; 5] = ["currency", "closed", "months", "unused_keys", "rule"];
+const INVOICE_COLUMNS: [&str; 5] = ["months", "unused_keys", "rule", "currency", "closed"];
 
 /// The one copy of a customer's name in `names`, for all of its keys.
 fn shared(names: &mut HashSet<Arc<str>>, name: &str) -> Arc<str> {
