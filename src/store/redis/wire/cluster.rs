@@ -47,6 +47,8 @@ const RECONNECT_MAX: Duration = Duration::from_secs(1);
 /// Redirections followed at once; further ones, and every `TRYAGAIN`, wait [`REDIRECT_PAUSE`].
 const REDIRECTS_AT_ONCE: u32 = 3;
 const REDIRECT_PAUSE: Duration = Duration::from_millis(5);
+/// How long a node that only redirections named is kept without another one.
+const REDIRECTED_KEPT: Duration = Duration::from_secs(60);
 /// How often to check whether new lines are up.
 const AWAIT_LINES_EVERY: Duration = Duration::from_millis(2);
 
@@ -69,7 +71,7 @@ pub struct Cluster {
 }
 
 /// The map in use.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Table {
     view: Arc<ClusterView>,
     nodes: Vec<Arc<ClusterNode>>,
@@ -302,10 +304,25 @@ impl Cluster {
         let Some(address) = named else {
             return Err(LinkError::Unreadable(error.to_string()));
         };
-        self.table.load().node(&address).cloned().ok_or_else(|| {
-            self.stale.notify_one();
-            LinkError::NoConnection(format!("{address} is not connected yet"))
-        })
+        let known = self.table.load().node(&address).cloned();
+        let node = known.unwrap_or_else(|| self.add(address));
+        *node.redirected_to.lock() = Instant::now();
+        Ok(node)
+    }
+
+    fn add(&self, address: Address) -> Arc<ClusterNode> {
+        let _replacing = self.replacing.lock();
+        let table = self.table.load();
+        if let Some(node) = table.node(&address) {
+            return node.clone();
+        }
+        let node = self.new_node(address);
+        let nodes = table.nodes.iter().chain([&node]).cloned().collect();
+        self.table.store(Arc::new(Table {
+            nodes,
+            ..Table::clone(&table)
+        }));
+        node
     }
 
     fn new_node(&self, address: Address) -> Arc<ClusterNode> {
@@ -464,8 +481,10 @@ impl Cluster {
         .await;
         let _replacing = self.replacing.lock();
         let table = self.table.load();
-        let kept = table.nodes.iter();
-        let kept = kept.filter(|node| view.nodes().contains(&node.address));
+        let kept = table.nodes.iter().filter(|node| {
+            view.nodes().contains(&node.address)
+                || node.redirected_to.lock().elapsed() < REDIRECTED_KEPT
+        });
         let mut nodes: Vec<Arc<ClusterNode>> = kept.cloned().collect();
         for node in fresh {
             if !nodes.iter().any(|other| other.address == node.address) {

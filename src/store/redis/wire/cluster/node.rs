@@ -22,6 +22,8 @@ pub(super) struct ClusterNode {
     /// The line to it.
     pub line: Arc<ServerLine>,
     task: AbortHandle,
+    /// When a redirection last named it, or when it was found.
+    pub redirected_to: Mutex<Instant>,
     refusals: Mutex<WriteRefusals>,
 }
 
@@ -44,6 +46,7 @@ impl ClusterNode {
             address,
             line,
             task: tokio::spawn(keep).abort_handle(),
+            redirected_to: Mutex::new(Instant::now()),
             refusals: Mutex::new(WriteRefusals { breaker, since }),
         }
     }
