@@ -11,7 +11,6 @@ use crate::store::redis::gateways::register::{self, RegisterEntry};
 use crate::store::redis::keys::codec::parse_place;
 use crate::store::redis::keys::index;
 use crate::store::redis::wire::link::{Master, RedisLink};
-use crate::store::redis::wire::preparation::write_nothing;
 use crate::store::redis::wire::request::{LinkError, RefusedWritesFor, is_absent, parsed};
 use crate::store::redis::wire::zone::zone_names;
 use crate::store::status::{
@@ -26,7 +25,12 @@ const INFO_PATIENCE: Duration = Duration::from_secs(2);
 const KEYS_AGE_MAX_SECONDS: f64 = 5.0;
 
 /// The settings of a server that are read.
-const SETTINGS: [&str; 3] = ["appendfsync", "save", "min-replicas-to-write"];
+const SETTINGS: [&str; 4] = [
+    "appendfsync",
+    "save",
+    "min-replicas-to-write",
+    "stop-writes-on-bgsave-error",
+];
 
 /// Reads the whole state, of each master its own; the caller measures `clock_difference_seconds`.
 pub async fn status(
@@ -180,12 +184,7 @@ async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreErro
             "it has replicas but accepts writes without them, so an isolated master continues to count: set min-replicas-to-write 1".into(),
         );
     }
-    let write = write_nothing();
-    let write = link.ask_master::<Value>(master, &write, deadline);
-    let refusal = match write.await {
-        Err(LinkError::RefusedWrites(refusal)) => Some(refusal.why),
-        Ok(_) | Err(_) => None,
-    };
+    let refusal = refusal_of_writes(&facts, &info, &settings);
     Ok((facts, refusal, warnings))
 }
 
@@ -308,6 +307,58 @@ impl Eviction {
             Eviction::None
         }
     }
+
+    /// Whether a server has names that it may remove to make room.
+    fn has_candidates(self, info: &InfoDict) -> bool {
+        match self {
+            Eviction::None => false,
+            Eviction::Expiring => expiring_names(info) > 0,
+            Eviction::Any => true,
+        }
+    }
+}
+
+/// The names with an expiry in all databases of a server.
+fn expiring_names(info: &InfoDict) -> u64 {
+    let is_database = |field: &str| {
+        let number = field.strip_prefix("db");
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    };
+    let databases = info.iter().filter(|(field, _)| is_database(field));
+    let expiring = databases.filter_map(|(_, database)| {
+        let database = String::from_redis_value_ref(database).ok()?;
+        let mut counts = database.split(',');
+        let expires = counts.find_map(|count| count.strip_prefix("expires="))?;
+        expires.parse::<u64>().ok()
+    });
+    expiring.sum()
+}
+
+/// Why a server refuses writes, by Redis's own conditions for `OOM`, `NOREPLICAS` and `MISCONF`.
+fn refusal_of_writes(
+    server: &ServerFacts,
+    info: &InfoDict,
+    settings: &ServerSettings,
+) -> Option<RefusedWritesFor> {
+    let counted: u64 = info.get("mem_not_counted_for_evict").unwrap_or_default();
+    let counted = server.used_memory_bytes.saturating_sub(counted);
+    // One that evicts makes room with the next write.
+    let evicts = Eviction::of(&server.maxmemory_policy).has_candidates(info);
+    if server.maxmemory_bytes > 0 && counted > server.maxmemory_bytes && !evicts {
+        return Some(RefusedWritesFor::Memory);
+    }
+    let setting = |name: &str| settings.get(name).map_or("", String::as_str);
+    // Absent unless replicas are needed; how many may be unknown.
+    let in_time: Option<u64> = info.get("min_slaves_good_slaves");
+    let needed = setting("min-replicas-to-write").parse().unwrap_or(1);
+    if in_time.is_some_and(|in_time| in_time < needed) {
+        return Some(RefusedWritesFor::Replicas);
+    }
+    let failed = |field| has_failed(info, field);
+    let makes_snapshots = !setting("save").is_empty();
+    let stops = setting("stop-writes-on-bgsave-error") == "yes";
+    let cannot_save = makes_snapshots && stops && failed("rdb_last_bgsave_status");
+    (cannot_save || failed("aof_last_write_status")).then_some(RefusedWritesFor::Saving)
 }
 
 /// Whether the server reports that something of it failed the last time.
@@ -489,6 +540,73 @@ mod tests {
             let warnings = warnings_of(&server, info);
             assert_eq!(warnings.len(), 1, "{warnings:?}");
             assert!(warnings[0].contains(part), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn a_server_refuses_writes_under_redis_s_own_conditions() {
+        let memory = |maxmemory_bytes, used_memory_bytes| ServerFacts {
+            maxmemory_bytes,
+            used_memory_bytes,
+            ..ServerFacts::default()
+        };
+        let roomy = memory(0, 100);
+        let evicting = |policy: &str| ServerFacts {
+            maxmemory_policy: policy.into(),
+            ..memory(100, 101)
+        };
+        for (server, info, settings, refuses) in [
+            (&roomy, "", &[][..], false),
+            (&memory(100, 100), "", &[], false),
+            (&memory(100, 101), "", &[], true),
+            (&memory(100, 101), "mem_not_counted_for_evict:1", &[], false),
+            (&evicting("noeviction"), "db0:keys=3,expires=1", &[], true),
+            (&evicting("allkeys-lru"), "db0:keys=3,expires=0", &[], false),
+            (
+                &evicting("volatile-lru"),
+                "db9:keys=3,expires=1",
+                &[],
+                false,
+            ),
+            (&evicting("volatile-lru"), "db0:keys=3,expires=0", &[], true),
+            (
+                &roomy,
+                "min_slaves_good_slaves:1",
+                &[("min-replicas-to-write", "1")],
+                false,
+            ),
+            (
+                &roomy,
+                "min_slaves_good_slaves:0",
+                &[("min-replicas-to-write", "1")],
+                true,
+            ),
+            (&roomy, "min_slaves_good_slaves:0", &[], true),
+            (
+                &roomy,
+                "connected_slaves:0",
+                &[("min-replicas-to-write", "0")],
+                false,
+            ),
+            (&roomy, "rdb_last_bgsave_status:err", &[], false),
+            (
+                &roomy,
+                "rdb_last_bgsave_status:err",
+                &[("save", "60 1"), ("stop-writes-on-bgsave-error", "no")],
+                false,
+            ),
+            (
+                &roomy,
+                "rdb_last_bgsave_status:err",
+                &[("save", "60 1"), ("stop-writes-on-bgsave-error", "yes")],
+                true,
+            ),
+            (&roomy, "aof_last_write_status:err", &[], true),
+        ] {
+            let set = settings.iter();
+            let set = set.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            let refusal = refusal_of_writes(server, &InfoDict::new(info), &set.collect());
+            assert_eq!(refusal.is_some(), refuses, "{server:?} {info} {settings:?}");
         }
     }
 

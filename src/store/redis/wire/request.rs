@@ -49,8 +49,7 @@ impl From<LinkError> for StoreError {
 pub struct WriteRefusal {
     /// The server, as its operator knows it.
     server: String,
-    /// Why it refuses them.
-    pub why: RefusedWritesFor,
+    why: RefusedWritesFor,
     /// Its words.
     reply: String,
 }
