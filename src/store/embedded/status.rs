@@ -23,7 +23,7 @@ pub(super) fn read(
     // Asked for by name: opening the file beside SQLite would give up its locks.
     let log_bytes = std::fs::metadata(beside(&path, "-wal")).map_or(0, |file| file.len());
     let full_disk = full_disk(&path).map(|error| {
-        format!("the database has no room to grow, so requests are answered with 500: {error}")
+        format!("the database cannot be written now or soon, and if so requests are answered with 500: {error}")
     });
     let pages = count("PRAGMA page_count")?.saturating_mul(count("PRAGMA page_size")?);
     let last = count("SELECT coalesce(max(change), 0) FROM keys")?;
