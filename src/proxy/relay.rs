@@ -351,7 +351,7 @@ impl Relay<'_, '_> {
         let has_whole_time = upload.ended() && self.forwarding.attempts == 1;
         let mut since = started;
         loop {
-            // While the gateway waits for its client, the server's time does not end.
+            // While a client over HTTP/2 takes nothing, the server's time does not end.
             let deadline = match is_paused() {
                 true => since + patience,
                 false => (since + patience).min(end + paused),
@@ -368,8 +368,8 @@ impl Relay<'_, '_> {
                 part = next(self.client, listens && !upload.ended()) => NextEvent::Client(part),
                 () = std::future::poll_fn(|context| timer.poll_until(deadline, context)) => NextEvent::Late,
             };
-            if let Some(since) = unasked_since {
-                self.client.note_unasked(since.elapsed());
+            if let Some(unasked) = unasked_since {
+                self.client.note_unasked(unasked.elapsed());
             }
             match next {
                 NextEvent::Server(event) => {
@@ -434,24 +434,22 @@ impl Relay<'_, '_> {
     /// The failure of the side for which the gateway has waited for `timeouts.read` if `was_silent`, else until the end of
     /// `timeouts.total`, of which the server `had_all`.
     fn lateness(&self, upload: &Upload, listens: bool, was_silent: bool, had_all: bool) -> Failure {
-        let limit = match was_silent {
-            true => "timeouts.read",
-            false => "timeouts.total",
-        };
-        if listens && !upload.ended() {
-            // An upstream that sends nothing before it has the whole body waits for the client.
-            let cause = format_args!("sent nothing of the request's body for {limit}");
-            return Failure::client(ClientFault::Late, cause);
-        }
-        if !was_silent && (!had_all || self.forwarding.header_after.is_some()) {
-            return Failure::over_time();
+        if !was_silent {
+            return match had_all && self.forwarding.header_after.is_none() {
+                true => Failure::server(ServerFault::Silent, "sent no answer in timeouts.total"),
+                false => Failure::over_time(),
+            };
         }
         if !listens {
             let cause = "read nothing of the request's body for timeouts.read";
             return Failure::server(ServerFault::Blocked, cause);
         }
-        let cause = format_args!("sent nothing for {limit}");
-        Failure::server(ServerFault::Silent, cause)
+        if !upload.ended() {
+            // An upstream that sends nothing before it has the whole body waits for the client.
+            let cause = "sent nothing of the request's body for timeouts.read";
+            return Failure::client(ClientFault::Late, cause);
+        }
+        Failure::server(ServerFault::Silent, "sent nothing for timeouts.read")
     }
 
     /// Whether the body would be complete for its server. It is not before the client has ended it: the client may send more,

@@ -597,9 +597,35 @@ async fn an_http2_client_that_makes_an_answer_late_pays_for_it() {
 }
 
 #[tokio::test]
-async fn a_server_that_falls_silent_has_no_more_time_than_any() {
+async fn a_client_that_sends_its_body_steadily_is_not_to_blame_for_the_end_of_the_upstreams_time() {
     let scene = Scene::builder(TOUCHLINE)
         .timeout("total", "1s")
+        .spec(|spec| {
+            spec.extra_yaml = "limits: { request_read: 30s }".into();
+            spec.endpoints[0].methods.push("POST".into());
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let mut socket = connect(&scene).await;
+    let head = format!(
+        "POST {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\nX-API-Key: {}\r\nContent-Length: 10000\r\n\r\n",
+        key.key
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let message = dribble(socket, b"x").await;
+    let shown = message.escape_ascii();
+    assert!(message.starts_with(b"HTTP/1.1 500 "), "{shown}");
+    let lines = scene.gateways[0].logged(1).await;
+    let cause = lines[0]["cause"].as_str().unwrap_or_default();
+    assert!(cause.contains("took longer than timeouts.total"), "{cause}");
+    scene.expect_used(&key, 0).await;
+}
+
+#[tokio::test]
+async fn a_server_that_falls_silent_has_no_more_time_than_any() {
+    let scene = Scene::builder(TOUCHLINE)
+        .timeout("total", "3s")
         .start()
         .await;
     let key = scene.issue("starter").await;
