@@ -285,23 +285,32 @@ pub fn issued_id(text: &str) -> Result<Option<KeyId>, KeyError> {
 /// prefix of their key, because keys of earlier prefixes stay valid, and parts of secrets after `prefix`. If there is one, letters, digits
 /// and `_` that are percent-encoded are shown decoded. Allocates only if there is one, or a `%`.
 pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
-    redacted_beside(text, prefix, None)
+    redacted_beside(text, prefix, || None)
 }
 
-/// The same for a text of a request whose `X-API-Key` is `presented`: that key is redacted too, wherever it was made.
-pub fn redacted_beside<'a>(
+/// The same for a text of a request whose `X-API-Key` is `presented`: that key is redacted too, wherever it was made. If there is one, all
+/// visible characters that are percent-encoded are shown decoded.
+pub fn redacted_beside<'a, 'k>(
     text: &'a str,
     prefix: &KeyPrefix,
-    presented: Option<&[u8]>,
+    presented: impl FnOnce() -> Option<&'k [u8]>,
 ) -> Cow<'a, str> {
-    let presented = presented.filter(|_| text.len() >= KEY_CHARS_MIN);
-    let own = presented.map_or("", secret_of);
+    let own = match text.len() >= KEY_CHARS_MIN {
+        true => presented().map_or("", secret_of),
+        false => "",
+    };
     let mut plain = Cow::Borrowed(text);
     for _ in 0..DECODINGS_MAX {
         if !plain.contains('%') {
             break;
         }
-        plain = Cow::Owned(decoded(&plain));
+        plain = Cow::Owned(match own.is_empty() {
+            true => decoded(&plain, |octet| {
+                octet.is_ascii_alphanumeric() || octet == b'_'
+            }),
+            // A key made elsewhere may have any visible character.
+            false => decoded(&plain, |octet| octet.is_ascii_graphic()),
+        });
         if let Some(shown) = without_secrets(&plain, prefix, own) {
             return Cow::Owned(shown);
         }
@@ -322,7 +331,9 @@ fn secret_of(presented: &[u8]) -> &str {
 fn without_secrets(text: &str, prefix: &KeyPrefix, own: &str) -> Option<String> {
     let shown = without_issued(text, prefix);
     let plain = shown.as_deref().unwrap_or(text);
-    match !own.is_empty() && plain.contains(own) {
+    // Cheaper than a search that first studies what it looks for: most texts are shorter than a key.
+    let mut parts = plain.as_bytes().windows(own.len().max(1));
+    match !own.is_empty() && parts.any(|part| part == own.as_bytes()) {
         true => Some(plain.replace(own, REDACTED)),
         false => shown,
     }
@@ -352,15 +363,15 @@ fn without_issued(text: &str, prefix: &KeyPrefix) -> Option<String> {
     Some(shown)
 }
 
-/// `text` with the percent-encoded characters of keys decoded, and `%` itself.
-fn decoded(text: &str) -> String {
+/// `text` with the percent-encoded octets decoded that `are_decoded`, and `%` itself.
+fn decoded(text: &str, are_decoded: impl Fn(u8) -> bool) -> String {
     let mut decoded = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('%') {
         decoded.push_str(before);
         let octet = after.get(..2).map(|digits| u8::from_str_radix(digits, 16));
         rest = match octet {
-            Some(Ok(octet)) if octet.is_ascii_alphanumeric() || matches!(octet, b'_' | b'%') => {
+            Some(Ok(octet)) if octet == b'%' || are_decoded(octet) => {
                 decoded.push(char::from(octet));
                 after.get(2..).unwrap_or_default()
             }

@@ -28,7 +28,7 @@ pub fn kept<'a>(
     let text = std::str::from_utf8(client_sent).ok()?;
     let harmless = is_acceptable(client_sent)
         && matches!(
-            api_key::redacted_beside(text, prefix, presented),
+            api_key::redacted_beside(text, prefix, || presented),
             Cow::Borrowed(_)
         );
     harmless.then_some(text)

@@ -45,7 +45,7 @@ pub fn record(
         return;
     }
     let cause = cause(failure, exchange, stage);
-    let presented = head.fields.first(&X_API_KEY);
+    let presented = || head.fields.first(&X_API_KEY);
     let sender = match exchange.origin.client {
         RequestSender::Connected(_) => Cow::Borrowed(&*client.connection.client_text),
         RequestSender::Forwarded(client) => Cow::Owned(client.to_string()),

@@ -31,7 +31,7 @@ pub struct Unserved<'a> {
     gate: &'a Gate,
     snapshot: Arc<Snapshot>,
     connection: &'a Connection,
-    /// As it is logged, and so is the path.
+    /// The method and the path, redacted for the log.
     method: String,
     path: String,
     request_id: HeaderValue,
@@ -71,7 +71,8 @@ impl<'a> Unserved<'a> {
     ) -> Unserved<'a> {
         let snapshot = gate.snapshot();
         let prefix = &snapshot.config.keys.prefix;
-        let shown = |text: String| api_key::redacted_beside(&text, prefix, presented).into_owned();
+        let shown =
+            |text: String| api_key::redacted_beside(&text, prefix, || presented).into_owned();
         Unserved {
             gate,
             request_id: request_id::of(sent_id, prefix, presented, || fastrand::u128(..)),
