@@ -276,6 +276,8 @@ pub enum Claim {
 
 /// The most events that await delivery.
 pub const EVENTS_MAX: u64 = 10_000;
+/// The most events that [`Store::undelivered`] returns.
+pub const EVENTS_READ_MAX: u64 = 1_000;
 /// How long claims are kept after their day.
 pub const CLAIMS_KEPT_SECONDS: i64 = 2 * 86_400;
 /// How long undelivered events are kept.
@@ -357,7 +359,7 @@ pub trait Store: Send + Sync + 'static {
         delivery: Delivery,
     ) -> Result<Claim, StoreError>;
 
-    /// The events that await delivery, the oldest first, or `None` if another node than `courier` delivers them.
+    /// The oldest events that await delivery, [`EVENTS_READ_MAX`] at most, or `None` if another node than `courier` delivers them.
     /// One node at a time does, until `lease` has passed without a call from it.
     async fn undelivered(
         &self,

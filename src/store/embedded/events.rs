@@ -10,7 +10,7 @@ use crate::store::sqlite::{execute, first, rows, signed, unsigned, value};
 use crate::store::status::EventFacts;
 use crate::store::{
     CLAIMS_KEPT_SECONDS, COURIER_LEASE_MAX, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX,
-    NodeName,
+    EVENTS_READ_MAX, NodeName,
 };
 
 /// The most expired rows that one claim deletes.
@@ -108,7 +108,7 @@ pub(super) fn undelivered(
             body: row.get(2)?,
         })
     };
-    rows(connection, OLDEST, [signed(EVENTS_MAX)], read).map(Some)
+    rows(connection, OLDEST, [signed(EVENTS_READ_MAX)], read).map(Some)
 }
 
 /// Lets another node deliver at once, if this one is the courier.

@@ -16,7 +16,7 @@ use crate::store::redis::wire::script::{CLAIM, COURIER};
 use crate::store::status::EventFacts;
 use crate::store::{
     CLAIMS_KEPT_SECONDS, COURIER_LEASE_MAX, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX,
-    NodeName, StoreError,
+    EVENTS_READ_MAX, NodeName, StoreError,
 };
 
 /// How long a call may take.
@@ -75,7 +75,7 @@ pub async fn resign(link: &RedisLink, courier: &NodeName) -> Result<(), StoreErr
 /// Takes the right to deliver for this time, or gives it up for none. Returns the events.
 async fn right(link: &RedisLink, courier: &NodeName, lease: Duration) -> Result<Value, StoreError> {
     let [lease, lease_max] = [lease, COURIER_LEASE_MAX].map(|lease| lease.as_millis() as u64);
-    let arguments = (&courier.0, lease, EVENTS_MAX, lease_max);
+    let arguments = (&courier.0, lease, EVENTS_READ_MAX, lease_max);
     let keys = [link.names.courier(), link.names.events()];
     let answer = link.run(&COURIER, &keys, &arguments, Instant::now() + TIMEOUT);
     Ok(answer.await?)
