@@ -32,13 +32,14 @@ impl SqliteFormat {
         })
     }
 
-    /// Why a file of the format `found` is not used as one of this format, `what` at the place of a `setting`, and the remedy.
-    pub fn refusal(self, found: SqliteFormat, what: &str, setting: &str) -> String {
+    /// Why a file of the format `found` is not used as one of this format, `what` at the place of a `setting`, and the remedy: that of
+    /// another version is `remedy`.
+    pub fn refusal(self, found: SqliteFormat, [what, setting, remedy]: [&str; 3]) -> String {
         if found.application_id != self.application_id {
             return format!("is not a {what} of touchline: point {setting} at a file of its own");
         }
         format!(
-            "is a {what} of format {} and this touchline reads format {}: run the version that wrote it",
+            "is a {what} of format {} and this touchline reads format {}: {remedy}",
             found.version, self.version
         )
     }

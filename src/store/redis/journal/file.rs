@@ -30,7 +30,14 @@ pub fn open(
     let mut connection = sqlite::open(path, LOCK_WAIT_MAX, FORMAT, rows::TABLES)?;
     let found = SqliteFormat::of(&connection)?;
     if found != FORMAT {
-        let refusal = FORMAT.refusal(found, "journal", "store.redis.journal");
+        let refusal = FORMAT.refusal(
+            found,
+            [
+                "journal",
+                "store.redis.journal",
+                "run the version that wrote it",
+            ],
+        );
         let path = path.display();
         return Ok(Err(StoreError::Failed(format!("{path} {refusal}"))));
     }

@@ -184,7 +184,14 @@ fn load(
     let connection = sqlite::open(path, LOCK_WAIT_MAX, FORMAT, TABLES)?;
     let found = SqliteFormat::of(&connection)?;
     if found != FORMAT {
-        let refusal = FORMAT.refusal(found, "replica", "store.redis.replica");
+        let refusal = FORMAT.refusal(
+            found,
+            [
+                "replica",
+                "store.redis.replica",
+                "remove it, since the keys are read from Redis again, or run the version that wrote it",
+            ],
+        );
         let path = path.display();
         return Ok(Err(StoreError::Failed(format!("{path} {refusal}"))));
     }
