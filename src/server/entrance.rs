@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::net::lookup_host;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::error::ServeError;
 use super::handover::{Offer, Predecessor, Withdrawal};
@@ -26,6 +26,8 @@ use crate::store::Store;
 
 /// The pause between two attempts of a successor at the names of its servers.
 const RESOLVE_PAUSE: Duration = Duration::from_secs(1);
+/// The longest attempt at one name.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Accepts connections at `listeners`, after replacing the predecessor if there is one, until `watch` changes. A successor that requests
 /// them at `upgrade`, if that is configured, and takes over sets `succeeded`.
@@ -86,9 +88,13 @@ pub async fn await_servers(
             while servers.iter().all(|server| server.addresses.is_empty()) {
                 sleep(RESOLVE_PAUSE).await;
                 for server in servers.iter_mut() {
-                    let found = lookup_host(&server.name).await;
+                    let found = timeout(RESOLVE_TIMEOUT, lookup_host(&server.name)).await;
+                    let found = found.ok().and_then(Result::ok);
                     let found = found.map(Iterator::collect).unwrap_or_default();
                     server.addresses = address::of_one_family(found);
+                    if !server.addresses.is_empty() {
+                        break;
+                    }
                 }
             }
         };

@@ -56,8 +56,8 @@ impl StopSignals {
     }
 }
 
-/// From here on SIGHUP does not end the process, on which a gateway acts once it serves, nor does SIGXFSZ: a write beyond a limit on
-/// the size of files is an error.
+/// From here on neither SIGHUP nor SIGXFSZ ends the process. A serving gateway reads its file again at SIGHUP; a write beyond a limit
+/// on the size of files fails.
 ///
 /// # Errors
 /// Those of the system.
