@@ -62,10 +62,17 @@ pub(super) fn brief(value: &str) -> String {
     }
 }
 
-/// The name of a file with a secret as a message shows it: only the first character if it looks like no path, variable or PEM.
+/// The name of a file with a secret as a message shows it: only the first character if it begins as no path, variable or PEM does, and
+/// its directory does not exist.
 fn path_or_start(name: &str) -> String {
     let shown = brief(name);
-    match name.contains(['/', '.', '$']) || shown.starts_with(PEM) {
+    let begins = |start: &&str| name.starts_with(start);
+    let is_in_directory = || {
+        let directory = std::path::Path::new(name).parent();
+        directory
+            .is_some_and(|directory| directory != std::path::Path::new("") && directory.is_dir())
+    };
+    match ["/", "./", "../", "$", PEM].iter().any(begins) || is_in_directory() {
         true => shown,
         false => shown.chars().take(1).chain(['…']).collect(),
     }

@@ -294,6 +294,11 @@ fn the_secret_header_comes_from_a_variable_or_a_file_and_is_never_shown() {
             "header.value_file",
             "header.value_file: cannot read h…: No such file",
         ),
+        (
+            "name: X-S, value_file: aHVudGVy/Mg.==",
+            "header.value_file",
+            "header.value_file: cannot read a…: No such file",
+        ),
     ] {
         is_refused(&with(header), path, message);
     }
