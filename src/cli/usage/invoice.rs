@@ -117,7 +117,7 @@ pub(super) async fn run(
 
 /// Fails if the configuration lacks the tier of a line: without its price, the sum would be too small.
 fn check_tiers(terms: &BillingTerms<'_>, lines: &[InvoiceLine]) -> anyhow::Result<()> {
-    // The other lines cost nothing. A tier in which units stay charged might have been the dearest one of a day.
+    // A line without days and without charged units costs nothing. A tier in which units stay charged might have been the dearest one of a day.
     let priced = |line: &&InvoiceLine| line.days > 0 || line.charged > line.refunded;
     let priced = lines.iter().filter(priced);
     let tiers = priced.filter_map(|line| line.tier.parse::<TierName>().ok());
