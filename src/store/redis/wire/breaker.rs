@@ -175,7 +175,6 @@ impl Breaker {
                 if let BreakerPhase::Open {
                     probe_at,
                     probing_until,
-                    ..
                 } = &mut self.state
                 {
                     *probing_until = None;
@@ -303,6 +302,10 @@ mod tests {
         breaker.probed(CallOutcome::Refused, now, 0.0);
         assert!(!breaker.begin_probe(now + PROBE_MIN - MS));
         assert!(breaker.begin_probe(now + PROBE_MIN));
+        breaker.probed(CallOutcome::Refused, now, 0.0);
+        assert!(!breaker.begin_probe(now), "it is too early");
+        breaker.disconnected(now);
+        assert!(breaker.begin_probe(now), "a new connection is probed");
         breaker.probed(CallOutcome::Wrote, now, 0.0);
         assert!(breaker.is_closed());
     }
