@@ -222,6 +222,8 @@ impl Store for RedisStore {
         let parts = &self.parts;
         let (outage, feed) = (parts.outage.as_ref(), parts.feed.as_ref());
         let (guard, link, keys) = (&parts.guard, &parts.link, self.freshness());
+        // Read before the service that it ends: no report has a journal's trouble beside a service that goes on.
+        let journal_trouble = outage.and_then(|outage| outage.journal.trouble());
         let service = outage.map_or(WithoutStore::Denies, |outage| outage.service());
         let up = guard.is_closed() && link.is_whole();
         Health {
@@ -239,9 +241,7 @@ impl Store for RedisStore {
                 true => None,
                 false => link.absences().or_else(|| guard.reason()),
             },
-            file_trouble: outage
-                .and_then(|outage| outage.journal.trouble())
-                .or_else(|| feed?.save_trouble()),
+            file_trouble: journal_trouble.or_else(|| feed?.save_trouble()),
             keys_trouble: feed.and_then(|feed| feed.trouble()),
         }
     }
