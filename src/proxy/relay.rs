@@ -135,6 +135,9 @@ impl Relay<'_, '_> {
         if fate != Fate::Unknown {
             forwarding.anew = true;
         }
+        if fate == Fate::Unprocessed && forwarding.attempts == 1 {
+            forwarding.charged.note_unprocessed();
+        }
         let method = &self.client.head.method;
         let again = match fate {
             Fate::Stale => method.is_idempotent() && forwarding.may_retry(),

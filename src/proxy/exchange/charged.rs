@@ -1,7 +1,7 @@
 //! The units of a permitted request.
 //!
-//! Invariants: they are refunded at most once; they stay charged only if some part of the request was sent to an upstream, even
-//! if the request's future is dropped (after a panic, with a connection past its deadlines, or at the end of the grace).
+//! Invariants: they are refunded at most once; they stay charged only if some part of the request was sent to an upstream that may have
+//! processed it, even if the request's future is dropped (after a panic, with a connection past its deadlines, or at the end of the grace).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +21,7 @@ words! {
         Slow = "slow",
         /// The request's body was refused while it was forwarded.
         Body = "body",
-        /// The client disconnected before anything was sent to an upstream.
+        /// The client disconnected before anything was sent to an upstream, or after the upstream had refused it unprocessed.
         Unsent = "unsent",
     }
 }
@@ -49,7 +49,12 @@ impl Charged {
         self.sent = true;
     }
 
-    /// Whether any part of the request was sent, to any server.
+    /// Notes that the server has processed nothing of what was sent, and no other got anything.
+    pub fn note_unprocessed(&mut self) {
+        self.sent = false;
+    }
+
+    /// Whether any part of the request was sent to a server that may have processed it.
     pub fn was_sent(&self) -> bool {
         self.sent
     }
