@@ -359,12 +359,13 @@ pub trait Store: Send + Sync + 'static {
         delivery: Delivery,
     ) -> Result<Claim, StoreError>;
 
-    /// The oldest events that await delivery, [`EVENTS_READ_MAX`] at most, or `None` if another node than `courier` delivers them.
-    /// One node at a time does, until `lease` has passed without a call from it.
+    /// The oldest events that await delivery after those `skipped`, [`EVENTS_READ_MAX`] at most, or `None` if another node than `courier`
+    /// delivers them. One node at a time does, until `lease` has passed without a call from it.
     async fn undelivered(
         &self,
         courier: &NodeName,
         lease: Duration,
+        skipped: u64,
     ) -> Result<Option<Vec<Event>>, StoreError>;
 
     /// Deletes a delivered event.

@@ -263,8 +263,9 @@ impl Store for RedisStore {
         &self,
         courier: &NodeName,
         lease: Duration,
+        skipped: u64,
     ) -> Result<Option<Vec<Event>>, StoreError> {
-        operations::events::undelivered(&self.parts.command_link, courier, lease).await
+        operations::events::undelivered(&self.parts.command_link, courier, lease, skipped).await
     }
 
     async fn delivered(&self, event: &Event) -> Result<(), StoreError> {

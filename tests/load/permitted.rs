@@ -111,7 +111,7 @@ passed_on! {
     async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError>;
     async fn late_days(&self, from: Date, to: Date, keys: &[KeyId]) -> Result<Vec<(Date, KeyId)>, StoreError>;
     async fn claim(&self, event: &ThresholdEvent, node: &NodeName, delivery: Delivery) -> Result<Claim, StoreError>;
-    async fn undelivered(&self, courier: &NodeName, lease: Duration) -> Result<Option<Vec<Event>>, StoreError>;
+    async fn undelivered(&self, courier: &NodeName, lease: Duration, skipped: u64) -> Result<Option<Vec<Event>>, StoreError>;
     async fn delivered(&self, event: &Event) -> Result<(), StoreError>;
     async fn resign(&self, courier: &NodeName) -> Result<(), StoreError>;
     async fn close(&self, deadline: Duration) -> ();

@@ -309,6 +309,38 @@ async fn an_event_that_is_older_than_give_up_is_logged_and_not_sent_again() {
 }
 
 #[tokio::test]
+async fn a_thousand_older_events_that_the_receiver_refuses_hold_up_no_other() {
+    let receiver = RecordingUpstream::start().await;
+    receiver.behave(
+        |delivery| match delivery.values("webhook-id")[0].starts_with("old") {
+            true => Behaviour::Status(400),
+            false => Behaviour::Status(204),
+        },
+    );
+    let scene = telling(Store::Redis, &receiver).start().await;
+    let client = redis::Client::open(scene.redis.as_ref().unwrap().url()).unwrap();
+    let mut redis = client.get_multiplexed_async_connection().await.unwrap();
+    let since = jiff::Timestamp::now().as_millisecond() - 60_000;
+    let mut add = redis::cmd("ZADD");
+    add.arg("touchline:{events}:pending");
+    for number in 0..1_000 {
+        add.arg((since, format!("old-{number} {{}}")));
+    }
+    add.exec_async(&mut redis).await.unwrap();
+    eventually("some were refused", async || {
+        (receiver.count() >= 8).then_some(())
+    })
+    .await;
+    let key = scene.issue("starter").await;
+    assert_eq!(calls(&scene, &key, 32).await, 32);
+    eventually("the new one is delivered", async || {
+        let delivered = "touchline_webhook_attempts_total{outcome=\"delivered\"}";
+        (scene.metric(delivered).await == 1.0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn an_event_is_delivered_after_refusals_and_a_gateways_death() {
     for store in STORES {
         let receiver = RecordingUpstream::start().await;

@@ -111,7 +111,7 @@ async fn a_courier_that_a_clock_which_was_ahead_gave_hours_is_succeeded() {
     let store = store.unwrap();
     let takes = async |name: &str| {
         let node = NodeName(name.into());
-        let events = store.undelivered(&node, Duration::from_secs(15)).await;
+        let events = store.undelivered(&node, Duration::from_secs(15), 0).await;
         events.unwrap().is_some()
     };
     assert!(takes("dead").await);

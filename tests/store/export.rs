@@ -111,17 +111,21 @@ async fn an_event_is_delivered_once_although_its_store_was_changed() {
             .claim(&threshold_event, &node("b"), Delivery::Wanted)
             .await;
         assert_eq!(again.unwrap(), Claim::Held);
-        let waiting = to.undelivered(&node("b"), lease).await.unwrap().unwrap();
+        let waiting = to.undelivered(&node("b"), lease, 0).await.unwrap().unwrap();
         assert_eq!(waiting.len(), 1);
         assert_eq!(waiting[0].body, threshold_event.event().body);
         to.resign(&node("b")).await.unwrap();
         // Delivered there, it is not in the next export.
-        let here = from.undelivered(&node("a"), lease).await.unwrap().unwrap();
+        let here = from
+            .undelivered(&node("a"), lease, 0)
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!(here, waiting);
         to.delivered(&waiting[0]).await.unwrap();
         let counts = transfer(&from, &to).await;
         assert_eq!((counts.events_added, counts.events_held), (0, 1));
-        let waiting = to.undelivered(&node("b"), lease).await.unwrap();
+        let waiting = to.undelivered(&node("b"), lease, 0).await.unwrap();
         assert_eq!(waiting, Some(Vec::new()));
     }
 }

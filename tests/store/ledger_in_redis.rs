@@ -581,7 +581,7 @@ async fn a_courier_that_a_clock_which_was_ahead_gave_hours_is_succeeded() {
         let mut take = redis::cmd("SET");
         take.arg(("touchline:{events}:courier", name, "PX", left));
         let () = take.query_async(&mut server.connect().await).await.unwrap();
-        let events = store.undelivered(&next, Duration::from_secs(15)).await;
+        let events = store.undelivered(&next, Duration::from_secs(15), 0).await;
         assert_eq!(events.unwrap().is_some(), is_succeeded, "{name}");
     }
 }

@@ -17,7 +17,7 @@ use crate::config::Webhook;
 use crate::policy::threshold_event::{Event, ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER};
 use crate::proxy::Gate;
 use crate::server::outgoing::{OutgoingClient, shown};
-use crate::store::NodeName;
+use crate::store::{EVENTS_READ_MAX, NodeName};
 
 /// The pause between two readings of the pending events.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
@@ -44,6 +44,8 @@ pub struct Courier {
     caller: OutgoingClient,
     /// Events that failed.
     failed: HashMap<String, FailedDelivery>,
+    /// How many of the oldest events the next reading skips.
+    skipped: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +62,7 @@ impl Courier {
             node,
             caller: OutgoingClient::default(),
             failed: HashMap::new(),
+            skipped: 0,
         }
     }
 
@@ -87,6 +90,7 @@ impl Courier {
     /// Forgets attempts, because another gateway has the lease.
     fn rest(&mut self) {
         self.failed.clear();
+        self.skipped = 0;
         self.note_pending(&[]);
     }
 
@@ -102,7 +106,9 @@ impl Courier {
 
     async fn look(&mut self, webhook: &Webhook, client: &reqwest::Client) {
         let (lease, began) = (webhook.timeout + LEASE_SLACK, Instant::now());
-        let events = match self.gate.store.undelivered(&self.node, lease).await {
+        let skipped = std::mem::take(&mut self.skipped);
+        let reading = self.gate.store.undelivered(&self.node, lease, skipped);
+        let events = match reading.await {
             Ok(Some(events)) => events,
             Ok(None) => return self.rest(),
             Err(error) => {
@@ -110,9 +116,14 @@ impl Courier {
                 return;
             }
         };
-        self.note_pending(&events);
-        let pending: HashSet<&str> = events.iter().map(|event| &*event.id).collect();
-        self.failed.retain(|id, _| pending.contains(&**id));
+        let is_full = events.len() as u64 >= EVENTS_READ_MAX;
+        if skipped == 0 {
+            self.note_pending(&events);
+        }
+        if skipped == 0 && !is_full {
+            let pending: HashSet<&str> = events.iter().map(|event| &*event.id).collect();
+            self.failed.retain(|id, _| pending.contains(&**id));
+        }
         let now = Instant::now();
         let is_due = |event: &Event| {
             self.failed
@@ -129,8 +140,16 @@ impl Courier {
         }
         sort(&mut due, &self.failed);
         for some in due.chunks(AT_ONCE) {
-            // A receiver that refuses is asked for few of them before the next reading.
-            if began.elapsed() > LOOK_MAX || !self.deliver(some, webhook, client).await {
+            if began.elapsed() > LOOK_MAX {
+                return;
+            }
+            // A receiver that refuses is asked for few of them before the next reading, which is of others if there may be more.
+            if !self.deliver(some, webhook, client).await {
+                self.skipped = if is_full {
+                    skipped + EVENTS_READ_MAX
+                } else {
+                    0
+                };
                 return;
             }
         }

@@ -34,7 +34,8 @@ const COURIER: &str = "INSERT INTO courier (only, node, until) VALUES (1, ?1, ?2
 /// How much of a lease may be over at a reading.
 const LEASE_RENEWAL_MS: i64 = 5_000;
 const LEASE: &str = "SELECT until FROM courier WHERE node = ?1";
-const OLDEST: &str = "SELECT since, event, body FROM events ORDER BY since, event LIMIT ?1";
+const OLDEST: &str =
+    "SELECT since, event, body FROM events ORDER BY since, event LIMIT ?1 OFFSET ?2";
 const WAITING: &str = "SELECT count(*), min(since) FROM events";
 const PRESENT_COURIER: &str = "SELECT node FROM courier WHERE until >= ?1";
 const RESIGN: &str = "DELETE FROM courier WHERE node = ?1";
@@ -82,11 +83,12 @@ fn keep(connection: &Connection, event: &Event) -> rusqlite::Result<Claim> {
     Ok(Claim::Made)
 }
 
-/// The events that the courier must deliver; `None` if another node is the courier.
+/// The events that the courier must deliver after those `skipped`; `None` if another node is the courier.
 pub(super) fn undelivered(
     connection: &Connection,
     courier: &NodeName,
     lease: Duration,
+    skipped: u64,
     now: Timestamp,
 ) -> rusqlite::Result<Option<Vec<Event>>> {
     let now = now.as_millisecond();
@@ -108,7 +110,8 @@ pub(super) fn undelivered(
             body: row.get(2)?,
         })
     };
-    rows(connection, OLDEST, [signed(EVENTS_READ_MAX)], read).map(Some)
+    let page = [EVENTS_READ_MAX, skipped].map(signed);
+    rows(connection, OLDEST, page, read).map(Some)
 }
 
 /// Lets another node deliver at once, if this one is the courier.

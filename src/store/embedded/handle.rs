@@ -272,10 +272,11 @@ impl Store for EmbeddedStore {
         &self,
         courier: &NodeName,
         lease: Duration,
+        skipped: u64,
     ) -> Result<Option<Vec<Event>>, StoreError> {
         let courier = courier.clone();
         self.on_writer(move |connection, desk| {
-            events::undelivered(connection, &courier, lease, desk.clock.now())
+            events::undelivered(connection, &courier, lease, skipped, desk.clock.now())
         })
         .await
     }

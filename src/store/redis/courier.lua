@@ -6,6 +6,7 @@
 -- ARGV[2]  milliseconds that its right lasts; 0 gives it up and returns no events
 -- ARGV[3]  the most events to return
 -- ARGV[4]  the most milliseconds that a right lasts. One with more left was taken before the clock of this server was set back.
+-- ARGV[5]  how many of the oldest events to skip
 --
 -- Reply: nil if another node delivers, else the events with their times, the oldest first.
 local courier = redis.call('GET', KEYS[1])
@@ -17,4 +18,4 @@ if tonumber(ARGV[2]) == 0 then
     return false
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return redis.call('ZRANGE', KEYS[2], 0, tonumber(ARGV[3]) - 1, 'WITHSCORES')
+return redis.call('ZRANGE', KEYS[2], ARGV[5], ARGV[5] + ARGV[3] - 1, 'WITHSCORES')

@@ -47,7 +47,7 @@ async fn claimed(
 }
 
 async fn output(store: &Arc<dyn Store>, courier: &str, lease: Duration) -> Option<Vec<String>> {
-    let events = store.undelivered(&node(courier), lease).await.unwrap();
+    let events = store.undelivered(&node(courier), lease, 0).await.unwrap();
     events.map(|events| events.into_iter().map(|event| event.id).collect())
 }
 
@@ -121,7 +121,7 @@ pub async fn events_are_kept_in_their_order_until_they_are_delivered(fixture: &d
     // They are kept for another process, byte for byte.
     let other = fixture.gateway("other").await;
     let events = store
-        .undelivered(&node("one"), LONG)
+        .undelivered(&node("one"), LONG, 0)
         .await
         .unwrap()
         .unwrap();
@@ -129,6 +129,8 @@ pub async fn events_are_kept_in_their_order_until_they_are_delivered(fixture: &d
         .map(|index: usize| threshold_events[index].event())
         .into();
     assert_eq!(events, expected);
+    let skipping = store.undelivered(&node("one"), LONG, 2).await;
+    assert_eq!(skipping.unwrap(), Some(expected[2..].to_vec()));
     other.delivered(&events[0]).await.unwrap();
     other.delivered(&events[0]).await.unwrap();
     assert_eq!(output(&store, "one", LONG).await, Some(ids(&[0, 2])));

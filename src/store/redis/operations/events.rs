@@ -50,14 +50,15 @@ pub async fn claim(
     }
 }
 
-/// The events that the courier is to deliver, or `None` if another node delivers them.
+/// The events that the courier is to deliver after those `skipped`, or `None` if another node delivers them.
 pub async fn undelivered(
     link: &RedisLink,
     courier: &NodeName,
     lease: Duration,
+    skipped: u64,
 ) -> Result<Option<Vec<Event>>, StoreError> {
     let lease = lease.clamp(Duration::from_millis(1), COURIER_LEASE_MAX);
-    let answer = right(link, courier, lease).await?;
+    let answer = right(link, courier, lease, skipped).await?;
     if answer == Value::Nil {
         return Ok(None);
     }
@@ -68,14 +69,19 @@ pub async fn undelivered(
 
 /// Gives up the right to deliver, if this node has it, so that another node delivers at once.
 pub async fn resign(link: &RedisLink, courier: &NodeName) -> Result<(), StoreError> {
-    right(link, courier, Duration::ZERO).await?;
+    right(link, courier, Duration::ZERO, 0).await?;
     Ok(())
 }
 
-/// Takes the right to deliver for this time, or gives it up for none. Returns the events.
-async fn right(link: &RedisLink, courier: &NodeName, lease: Duration) -> Result<Value, StoreError> {
+/// Takes the right to deliver for this time, or gives it up for none. Returns the events after those `skipped`.
+async fn right(
+    link: &RedisLink,
+    courier: &NodeName,
+    lease: Duration,
+    skipped: u64,
+) -> Result<Value, StoreError> {
     let [lease, lease_max] = [lease, COURIER_LEASE_MAX].map(|lease| lease.as_millis() as u64);
-    let arguments = (&courier.0, lease, EVENTS_READ_MAX, lease_max);
+    let arguments = (&courier.0, lease, EVENTS_READ_MAX, lease_max, skipped);
     let keys = [link.names.courier(), link.names.events()];
     let answer = link.run(&COURIER, &keys, &arguments, Instant::now() + TIMEOUT);
     Ok(answer.await?)
