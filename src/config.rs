@@ -43,7 +43,8 @@ pub use sections::store::{EmbeddedStoreConfig, StoreConfig};
 pub use sections::tracing::{Otlp, Tracing};
 pub use sections::traffic::Tier;
 pub use sections::upstream_tls::{
-    ClientIdentity, UpstreamTls, certificates_in, dns_names_of, private_key_in,
+    ClientIdentity, UpstreamTls, certificates_in, days_if_soon, dns_names_of, end_of,
+    private_key_in,
 };
 pub use sections::upstreams::{
     HealthCheck, SecretHeader, Timeouts, UpstreamConfig, UpstreamServer,

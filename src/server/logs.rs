@@ -5,22 +5,13 @@ use std::time::Duration;
 use super::descriptors;
 use super::error::ServeError;
 use super::tls::Acceptor;
+use crate::config::days_if_soon;
 use crate::proxy::{Gate, Snapshot};
 use crate::telemetry::access_log::{Destination, Sink};
 use crate::telemetry::metrics::Metrics;
 
-/// The remaining life of a certificate below which a warning is logged: most are renewed a month before their end.
-const CERTIFICATE_WARNING: Duration = Duration::from_secs(14 * DAY_SECONDS);
 /// After this time, certificates that have not changed are looked at again.
-const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(DAY_SECONDS);
-const DAY_SECONDS: u64 = 86_400;
-
-/// The days left until `end`, if they are few enough for a warning; negative after it. Both are Unix seconds.
-fn days_if_soon(end: i64, now: i64) -> Option<i64> {
-    let left = end.saturating_sub(now);
-    let is_soon = left < CERTIFICATE_WARNING.as_secs().cast_signed();
-    is_soon.then(|| left.div_euclid(DAY_SECONDS.cast_signed()))
-}
+const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(86_400);
 
 /// Whether certificates that were looked at at `noted` are to be looked at again; both are Unix seconds of a clock that may be set.
 pub fn certificates_are_due(noted: i64, now: i64) -> bool {

@@ -14,7 +14,7 @@ use rustls::sign::CertifiedKey;
 use rustls::version::{TLS12, TLS13};
 use tokio_rustls::TlsAcceptor;
 
-use crate::config::{Certificate, Https};
+use crate::config::{Certificate, Https, end_of};
 use crate::policy::server_name::ServerNames;
 
 mod clients;
@@ -70,7 +70,7 @@ impl Acceptor {
     pub fn certificate_ends(&self) -> Vec<(String, i64)> {
         let tls_server = self.0.load();
         let ends = tls_server.shown.iter();
-        ends.map(|shown| (shown.configured.label(), pair::end_of(&shown.key.cert)))
+        ends.map(|shown| (shown.configured.label(), end_of(&shown.key.cert)))
             .collect()
     }
 

@@ -152,6 +152,12 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
         format!("listen: {{https: {{client_certificates: {{authorities: {authorities}}}}}}}")
     };
     let redis = |tls: &str| format!("store: {{redis: {{url: 'rediss://x', tls: {{{tls}}}}}}}");
+    let ended = {
+        let mut parameters = rcgen::CertificateParams::new(["a.example".to_owned()]).unwrap();
+        parameters.not_after = rcgen::date_time_ymd(2026, 1, 1);
+        let ended = parameters.self_signed(&own.signing_key).unwrap();
+        write("ended.pem", &ended.pem())
+    };
     let identity = |certificate: &str, key: &str| {
         redis(&format!("certificate: {certificate}, private_key: {key}"))
     };
@@ -164,6 +170,7 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
                     (hint: use the key that the certificate was made for)";
     for (section, place, problem) in [
         (https(&certificate, &key), "", ""),
+        (https(&ended, &key), "", "it has expired (hint: renew it)"),
         (https(&empty, &key), "https.certificate", no_certificate),
         (https(&broken, &key), "https.certificate", damaged),
         (https(&certificate, &empty), "https.private_key", no_key),
@@ -222,7 +229,10 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
         );
         let file = write("gateway.yaml", &text);
         let ran = run_on(file.as_ref(), &["check"]).await;
-        if problem.is_empty() {
+        if place.is_empty() {
+            assert!(ran.stderr.contains(problem), "{}", ran.stderr);
+            let warns = ran.stderr.contains("expire");
+            assert_eq!(warns, !problem.is_empty(), "{}", ran.stderr);
             ran.done();
             continue;
         }

@@ -113,6 +113,24 @@ pub fn certificates_in(file: &FilePath) -> Result<Vec<CertificateDer<'static>>, 
     }
 }
 
+/// The earliest end of these certificates, in Unix seconds. TLS has already read them; one that cannot be read here is ignored.
+pub fn end_of(chain: &[impl AsRef<[u8]>]) -> i64 {
+    let ends = chain.iter().filter_map(|certificate| {
+        let (_, certificate) = x509_parser::parse_x509_certificate(certificate.as_ref()).ok()?;
+        Some(certificate.validity().not_after.timestamp())
+    });
+    ends.min().unwrap_or(i64::MAX)
+}
+
+/// The days left until `end`, if they are few enough for a warning; negative after it. Both are Unix seconds.
+pub fn days_if_soon(end: i64, now: i64) -> Option<i64> {
+    const DAY_SECONDS: i64 = 86_400;
+    // Most certificates are renewed a month before their end.
+    const WARNING_SECONDS: i64 = 14 * DAY_SECONDS;
+    let left = end.saturating_sub(now);
+    (left < WARNING_SECONDS).then(|| left.div_euclid(DAY_SECONDS))
+}
+
 /// The DNS names of a certificate, X.509 in DER: those of its subjectAltName and no others (RFC 6125 section 6.4.4).
 pub fn dns_names_of(certificate: &[u8]) -> Vec<String> {
     let Ok((_, certificate)) = x509_parser::parse_x509_certificate(certificate) else {
@@ -182,4 +200,23 @@ pub(super) fn pair(chain: &[Vec<u8>], key: &PrivateKeyDer<'static>) -> Result<()
             error => Wrong::new(error.to_string(), hint),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_ends_with_the_first_of_its_certificates() {
+        let ending_in = |year| {
+            let mut parameters = rcgen::CertificateParams::new(["a.example".to_owned()]).unwrap();
+            parameters.not_after = rcgen::date_time_ymd(year, 1, 1);
+            let key = rcgen::KeyPair::generate().unwrap();
+            parameters.self_signed(&key).unwrap().der().clone()
+        };
+        let second = |text: &str| text.parse::<jiff::Timestamp>().unwrap().as_second();
+        let end = second("2031-01-01T00:00:00Z");
+        assert_eq!(end_of(&[ending_in(2031)]), end);
+        assert_eq!(end_of(&[ending_in(2040), ending_in(2031)]), end);
+    }
 }

@@ -38,15 +38,6 @@ pub fn from_files(
     })
 }
 
-/// The earliest end of these certificates, in Unix seconds. TLS has already read them; one that cannot be read here is ignored.
-pub fn end_of(chain: &[CertificateDer<'static>]) -> i64 {
-    let ends = chain.iter().filter_map(|certificate| {
-        let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
-        Some(certificate.validity().not_after.timestamp())
-    });
-    ends.min().unwrap_or(i64::MAX)
-}
-
 /// The DNS names of a server's certificate.
 pub fn names_of(chain: &[CertificateDer<'static>]) -> Vec<String> {
     let own = chain.first();
@@ -113,20 +104,6 @@ mod tests {
                 .to_string()
                 .contains("private_key of listen.https")
         );
-    }
-
-    #[test]
-    fn a_chain_ends_with_the_first_of_its_certificates() {
-        let ending_in = |year| {
-            let mut parameters = rcgen::CertificateParams::new(["a.example".to_owned()]).unwrap();
-            parameters.not_after = rcgen::date_time_ymd(year, 1, 1);
-            let key = rcgen::KeyPair::generate().unwrap();
-            parameters.self_signed(&key).unwrap().der().clone()
-        };
-        let second = |text: &str| text.parse::<jiff::Timestamp>().unwrap().as_second();
-        let end = second("2031-01-01T00:00:00Z");
-        assert_eq!(end_of(&[ending_in(2031)]), end);
-        assert_eq!(end_of(&[ending_in(2040), ending_in(2031)]), end);
     }
 
     #[test]
