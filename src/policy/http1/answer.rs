@@ -149,7 +149,13 @@ impl AnswerReader {
         let bytes = buffer.split_to(end.min(buffer.len())).freeze();
         let fields = FieldList::new(bytes, self.fields.places);
         let framing = self.noted.framing(self.asked_head, version, status)?;
-        let open = self.noted.options.keeps_open(version) && framing != AnswerFraming::ByClose;
+        let open = self.noted.options.keeps_open(version)
+            && match framing {
+                AnswerFraming::ByClose => false,
+                // A server that sends a body all the same may do so when the next request is under way: it would be an answer to that.
+                AnswerFraming::Bodiless(_) => !self.noted.announces_body(),
+                AnswerFraming::Length(_) | AnswerFraming::Chunked => true,
+            };
         Ok(AnswerHead {
             version,
             status,
@@ -205,6 +211,11 @@ impl NotedAnswer {
         Ok(())
     }
 
+    /// Whether the fields are those of an answer with a body.
+    fn announces_body(&self) -> bool {
+        self.codings > 0 || self.length.is_some_and(|length| length != Some(0))
+    }
+
     /// The framing.
     fn framing(
         self,
@@ -240,7 +251,8 @@ pub struct AnswerHead {
     pub status: StatusCode,
     /// The framing of the body.
     pub framing: AnswerFraming,
-    /// Whether the upstream accepts another request on this connection (RFC 9112 section 9.3), by the answer's head.
+    /// Whether the connection can carry another request, by the answer's head: the upstream accepts one (RFC 9112 section 9.3), and
+    /// announces no body that this answer must not have.
     pub keeps_open: bool,
     /// All fields.
     pub fields: FieldList,

@@ -234,6 +234,16 @@ fn only_a_connection_between_two_requests_is_used_again() {
         ("HTTP/1.0 200 x\r\nContent-Length: 2\r\n\r\n{}", false),
         ("HTTP/1.1 200 x\r\n\r\n{}", false),
         ("HTTP/1.1 100 x\r\n\r\n", false),
+        // A body may follow that this answer must not have.
+        ("HTTP/1.1 304 x\r\n\r\n", true),
+        ("HTTP/1.1 204 x\r\nContent-Length: 0\r\n\r\n", true),
+        ("HTTP/1.1 204 x\r\nContent-Length: 2\r\n\r\n", false),
+        ("HTTP/1.1 304 x\r\nContent-Length: 2\r\n\r\n", false),
+        ("HTTP/1.1 304 x\r\nContent-Length: 2, 3\r\n\r\n", false),
+        (
+            "HTTP/1.1 304 x\r\nTransfer-Encoding: chunked\r\n\r\n",
+            false,
+        ),
     ] {
         assert_eq!(is_reusable(answer, false), reusable, "{answer:?}");
     }
