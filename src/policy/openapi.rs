@@ -30,10 +30,19 @@ const API_VERSION: &str = "1.0.0";
 /// Hexadecimal digits of the SHA-256 used for an `ETag`: a collision is practically impossible.
 const ETAG_DIGITS: usize = 32;
 
-/// The possible values of one segment of a path (see [`super::target`]): no separator, no control character, not only dots.
-const SEGMENT: &str = r"^(?!\.{1,2}$)[^/\\\u0000-\u001f\u007f]+$";
+/// The characters that one segment of a path cannot have, percent-encoded or not (see [`super::target`]): separators, controls, and
+/// those whose form NFKC is or has one.
+const OUTSIDE: &str = r"/\\?#;\u0000-\u001f\u007f-\u009f\u037e\u2024\u2025\u2047-\u2049\u2100\u2101\u2105\u2106\ufe14\ufe16\ufe30\ufe52\ufe54\ufe56\ufe5f\ufe68\ufe6a\uff03\uff05\uff0e\uff0f\uff1b\uff1f\uff3c";
+
+/// The possible values of one segment of a path: none of [`OUTSIDE`], not only dots.
+fn segment() -> String {
+    format!(r"^(?!\.{{1,2}}$)[^{OUTSIDE}]+$")
+}
+
 /// The possible values of the rest of a path: one or more segments.
-const REST: &str = r"^[^/\\\u0000-\u001f\u007f]+(/[^/\\\u0000-\u001f\u007f]+)*/?$";
+fn rest() -> String {
+    format!(r"^(?!\.{{1,2}}(/|$))[^{OUTSIDE}]+(/(?!\.{{1,2}}(/|$))[^{OUTSIDE}]+)*/?$")
+}
 
 /// The served document.
 #[derive(Debug, Clone)]
@@ -105,7 +114,7 @@ fn describe(api: &Api<'_>) -> Value {
                 "name": "X-Request-Id", "in": "header", "required": false,
                 "description": "Any value is taken. One of 1 to 128 characters of `A-Za-z0-9._-` is kept and comes back in \
                     the answer, any other is replaced.",
-                "schema": {},
+                "schema": { "type": "string" },
             } },
             "headers": responses::headers(),
             "schemas": schemas::schemas(),
@@ -126,11 +135,16 @@ fn endpoint_item(
     let mut parameters = vec![json!({ "$ref": "#/components/parameters/RequestId" })];
     for name in endpoint.parameters() {
         let is_rest = endpoint.pattern.ends_with(&format!("/{{{name}...}}"));
-        let pattern = if is_rest { REST } else { SEGMENT };
-        parameters.push(json!({
+        let pattern = if is_rest { rest() } else { segment() };
+        let mut parameter = json!({
             "name": name, "in": "path", "required": true,
             "schema": { "type": "string", "pattern": pattern },
-        }));
+        });
+        if let (true, Some(members)) = (is_rest, parameter.as_object_mut()) {
+            let description = "Slashes are sent as they are, not as `%2F`.";
+            members.insert("description".into(), description.into());
+        }
+        parameters.push(parameter);
     }
     let mut item = Map::from_iter([("parameters".to_owned(), Value::from(parameters))]);
     let tiers: Vec<&str> = endpoint.tiers.iter().map(TierName::as_str).collect();
@@ -152,7 +166,9 @@ fn endpoint_item(
             "responses": answers,
         });
         if let (true, Some(members)) = (takes_body, operation.as_object_mut()) {
-            members.insert("requestBody".into(), json!({ "content": { "*/*": {} } }));
+            // Generators of clients know JSON, and few of them any type.
+            let content = json!({ "application/json": { "schema": {} }, "*/*": { "schema": {} } });
+            members.insert("requestBody".into(), json!({ "content": content }));
         }
         if let (false, Some(members)) = (endpoint.retirement.is_none(), operation.as_object_mut()) {
             members.extend(retirement_members(&endpoint.retirement));

@@ -182,7 +182,8 @@ pub fn responses(api: &Api<'_>, errors: &[ErrorAnswer]) -> Map<String, Value> {
         .map(|error| (error.name, described(error, api)));
     let mut all: Vec<(&str, Value)> = errors.collect();
     let quota_status = header_references(ClientKind::Authenticated, announced(api));
-    let anything = json!({ "*/*": {} });
+    // A media type without a schema would be no body to some generators of clients.
+    let anything = json!({ "*/*": { "schema": {} } });
     all.extend([
         ("Served", json!({
             "description": "The answer of the service; charged.",
@@ -261,17 +262,19 @@ fn described(error: &ErrorAnswer, api: &Api<'_>) -> Value {
         StatusCode::TOO_MANY_REQUESTS => "QuotaProblem",
         _ => "Problem",
     };
+    // Not `const`: generators of clients do not see a number in it.
+    let status = json!({ "type": "integer", "enum": [error.status.as_u16()] });
     let gateways = json!({
         "allOf": [
             { "$ref": format!("#/components/schemas/{extension}") },
-            { "properties": { "status": { "const": error.status.as_u16() }, "code": { "enum": codes } } },
+            { "properties": { "status": status, "code": { "enum": codes } } },
         ],
     });
     let mut content = Map::new();
     let (schema, more) = match error.sender {
         Sender::Gateway => (gateways, "Not charged."),
         Sender::GatewayOrService => {
-            content.insert("*/*".into(), json!({}));
+            content.insert("*/*".into(), json!({ "schema": {} }));
             let services = json!({ "type": "object", "description": "The service's own problem." });
             let more = "Not charged, unless it is the service's own answer of this status, which is forwarded unchanged.";
             (json!({ "anyOf": [gateways, services] }), more)

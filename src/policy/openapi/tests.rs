@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use super::*;
 use crate::policy::endpoint::EndpointTable;
 use crate::policy::rejection::ProblemTerms;
+use crate::policy::target::Target;
 use crate::policy::token_bucket::Rate;
 
 fn endpoint(pattern: &str, methods: &[http::Method], tier: &str) -> Endpoint {
@@ -80,6 +81,7 @@ fn every_endpoint_stands_in_it_with_methods_tiers_cost_and_parameters() {
         (&json!("rest"), &json!("path"))
     );
     assert!(rest["schema"]["pattern"].as_str().unwrap().contains(")*"));
+    assert!(rest["description"].as_str().unwrap().contains("%2F"));
     assert_eq!(document["x-tiers"]["pro"]["daily"], 20);
     assert_eq!(document["info"]["title"], "Prices");
     let documentation = "https://docs.example/errors";
@@ -282,4 +284,39 @@ fn the_document_is_openapi_3_1_by_the_schema_of_its_authors() {
         !validator.is_valid(&document),
         "a response without its description"
     );
+}
+
+#[test]
+fn a_parameter_of_a_path_has_exactly_the_values_that_a_client_can_send() {
+    let encoded = |text: &str| -> String {
+        let octet = |octet: u8| match octet {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                char::from(octet).to_string()
+            }
+            _ => format!("%{octet:02X}"),
+        };
+        text.bytes().map(octet).collect()
+    };
+    let validator = |pattern: String| {
+        let schema = json!({ "type": "string", "pattern": pattern });
+        jsonschema::draft202012::new(&schema).unwrap()
+    };
+    let (one, several) = (validator(segment()), validator(rest()));
+    let characters = ('\0'..='\u{ffff}').map(|character| format!("a{character}b"));
+    let dots = [".", "..", "...", ".a", "a."].map(String::from);
+    for text in characters.chain(dots) {
+        let target = format!("/{}", encoded(&text));
+        let is_taken = Target::parse(target.as_bytes()).is_ok();
+        let value = Value::from(text.clone());
+        // Encoded as one segment, a slash is refused.
+        assert_eq!(one.is_valid(&value), is_taken, "{text:?}");
+        assert_eq!(
+            several.is_valid(&value),
+            is_taken || text == "a/b",
+            "{text:?}"
+        );
+    }
+    for (text, is_taken) in [("a/../b", false), ("a/b/c/", true), ("a/.", false)] {
+        assert_eq!(several.is_valid(&text.into()), is_taken, "{text}");
+    }
 }
