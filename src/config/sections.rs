@@ -22,7 +22,7 @@ use crate::policy::billing::{Months, Rules, UnusedKeys};
 use crate::policy::calendar::Calendar;
 use crate::policy::endpoint::EndpointTable;
 use crate::policy::enforcement::Enforcement;
-use crate::policy::header_pattern::HeaderPattern;
+use crate::policy::header_pattern::{HeaderNames, HeaderPattern};
 use crate::policy::key_record::TierName;
 use crate::policy::secret::Secret;
 use crate::policy::store_settings::Keeping;
@@ -137,8 +137,9 @@ rows! {
         /// A * at the end matches any rest of a name.
         headers_denied: Vec<HeaderPattern> = distinct(|| text(header_pattern)).or_list(&HEADERS_DENIED);
         /// Headers of upstreams' answers that are not passed on to clients, besides Server, X-RateLimit-* and hop-by-hop headers. A * at
-        /// the end matches any rest of a name. The gateway's own Strict-Transport-Security is not removed.
-        answer_headers_denied: Vec<HeaderPattern> = distinct(|| text(header_pattern)).or_list(&ANSWER_HEADERS_DENIED);
+        /// the end matches any rest of a name. The gateway's own Strict-Transport-Security is not removed. Headers without which clients
+        /// and caches would misread answers cannot be listed.
+        answer_headers_denied: Vec<HeaderPattern> = distinct(|| text(answer_header_pattern)).or_list(&ANSWER_HEADERS_DENIED);
     }
 
     /// Threads of the process.
@@ -399,4 +400,29 @@ fn header_pattern(text: &str) -> Result<HeaderPattern, Wrong> {
     let hint = "write a name such as cookie, or the beginning of one such as x-auth-request-*";
     let pattern = text.parse::<HeaderPattern>();
     pattern.map_err(|_| Wrong::not("a header name", hint))
+}
+
+/// Headers without which clients and caches would misread an answer.
+const NEEDED_IN_ANSWERS: [&str; 5] = [
+    "cache-control",
+    "content-encoding",
+    "content-range",
+    "content-type",
+    "vary",
+];
+
+fn answer_header_pattern(text: &str) -> Result<HeaderPattern, Wrong> {
+    let pattern = header_pattern(text)?;
+    let denied = HeaderNames::new([&pattern]);
+    match NEEDED_IN_ANSWERS
+        .iter()
+        .find(|name| denied.fits(name.as_bytes()))
+    {
+        None => Ok(pattern),
+        Some(name) => {
+            let hint =
+                format!("clients and caches would misread answers without {name}: remove it");
+            Err(Wrong::not("a header that answers can do without", hint))
+        }
+    }
 }

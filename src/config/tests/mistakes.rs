@@ -330,6 +330,10 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
             "1:44 forward.answer_headers_denied[1]: \"x-*-y\" is not a header name",
         ),
         (
+            "forward: {answer_headers_denied: [etag, content-*]}",
+            "1:41 forward.answer_headers_denied[1]: \"content-*\" is not a header that answers can do without",
+        ),
+        (
             "forward: {headers_denied: cookie}",
             "1:27 forward.headers_denied: expected a list, found a text",
         ),
@@ -352,6 +356,10 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
         (
             "logging: {access_log: ./src/}",
             "1:23 logging.access_log: this is a directory",
+        ),
+        (
+            "store: {embedded: {path: src/}}",
+            "1:26 store.embedded.path: this is a directory",
         ),
         (
             long.as_str(),
