@@ -486,9 +486,14 @@ impl Cluster {
                 || node.redirected_to.lock().elapsed() < REDIRECTED_KEPT
         });
         let mut nodes: Vec<Arc<ClusterNode>> = kept.cloned().collect();
-        for node in fresh {
-            if !nodes.iter().any(|other| other.address == node.address) {
-                nodes.push(node);
+        for address in view.nodes() {
+            if !nodes.iter().any(|node| node.address == *address) {
+                let tried = fresh.iter().find(|node| node.address == *address);
+                // None if another map, followed meanwhile, was without this node.
+                nodes.push(match tried {
+                    Some(node) => node.clone(),
+                    None => self.new_node(address.clone()),
+                });
             }
         }
         if table.view.is_healthy() != view.is_healthy() {
