@@ -166,9 +166,8 @@ fn endpoint_item(
             "responses": answers,
         });
         if let (true, Some(members)) = (takes_body, operation.as_object_mut()) {
-            // Generators of clients know JSON, and few of them any type.
-            let content = json!({ "application/json": { "schema": {} }, "*/*": { "schema": {} } });
-            members.insert("requestBody".into(), json!({ "content": content }));
+            let body = json!({ "content": responses::anything() });
+            members.insert("requestBody".into(), body);
         }
         if let (false, Some(members)) = (endpoint.retirement.is_none(), operation.as_object_mut()) {
             members.extend(retirement_members(&endpoint.retirement));

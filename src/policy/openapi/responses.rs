@@ -182,8 +182,7 @@ pub fn responses(api: &Api<'_>, errors: &[ErrorAnswer]) -> Map<String, Value> {
         .map(|error| (error.name, described(error, api)));
     let mut all: Vec<(&str, Value)> = errors.collect();
     let quota_status = header_references(ClientKind::Authenticated, announced(api));
-    // A media type without a schema would be no body to some generators of clients.
-    let anything = json!({ "*/*": { "schema": {} } });
+    let anything = anything();
     all.extend([
         ("Served", json!({
             "description": "The answer of the service; charged.",
@@ -221,6 +220,12 @@ pub fn responses(api: &Api<'_>, errors: &[ErrorAnswer]) -> Map<String, Value> {
         named.insert(name.to_owned(), response);
     }
     named
+}
+
+/// The content of a message with a body of any type. Generators of clients know JSON, few of them any type, and to some a type without
+/// a schema is no body.
+pub fn anything() -> Value {
+    json!({ "application/json": { "schema": {} }, "*/*": { "schema": {} } })
 }
 
 /// The headers that announce a retirement, if an endpoint of the configuration has one.
