@@ -1,13 +1,15 @@
 //! The limits of the admin listener: its connections share the open files of the process with those of clients.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use pingora::apps::{HttpServerApp, ReusedHttpStream};
 use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
-use tokio::sync::Semaphore;
+use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::admin::AdminService;
@@ -23,7 +25,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// The admin application with limits.
 pub struct LimitedAdmin {
     admin: Arc<AdminService>,
-    places: Semaphore,
+    /// What ends each connection; the one that has waited longest first.
+    connections: Mutex<VecDeque<Arc<Notify>>>,
     limit_hits: LimitHits,
 }
 
@@ -32,9 +35,24 @@ impl LimitedAdmin {
     pub fn new(admin: AdminService, limit_hits: LimitHits) -> LimitedAdmin {
         LimitedAdmin {
             admin: Arc::new(admin),
-            places: Semaphore::new(CONNECTIONS_MAX),
+            connections: Mutex::default(),
             limit_hits,
         }
+    }
+
+    /// Registers a connection, and ends the one that has waited longest if there are too many: who holds many of them open must not
+    /// make a probe or a scrape fail.
+    fn register(&self) -> Arc<Notify> {
+        let end = Arc::new(Notify::new());
+        let mut connections = self.connections.lock();
+        if connections.len() >= CONNECTIONS_MAX
+            && let Some(longest) = connections.pop_front()
+        {
+            self.limit_hits.note(LimitHit::AdminConnections);
+            longest.notify_one();
+        }
+        connections.push_back(end.clone());
+        end
     }
 }
 
@@ -47,17 +65,18 @@ impl HttpServerApp for LimitedAdmin {
         session: ServerSession,
         shutdown: &ShutdownWatch,
     ) -> Option<ReusedHttpStream> {
-        let Ok(_place) = self.places.try_acquire() else {
-            self.limit_hits.note(LimitHit::AdminConnections);
-            return None;
-        };
+        let end = self.register();
         let request = self.admin.process_new_http(session, shutdown);
-        match timeout(REQUEST_TIMEOUT, request).await {
-            Ok(reused) => reused,
-            Err(_) => {
-                self.limit_hits.note(LimitHit::AdminRequest);
-                None
-            }
-        }
+        let answered = tokio::select! {
+            answered = timeout(REQUEST_TIMEOUT, request) => answered,
+            () = end.notified() => Ok(None),
+        };
+        let mut connections = self.connections.lock();
+        connections.retain(|other| !Arc::ptr_eq(other, &end));
+        drop(connections);
+        answered.unwrap_or_else(|_| {
+            self.limit_hits.note(LimitHit::AdminRequest);
+            None
+        })
     }
 }

@@ -331,6 +331,9 @@ async fn silent_connections_to_the_admin_listener_are_few_and_end() {
         (ended >= 6).then_some(ended)
     });
     assert_eq!(at_once.await, 6);
+    // What opens many connections keeps no probe out.
+    let (status, _) = scene.admin(0, "/livez").await;
+    assert_eq!(status, 200);
     eventually("the others are closed too", async || {
         (ended(&silent) == silent.len()).then_some(())
     })
