@@ -14,7 +14,8 @@ use super::outgoing::{OutgoingClient, shown};
 use crate::config::Otlp;
 use crate::proxy::Gate;
 use crate::store::NodeName;
-use crate::telemetry::traces::{Span, otlp};
+use crate::telemetry::traces::Span;
+use crate::telemetry::traces::otlp::{self, PartialSuccess};
 
 /// The most spans of one export.
 const BATCH: usize = 512;
@@ -22,6 +23,8 @@ const BATCH: usize = 512;
 const GATHER: Duration = Duration::from_secs(1);
 /// The pauses before a batch is retried.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
+/// The most that is read of an answer: the number of rejected spans and a reason. A longer answer is not decoded.
+const ANSWER_BYTES_MAX: usize = 16 * 1024;
 
 /// Exports the spans of requests.
 pub struct Exporter {
@@ -102,7 +105,7 @@ impl Exporter {
         let mut pauses = PAUSES.iter();
         loop {
             let failed = match self.attempt(otlp, body.clone()).await {
-                Ok(()) => return self.count("exported", batch.len()),
+                Ok(partial) => return self.note_accepted(batch.len(), partial),
                 Err(failed) => failed,
             };
             let pause = pauses
@@ -123,7 +126,25 @@ impl Exporter {
         }
     }
 
-    async fn attempt(&mut self, otlp: &Otlp, body: Vec<u8>) -> Result<(), FailedExport> {
+    /// Counts the spans of an accepted batch; rejected spans are not sent again (OTLP 1.x, "Partial Success").
+    fn note_accepted(&self, spans: usize, partial: Option<PartialSuccess>) {
+        let PartialSuccess {
+            rejected_spans,
+            error_message: why,
+        } = partial.unwrap_or_default();
+        let rejected = usize::try_from(rejected_spans).unwrap_or(0).min(spans);
+        if rejected > 0 || !why.is_empty() {
+            tracing::warn!(spans = rejected, why, "the collector rejected spans");
+        }
+        self.count("exported", spans - rejected);
+        self.count("dropped", rejected);
+    }
+
+    async fn attempt(
+        &mut self,
+        otlp: &Otlp,
+        body: Vec<u8>,
+    ) -> Result<Option<PartialSuccess>, FailedExport> {
         let failed = |error: reqwest::Error, is_worth_another| FailedExport {
             why: shown(error),
             is_worth_another,
@@ -140,7 +161,7 @@ impl Exporter {
         let answer = request.send().await.map_err(|error| failed(error, true))?;
         let status = answer.status();
         if status.is_success() {
-            return Ok(());
+            return Ok(partial_success_in(answer).await);
         }
         Err(FailedExport {
             why: format!("the collector answered {status}"),
@@ -160,4 +181,16 @@ impl Exporter {
         let family = &self.gate.metrics.trace_spans;
         family.with_label_values(&[outcome]).inc_by(spans);
     }
+}
+
+/// The partial success in an answer whose status accepts the export, also if its body cannot be read.
+async fn partial_success_in(mut answer: reqwest::Response) -> Option<PartialSuccess> {
+    let mut body = Vec::new();
+    while let Some(part) = answer.chunk().await.ok()? {
+        if body.len() + part.len() > ANSWER_BYTES_MAX {
+            return None;
+        }
+        body.extend_from_slice(&part);
+    }
+    otlp::partial_success(&body)
 }

@@ -215,6 +215,29 @@ async fn spans_that_the_collector_cannot_use_are_dropped_at_once_and_the_gateway
 }
 
 #[tokio::test]
+async fn spans_that_the_collector_rejects_in_an_accepted_export_are_dropped_with_its_reason() {
+    let collector = Collector::start().await;
+    collector.set(Collecting::Rejects(3));
+    let scene = tracing_to(&collector.url(), "sample: 100%").start().await;
+    let key = scene.issue("pro").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    eventually("the spans are counted", async || {
+        let (exported, dropped) = (
+            counted(&scene, "exported").await,
+            counted(&scene, "dropped").await,
+        );
+        (exported + dropped == 4.0).then(|| assert_eq!((exported, dropped), (1.0, 3.0)))
+    })
+    .await;
+    assert_eq!(collector.heads().len(), 1, "asked once");
+    let log = scene.gateways[0].output();
+    let line = log.lines().find(|line| line.contains("rejected spans"));
+    let line = line.unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("over the limit of this tenant"), "{line}");
+}
+
+#[tokio::test]
 async fn what_is_not_sampled_is_not_exported_and_of_new_traces_only_the_share() {
     let collector = Collector::start().await;
     let mut scene = tracing_to(&collector.url(), "sample: 0%").start().await;

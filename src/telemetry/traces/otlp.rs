@@ -1,4 +1,4 @@
-//! Spans in OTLP 1.x: `ExportTraceServiceRequest` in protobuf.
+//! Spans in OTLP 1.x: `ExportTraceServiceRequest` in protobuf, and of its answer, `ExportTraceServiceResponse`, which spans were rejected.
 //!
 //! The messages of `opentelemetry/proto/{collector/trace,trace,resource,common}/v1`, with only the fields that the gateway's spans
 //! use; field numbers never change. Declared here because the crate with the generated messages depends on the whole SDK.
@@ -144,6 +144,28 @@ enum Any {
 
 /// `STATUS_CODE_ERROR`.
 const FAILED: i32 = 2;
+
+#[derive(Clone, PartialEq, Message)]
+struct ExportAnswer {
+    #[prost(message, optional, tag = "1")]
+    partial_success: Option<PartialSuccess>,
+}
+
+/// The part of an accepted export that the collector rejected for good, or its warning (OTLP 1.x, "Partial Success").
+#[derive(Clone, PartialEq, Message)]
+pub struct PartialSuccess {
+    /// The number of rejected spans; 0 for a warning.
+    #[prost(int64, tag = "1")]
+    pub rejected_spans: i64,
+    /// The collector's reason.
+    #[prost(string, tag = "2")]
+    pub error_message: String,
+}
+
+/// The partial success in the body of an answer with a status of success. A body that is not OTLP has none.
+pub fn partial_success(answer: &[u8]) -> Option<PartialSuccess> {
+    ExportAnswer::decode(answer).ok()?.partial_success
+}
 
 /// The body of one export. `instance` identifies this process among others of the service.
 pub fn encoded(spans: &[Span], instance: &str) -> Vec<u8> {

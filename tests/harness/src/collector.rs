@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 pub use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use prost::Message;
@@ -50,6 +52,8 @@ const HANG_LOOK: Duration = Duration::from_millis(10);
 pub enum Collecting {
     /// Accepts it.
     Takes,
+    /// Answers 200 and rejects this many spans of it ("partial success").
+    Rejects(i64),
     /// Answers with this status.
     Refuses(u16),
     /// Does not answer until another reaction is set.
@@ -161,12 +165,20 @@ async fn serve(socket: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
             state.bodies.push(body);
             state.collecting
         };
-        let status = match collecting {
-            Collecting::Takes | Collecting::Hangs => 200,
-            Collecting::Refuses(status) => status,
+        let (status, rejected_spans) = match collecting {
+            Collecting::Takes | Collecting::Hangs => (200, None),
+            Collecting::Rejects(count) => (200, Some(count)),
+            Collecting::Refuses(status) => (status, None),
         };
-        let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
-        socket.write_all(answer.as_bytes()).await?;
+        let partial_success = rejected_spans.map(|rejected_spans| ExportTracePartialSuccess {
+            rejected_spans,
+            error_message: "over the limit of this tenant".to_owned(),
+        });
+        let body = ExportTraceServiceResponse { partial_success }.encode_to_vec();
+        let length = body.len();
+        let head = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n");
+        socket.write_all(head.as_bytes()).await?;
+        socket.write_all(&body).await?;
     }
 }
 
