@@ -154,6 +154,10 @@ impl AdminService {
         metrics.key_table(health.keys.loaded, keys, age);
         let leapt = health.clock_leap.map_or(0.0, |leap| leap.by.as_secs_f64());
         metrics.clock_leap.set(leapt);
+        let readiness = self.readiness();
+        metrics.ready.set((readiness.status != UNREADY).into());
+        let reasons = i64::try_from(readiness.reasons.len()).unwrap_or(i64::MAX);
+        metrics.readiness_reasons.set(reasons);
         metrics.render()
     }
 

@@ -126,6 +126,10 @@ families! {
         pub connections: IntGauge = gauge!("touchline_connections", "Client connections", registry)?;
         /// `touchline_in_flight_requests`: requests being answered.
         pub in_flight: IntGauge = gauge!("touchline_in_flight_requests", "Requests being answered", registry)?;
+        /// `touchline_ready`: 1 while `/readyz` is 200.
+        pub ready: IntGauge = gauge!("touchline_ready", "1 while /readyz is 200: ready or degraded", registry)?;
+        /// `touchline_readiness_reasons`: the number of `reasons` in `/readyz`.
+        pub readiness_reasons: IntGauge = gauge!("touchline_readiness_reasons", "Number of reasons in /readyz", registry)?;
         /// `touchline_store_up`: 1 while the store is expected to decide a charge made now.
         pub store_up: IntGauge = gauge!("touchline_store_up", "1 while the store is expected to decide a charge made now", registry)?;
         /// `touchline_store_degraded`: 1 while charges are decided without the store.

@@ -123,6 +123,8 @@ async fn a_gateway_that_starts_without_a_tier_that_keys_have_reports_it_and_serv
         .await;
     };
     degraded(&mut scene, "starter").await;
+    assert_eq!(scene.metric("touchline_ready").await, 1.0);
+    assert_eq!(scene.metric("touchline_readiness_reasons").await, 1.0);
     let set_tier = ["keys", "set-tier", &lost.id, "enterprise"];
     scene.cli(&set_tier).await;
     eventually("the moved key degrades nothing", async || {
@@ -130,6 +132,7 @@ async fn a_gateway_that_starts_without_a_tier_that_keys_have_reports_it_and_serv
         body.contains(r#""status":"ready""#).then_some(())
     })
     .await;
+    assert_eq!(scene.metric("touchline_readiness_reasons").await, 0.0);
     assert_eq!(client.get(&lost, MARKETS).await.status, 200);
     // A command that reads a file which the gateway does not run.
     let other = scene.directory().join("other.yaml");
