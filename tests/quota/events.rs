@@ -341,6 +341,31 @@ async fn a_thousand_older_events_that_the_receiver_refuses_hold_up_no_other() {
 }
 
 #[tokio::test]
+async fn a_gateway_that_lost_its_store_shows_no_event_that_another_may_deliver() {
+    let receiver = RecordingUpstream::start().await;
+    receiver.behave(|_| Behaviour::Status(503));
+    let mut scene = telling_with(Store::Redis, receiver.address(), "timeout: 1s")
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    assert_eq!(calls(&scene, &key, 32).await, 32);
+    let shown = async |scene: &Scene| {
+        let pending = scene.metric("touchline_webhook_pending").await;
+        (pending, scene.metric("touchline_webhook_age_seconds").await)
+    };
+    eventually("it is pending", async || {
+        let (pending, age) = shown(&scene).await;
+        (pending == 1.0 && age >= 1.0).then_some(())
+    })
+    .await;
+    scene.redis.as_mut().unwrap().kill9();
+    eventually("the lease ends", async || {
+        (shown(&scene).await == (0.0, 0.0)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn an_event_is_delivered_after_refusals_and_a_gateways_death() {
     for store in STORES {
         let receiver = RecordingUpstream::start().await;

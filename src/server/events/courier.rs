@@ -46,6 +46,8 @@ pub struct Courier {
     failed: HashMap<String, FailedDelivery>,
     /// How many of the oldest events the next reading skips.
     skipped: u64,
+    /// When the lease ends at the latest; another gateway may deliver after it.
+    lease_end: Instant,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +65,7 @@ impl Courier {
             caller: OutgoingClient::default(),
             failed: HashMap::new(),
             skipped: 0,
+            lease_end: Instant::now(),
         }
     }
 
@@ -113,9 +116,13 @@ impl Courier {
             Ok(None) => return self.rest(),
             Err(error) => {
                 tracing::debug!(%error, "pending events cannot be read");
+                if self.lease_end <= Instant::now() {
+                    self.note_pending(&[]);
+                }
                 return;
             }
         };
+        self.lease_end = began + lease;
         let is_full = events.len() as u64 >= EVENTS_READ_MAX;
         if skipped == 0 {
             self.note_pending(&events);
