@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use parking_lot::Mutex;
 use serde::Serialize;
+use tokio::task::JoinHandle;
 
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
@@ -121,8 +122,9 @@ pub struct Surveyor {
 #[derive(Default)]
 struct SurveyState {
     known: LastSurvey,
-    /// Whether a survey is running.
-    going_on: bool,
+    /// The survey that was begun last.
+    running: Option<JoinHandle<()>>,
+    /// When it ended, or else began.
     ended: Option<Instant>,
 }
 
@@ -141,28 +143,22 @@ impl Surveyor {
         let today = terms.day.date;
         let mut state = self.state.lock();
         let rested = state.ended.is_none_or(|ended| ended.elapsed() >= REST);
-        let begins = rested && !state.going_on && self.store.freshness().loaded;
-        state.going_on |= begins;
-        let mut known = state.known.clone();
-        // A runtime that shuts down drops the survey at once, which takes the lock.
-        drop(state);
-        if begins {
-            let going = Going(self.clone());
-            tokio::spawn(async move { going.survey(terms).await });
+        let idle = state.running.as_ref().is_none_or(JoinHandle::is_finished);
+        if rested && idle && self.store.freshness().loaded {
+            // The next one waits also if this one panics.
+            state.ended = Some(Instant::now());
+            state.running = Some(tokio::spawn(self.clone().survey(terms)));
         }
+        let mut known = state.known.clone();
         // A day that is over is not today.
         known.today = known.today.filter(|last| last.date == today);
         known
     }
-}
 
-/// A running survey; however it ends, another may begin.
-struct Going(Arc<Surveyor>);
-
-impl Going {
-    async fn survey(self, terms: SurveyTerms) {
-        let surveyed = survey(&*self.0.store, &terms).await;
-        let mut state = self.0.state.lock();
+    async fn survey(self: Arc<Self>, terms: SurveyTerms) {
+        let surveyed = survey(&*self.store, &terms).await;
+        let mut state = self.state.lock();
+        state.ended = Some(Instant::now());
         match surveyed {
             Ok(today) => {
                 state.known = LastSurvey {
@@ -172,14 +168,6 @@ impl Going {
             }
             Err(error) => state.known.error = Some(error.to_string()),
         }
-    }
-}
-
-impl Drop for Going {
-    fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.going_on = false;
-        state.ended = Some(Instant::now());
     }
 }
 

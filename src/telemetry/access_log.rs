@@ -161,12 +161,6 @@ impl AccessLog {
     }
 }
 
-impl std::fmt::Debug for AccessLog {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("AccessLog")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
