@@ -30,7 +30,12 @@ pub(super) struct Signed {
 
 impl Authority {
     pub(super) fn new() -> Authority {
+        Authority::until(4096)
+    }
+
+    fn until(year: i32) -> Authority {
         let mut parameters = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        parameters.not_after = rcgen::date_time_ymd(year, 1, 1);
         parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let key = rcgen::KeyPair::generate().unwrap();
         let certificate = parameters.self_signed(&key).unwrap();
@@ -261,7 +266,8 @@ async fn an_upstream_that_asks_for_a_certificate_gets_the_gateways() {
 async fn a_renewed_authority_holds_without_an_edit_of_the_configuration() {
     let mut stage = Stage::new().await;
     let file = stage.scene.outside().join("ca.pem");
-    let (ours, other) = (Authority::new(), Authority::new());
+    // An authority is trusted until it is removed, whatever its end.
+    let (ours, other) = (Authority::until(2020), Authority::new());
     let ca = other.write(&file);
     let server = stage.scene.upstream.address();
     let server = tls_in_front_of(server, &ours.sign("127.0.0.1"), None).await;
