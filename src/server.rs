@@ -165,9 +165,7 @@ async fn run(
     let (gate, unexported) = gate(config, store.clone(), metrics, access_log);
     let acceptor = listeners.acceptor();
     let now = store.now();
-    if let Some(acceptor) = &acceptor {
-        note_certificates(acceptor, &gate, now.as_second());
-    }
+    note_certificates(acceptor.as_deref(), &gate, now.as_second());
     let addresses = listeners.addresses();
     let (shutdown, watch) = watch::channel(false);
     let view = ConfigView::started(configuration.clone(), now);

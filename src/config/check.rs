@@ -43,6 +43,8 @@ pub(super) struct Check<'a> {
     pub(super) surroundings: &'a Surroundings<'a>,
     pub(super) problems: Vec<Problem>,
     warnings: Vec<Problem>,
+    /// The files of the gateway's own certificates for upstreams and Redis, and when each chain ends, in Unix seconds.
+    pub(super) own_certificates: BTreeMap<PathBuf, i64>,
     /// The number of substitutes for values that were not read.
     unknown: usize,
     /// The leaves read so far, by path.
@@ -62,6 +64,7 @@ impl<'a> Check<'a> {
             surroundings,
             problems: Vec::new(),
             warnings: Vec::new(),
+            own_certificates: BTreeMap::new(),
             unknown: 0,
             readings: BTreeMap::new(),
             foundation: BTreeMap::new(),

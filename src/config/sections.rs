@@ -1,6 +1,7 @@
 //! The sections of the file: the rows of each, the checked type made from them, and the rules between their keys.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -274,6 +275,9 @@ pub struct Config {
     pub tracing: Tracing,
     /// Warnings: what is no mistake of the file, such as names that do not resolve.
     pub warnings: Vec<Problem>,
+    /// The files of the gateway's own certificates for upstreams and Redis, and when each, or another of its chain, ends, in Unix
+    /// seconds.
+    pub own_certificates: BTreeMap<PathBuf, i64>,
 }
 
 impl Config {
@@ -346,6 +350,7 @@ pub(super) fn config(
         logging: root.logging,
         tracing: root.tracing,
         warnings: check.warnings(),
+        own_certificates: std::mem::take(&mut check.own_certificates),
     })
 }
 

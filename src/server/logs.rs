@@ -19,15 +19,23 @@ pub fn certificates_are_due(noted: i64, now: i64) -> bool {
 }
 
 /// Records when the present certificates end, and warns if one ends soon after `now`, in Unix seconds.
-pub fn note_certificates(acceptor: &Acceptor, gate: &Gate, now: i64) {
-    let ends = acceptor.certificate_ends();
+pub fn note_certificates(acceptor: Option<&Acceptor>, gate: &Gate, now: i64) {
+    let mut ends = acceptor.map_or_else(Vec::new, Acceptor::certificate_ends);
+    let shown = ends.len();
+    let snapshot = gate.snapshot();
+    let own = snapshot.config.own_certificates.iter();
+    ends.extend(own.map(|(file, end)| (file.display().to_string(), *end)));
     gate.metrics.certificates_end(&ends);
-    for (certificate, end) in ends {
+    for (number, (certificate, end)) in ends.into_iter().enumerate() {
         if let Some(days) = days_if_soon(end, now) {
+            let place = match number < shown {
+                true => "of listen.https",
+                false => "for upstreams or Redis",
+            };
             tracing::warn!(
                 certificate,
                 days,
-                "a certificate of listen.https expires soon or has expired: renew it; the file is read again when it changes"
+                "a certificate {place} expires soon or has expired: renew it; the file is read again when it changes"
             );
         }
     }

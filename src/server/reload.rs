@@ -77,7 +77,8 @@ impl Prepared {
     fn changes_nothing(&self, running: &Snapshot) -> bool {
         let (config, running) = (&self.snapshot.config, &running.config);
         // Their certificates are in separate files.
-        let same_upstreams = config.upstreams == running.upstreams;
+        let same_upstreams = config.upstreams == running.upstreams
+            && config.own_certificates == running.own_certificates;
         let successor = self.successor.as_ref();
         let same_tls_server = successor.is_none_or(|successor| successor.tls_server.is_none());
         config.hash == running.hash && same_upstreams && same_tls_server
@@ -234,9 +235,7 @@ impl Reloader {
 
     /// Looks at the certificates at `now`, which is read once: a clock may be set between two readings.
     fn note_certificates(&mut self, now: i64) {
-        if let Some(acceptor) = &self.acceptor {
-            note_certificates(acceptor, &self.gate, now);
-        }
+        note_certificates(self.acceptor.as_deref(), &self.gate, now);
         self.certificates_noted = now;
     }
 
@@ -285,7 +284,9 @@ fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
         .iter()
         .filter_map(|(_, upstream)| upstream.tls.as_ref());
     let upstreams = upstreams.flat_map(|tls| &tls.files);
-    let others = listener.chain(upstreams).cloned();
+    // Also that of Redis, whose connections read it by themselves.
+    let own = config.own_certificates.keys();
+    let others = listener.chain(upstreams).chain(own).cloned();
     std::iter::once(file.to_owned()).chain(others).collect()
 }
 

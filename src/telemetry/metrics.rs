@@ -153,10 +153,10 @@ families! {
         /// `touchline_gateways_silent`: silent gateways, which stopped reporting without signing off, as last read by this one.
         pub gateways_silent: IntGauge = gauge!("touchline_gateways_silent",
             "Silent gateways, which stopped reporting without signing off", registry)?;
-        /// `touchline_certificate_end_seconds{certificate}`: the Unix time at which a certificate shown to clients, or another of
-        /// its chain, ends; the label is its file.
+        /// `touchline_certificate_end_seconds{certificate}`: the Unix time at which a certificate of the gateway (for clients, upstreams or
+        /// Redis), or another of its chain, ends; the label is its file.
         certificate_end: IntGaugeVec = gauges!("touchline_certificate_end_seconds",
-            "Unix time at which a certificate shown to clients ends", &["certificate"], registry)?;
+            "Unix time at which a certificate of the gateway ends", &["certificate"], registry)?;
         /// `touchline_tls_handshakes_failed_total{reason}`: failed handshakes of clients, except timeouts.
         pub handshakes_failed: IntCounterVec = counters!("touchline_tls_handshakes_failed_total",
             "TLS handshakes of clients that failed", &["reason"], registry)?;

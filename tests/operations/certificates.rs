@@ -120,6 +120,54 @@ async fn the_end_of_the_certificate_is_shown_and_warned_of() {
 }
 
 #[tokio::test]
+async fn the_ends_of_the_gateways_certificates_for_upstreams_and_redis_are_shown_and_warned_of() {
+    const WARNED: &str = "a certificate for upstreams or Redis expires soon";
+    let directory = tempfile::tempdir().unwrap();
+    let pairs = [("upstream", 40), ("redis", 10)]
+        .map(|(name, days)| write_ending_pair(directory.path(), name, days));
+    let tls = pairs.each_ref().map(|(certificate, key)| {
+        let (certificate, key) = (certificate.display(), key.display());
+        format!("tls: {{ certificate: {certificate}, private_key: {key} }}")
+    });
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(move |spec| {
+            let [upstream, redis] = tls;
+            spec.upstream_extra = upstream;
+            // No server listens on port 1.
+            spec.store = StoreSpec::Redis {
+                url: "rediss://127.0.0.1:1".into(),
+                key_prefix: "touchline".into(),
+            };
+            spec.redis_extra = format!("timeout: 100ms, {redis}");
+        })
+        .start()
+        .await;
+    let days_left = async |pair: &(PathBuf, PathBuf)| {
+        let file = pair.0.display();
+        let series = format!("touchline_certificate_end_seconds{{certificate=\"{file}\"}}");
+        let end = scene.metric(&series).await;
+        (end - jiff::Timestamp::now().as_second() as f64) / DAY as f64
+    };
+    let [upstream, redis] = &pairs;
+    assert_eq!(days_left(upstream).await.ceil(), 40.0);
+    assert_eq!(days_left(redis).await.ceil(), 10.0);
+    let output = scene.gateways[0].output();
+    let warnings: Vec<&str> = output
+        .lines()
+        .filter(|line| line.contains(WARNED))
+        .collect();
+    assert!(
+        matches!(&*warnings, [one] if one.contains("redis.pem")),
+        "{output}"
+    );
+    write_ending_pair(directory.path(), "redis", 20);
+    eventually("the renewed one is shown", async || {
+        (days_left(redis).await.ceil() == 20.0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_running_gateway_warns_of_a_certificate_daily_and_when_a_configuration_is_applied() {
     let directory = tempfile::tempdir().unwrap();
     let pair = write_ending_pair(directory.path(), "pair", 15);

@@ -205,6 +205,11 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
             no_certificate,
         ),
         (identity(&certificate, &key), "", ""),
+        (
+            identity(&ended, &key),
+            "",
+            "it has expired (hint: renew it)",
+        ),
         (identity(&broken, &key), "redis.tls.certificate", damaged),
         (
             identity(&certificate, &empty),

@@ -4,8 +4,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use jiff::Timestamp;
-
 use super::upstream_tls;
 use super::values::{DAY, SECOND, loopback, not_empty};
 use crate::config::check::{Check, Wrong};
@@ -215,14 +213,7 @@ fn readable_pair(check: &mut Check<'_>, at: &Path, certificate: &Certificate, in
     let certificate_at = at.key("certificate");
     let chain = check.accept(&certificate_at, read);
     if let Some((_, chain)) = &chain {
-        let (end, now) = (upstream_tls::end_of(chain), Timestamp::now().as_second());
-        if let Some(days) = upstream_tls::days_if_soon(end, now) {
-            let text = match days < 0 {
-                true => "it has expired".to_owned(),
-                false => format!("it expires in less than {} days", days + 1),
-            };
-            check.warn(&certificate_at, text, "renew it");
-        }
+        upstream_tls::warn_of_end(check, &certificate_at, chain);
     }
     let key_at = at.key("private_key");
     let key = check.accept(&key_at, upstream_tls::private_key(&private_key));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustls::pki_types::PrivateKeyDer;
 
 use super::pairs::certificate_and_key;
-use super::upstream_tls::{Chain, certificates, pair, private_key};
+use super::upstream_tls::{Chain, certificates, note_own, pair, private_key};
 use super::values::{HOST_AND_PORT, HOUR, MINUTE, MS, SECOND, host_and_port, not_empty, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
@@ -188,6 +188,7 @@ fn tls(check: &mut Check<'_>, at: &Path, rows: RedisTlsRows) -> Option<RedisTls>
     let identity = rows.certificate.zip(rows.private_key);
     let identity = identity.and_then(|((certificate, chain), (private_key, key))| {
         check.accept(&at.key("private_key"), pair(&chain, &key))?;
+        note_own(check, at, &certificate, &chain);
         Some((certificate, private_key))
     });
     Some(RedisTls {

@@ -6,6 +6,7 @@ use std::io::BufReader;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -64,6 +65,7 @@ pub(super) fn tls(check: &mut Check<'_>, at: &Path, rows: UpstreamTlsRows) -> Op
     let (key_file, key) = rows.private_key.unzip();
     let identity = chain.zip(key).and_then(|(chain, key)| {
         check.accept(&at.key("private_key"), pair(&chain, &key))?;
+        note_own(check, at, certificate.as_deref()?, &chain);
         let key = Arc::new(key);
         Some(ClientIdentity { chain, key })
     });
@@ -120,6 +122,25 @@ pub fn end_of(chain: &[impl AsRef<[u8]>]) -> i64 {
         Some(certificate.validity().not_after.timestamp())
     });
     ends.min().unwrap_or(i64::MAX)
+}
+
+/// Notes the end of the certificate in `file`, with which the gateway authenticates itself; `at` is its section.
+pub(super) fn note_own(check: &mut Check<'_>, at: &Path, file: &FilePath, chain: &[Vec<u8>]) {
+    check.own_certificates.insert(file.into(), end_of(chain));
+    if check.reads_certificates() {
+        warn_of_end(check, &at.key("certificate"), chain);
+    }
+}
+
+/// Warns of a chain that has ended or ends soon.
+pub(super) fn warn_of_end(check: &mut Check<'_>, at: &Path, chain: &[Vec<u8>]) {
+    if let Some(days) = days_if_soon(end_of(chain), Timestamp::now().as_second()) {
+        let text = match days < 0 {
+            true => "it has expired".to_owned(),
+            false => format!("it expires in less than {} days", days + 1),
+        };
+        check.warn(at, text, "renew it");
+    }
 }
 
 /// The days left until `end`, if they are few enough for a warning; negative after it. Both are Unix seconds.
