@@ -23,6 +23,15 @@ struct Answering {
 
 /// Answers when `is_asked` reports that enough of a request has arrived. The first answer is `first`; all others are whole.
 async fn answering(first: &'static str, is_asked: fn(&[u8]) -> bool) -> Answering {
+    answering_late(first, "", is_asked).await
+}
+
+/// Sends `late` a moment after the first answer.
+async fn answering_late(
+    first: &'static str,
+    late: &'static str,
+    is_asked: fn(&[u8]) -> bool,
+) -> Answering {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let connections = Connections::default();
@@ -49,8 +58,13 @@ async fn answering(first: &'static str, is_asked: fn(&[u8]) -> bool) -> Answerin
                     if let Some(asked) = asked {
                         answered = asked;
                         let whole = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nown";
+                        let late = first.map_or("", |_| late);
                         let answer = first.take().unwrap_or(whole);
                         let _ = socket.write_all(answer.as_bytes()).await;
+                        if !late.is_empty() {
+                            tokio::time::sleep(Duration::from_millis(200)).await;
+                            let _ = socket.write_all(late.as_bytes()).await;
+                        }
                     }
                 }
             });
@@ -139,6 +153,26 @@ async fn no_connection_is_kept_on_which_a_body_may_follow_that_an_answer_must_no
         let answer = client.get(&key, MARKETS).await;
         assert_eq!((answer.status, &answer.body[..]), (200, &b"own"[..]));
         upstream.expect_first_closed().await;
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_follows_an_answer_without_one_is_no_answer_to_the_next_request() {
+    let foreign = "HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nforeign";
+    for (method, first) in [
+        ("HEAD", "HTTP/1.1 200 OK\r\n\r\n"),
+        ("GET", "HTTP/1.1 304 x\r\n\r\n"),
+        ("GET", "HTTP/1.1 204 x\r\n\r\n"),
+    ] {
+        let upstream = answering_late(first, foreign, has_head).await;
+        let (_scene, key, client) = upstream.scene().await;
+        client.call(Call::new(method, MARKETS).key(&key)).await;
+        for _ in 0..3 {
+            let answer = client.get(&key, MARKETS).await;
+            assert_eq!((answer.status, &answer.body[..]), (200, &b"own"[..]));
+        }
+        upstream.expect_first_closed().await;
+        assert_eq!(upstream.count(), 2);
     }
 }
 

@@ -94,10 +94,11 @@ impl Connections {
         Err(Failure::server(ServerFault::Unreached, cause))
     }
 
-    /// Keeps a connection for a further exchange, `until` it is too old: nothing is under way on it.
-    pub fn keep(&self, connection: OwnConnection, until: Option<Instant>) {
+    /// Keeps a connection on which nothing is under way for a further exchange, `from` an instant on (`None` for at once) and `until` it
+    /// is too old.
+    pub fn keep(&self, connection: OwnConnection, from: Option<Instant>, until: Option<Instant>) {
         let OwnConnection { stream, settings } = connection;
-        self.idle.keep(stream, settings, until);
+        self.idle.keep(stream, settings, from, until);
     }
 
     /// Closes those that are kept although their servers have closed them, or for too long: to be called now and then.

@@ -8,6 +8,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
@@ -26,6 +27,9 @@ use crate::proxy::forward::Outgoing;
 
 /// The bytes of an answer read at a time, and the most held beyond its head.
 const READ_BYTES: usize = 16 * 1024;
+/// The rest of a connection after an answer that must not have a body. A faulty server that sends one all the same does so at once, but in
+/// a packet of its own, which may wait for the acknowledgement of the head's; it would be read as the answer to the next request.
+const BODILESS_REST: Duration = Duration::from_secs(1);
 /// The bounds of an answer's head.
 const BOUNDS: AnswerBounds = AnswerBounds {
     reason_bytes_max: 1024,
@@ -53,7 +57,15 @@ pub struct Http1 {
 
 enum Http1Reading {
     Head(AnswerReader),
-    Body(bool, BodyReader),
+    Body(AnswerEnd, BodyReader),
+}
+
+/// What an answer's head states of its end.
+#[derive(Clone, Copy)]
+struct AnswerEnd {
+    keeps_open: bool,
+    /// Whether the answer must not have a body.
+    is_bodiless: bool,
 }
 
 impl Http1 {
@@ -196,7 +208,11 @@ impl Http1 {
                 }
                 let body = head.body(&ChunkLimits::STANDARD);
                 let ends = body.is_done();
-                self.reading = Http1Reading::Body(head.keeps_open, body);
+                let end = AnswerEnd {
+                    keeps_open: head.keeps_open,
+                    is_bodiless: matches!(head.framing, AnswerFraming::Bodiless(_)),
+                };
+                self.reading = Http1Reading::Body(end, body);
                 Ok(Some(Piece::Head(Box::new(passed_on(head)), ends)))
             }
             Http1Reading::Body(_, body) => {
@@ -230,14 +246,15 @@ impl Http1 {
         matches!(&self.reading, Http1Reading::Body(_, body) if body.is_done())
     }
 
-    /// The connection, if its state is proven.
-    pub(super) fn into_reusable(self) -> Option<OwnConnection> {
-        let Http1Reading::Body(keeps_open, body) = &self.reading else {
+    /// The connection, if its state is proven, and how long it must rest first.
+    pub(super) fn into_reusable(self) -> Option<(OwnConnection, Option<Duration>)> {
+        let Http1Reading::Body(end, body) = &self.reading else {
             return None;
         };
         let is_sent = self.outgoing.is_empty() && self.write_error.is_none();
-        let is_between = is_between_requests(&self.upload, *keeps_open, body, &self.incoming);
-        (is_sent && is_between).then_some(self.connection)
+        let is_between = is_between_requests(&self.upload, end.keeps_open, body, &self.incoming);
+        let rest = end.is_bodiless.then_some(BODILESS_REST);
+        (is_sent && is_between).then_some((self.connection, rest))
     }
 }
 

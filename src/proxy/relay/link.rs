@@ -1,6 +1,6 @@
 //! One exchange with a server, over HTTP/1 or HTTP/2.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pingora::upstreams::peer::HttpPeer;
@@ -96,9 +96,10 @@ impl Link {
     pub async fn finish(self, connections: &Connections, peer: &HttpPeer, now: Instant) {
         match self {
             Link::Http1(http1) => {
-                if let Some(own) = http1.into_reusable() {
-                    let patience = peer.options.idle_timeout;
-                    connections.keep(own, patience.and_then(|patience| now.checked_add(patience)));
+                if let Some((own, rest)) = http1.into_reusable() {
+                    let after = |time: Duration| now.checked_add(time);
+                    let until = peer.options.idle_timeout.and_then(after);
+                    connections.keep(own, rest.and_then(after), until);
                 }
             }
             Link::Http2(http2) => http2.finish().await,

@@ -30,6 +30,8 @@ struct Kept {
 
 struct IdleConnection {
     stream: Stream,
+    /// When it can be taken; `None` for at once.
+    from: Option<Instant>,
     /// When it is too old; `None` for never.
     until: Option<Instant>,
 }
@@ -38,19 +40,23 @@ impl Idle {
     /// The connection to `server` that was used last, if one is open still at `now`.
     pub fn take(&self, server: u64, now: Instant) -> Option<Stream> {
         loop {
-            let mut waiting = self.0.lock().pop(server)?;
+            let mut waiting = self.0.lock().pop(server, now)?;
             if waiting.is_open(now) {
                 return Some(waiting.stream);
             }
         }
     }
 
-    /// Keeps a connection `until` it is too old; closes it where too many are kept.
-    pub fn keep(&self, stream: Stream, server: u64, until: Option<Instant>) {
+    /// Keeps a connection, to be taken `from` an instant on and `until` it is too old; closes it where too many are kept.
+    pub fn keep(&self, stream: Stream, server: u64, from: Option<Instant>, until: Option<Instant>) {
         let mut kept = self.0.lock();
         if kept.count < KEPT_MAX {
             kept.count += 1;
-            let waiting = IdleConnection { stream, until };
+            let waiting = IdleConnection {
+                stream,
+                from,
+                until,
+            };
             kept.by_server.entry(server).or_default().push(waiting);
         }
     }
@@ -70,10 +76,12 @@ impl Idle {
 }
 
 impl Kept {
-    fn pop(&mut self, server: u64) -> Option<IdleConnection> {
-        let taken = self.by_server.get_mut(&server)?.pop()?;
+    fn pop(&mut self, server: u64, now: Instant) -> Option<IdleConnection> {
+        let waiting = self.by_server.get_mut(&server)?;
+        let can_be_taken = |one: &IdleConnection| one.from.is_none_or(|from| from <= now);
+        let last = waiting.iter().rposition(can_be_taken)?;
         self.count -= 1;
-        Some(taken)
+        Some(waiting.remove(last))
     }
 }
 
@@ -138,7 +146,7 @@ mod tests {
             let (stream, server) = connection().await;
             ids.push(stream.id());
             servers.push(server);
-            idle.keep(stream, SERVER, late());
+            idle.keep(stream, SERVER, None, late());
         }
         assert!(idle.take(SERVER + 1, Instant::now()).is_none());
         let taken: Vec<_> = std::iter::from_fn(|| idle.take(SERVER, Instant::now())).collect();
@@ -153,13 +161,13 @@ mod tests {
     async fn one_that_its_server_has_closed_or_written_to_is_closed() {
         let idle = Idle::default();
         let (stream, server) = connection().await;
-        idle.keep(stream, SERVER, late());
+        idle.keep(stream, SERVER, None, late());
         idle.close_ended();
         assert_eq!(kept(&idle), 1);
         drop(server);
         closes_all(&idle).await;
         let (stream, mut server) = connection().await;
-        idle.keep(stream, SERVER, late());
+        idle.keep(stream, SERVER, None, late());
         server.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
         closes_all(&idle).await;
     }
@@ -168,8 +176,24 @@ mod tests {
     async fn one_that_is_too_old_is_not_taken() {
         let idle = Idle::default();
         let (stream, _server) = connection().await;
-        idle.keep(stream, SERVER, Some(Instant::now()));
+        idle.keep(stream, SERVER, None, Some(Instant::now()));
         assert!(idle.take(SERVER, Instant::now()).is_none());
+        assert_eq!(kept(&idle), 0);
+    }
+
+    #[tokio::test]
+    async fn one_that_rests_is_not_taken_before_others_or_its_time() {
+        let idle = Idle::default();
+        let now = Instant::now();
+        let rest = now + Duration::from_secs(1);
+        let (first, _server) = connection().await;
+        let (resting, _other_server) = connection().await;
+        let ids = [first.id(), resting.id()];
+        idle.keep(first, SERVER, None, late());
+        idle.keep(resting, SERVER, Some(rest), late());
+        assert_eq!(idle.take(SERVER, now).map(|one| one.id()), Some(ids[0]));
+        assert!(idle.take(SERVER, now).is_none());
+        assert_eq!(idle.take(SERVER, rest).map(|one| one.id()), Some(ids[1]));
         assert_eq!(kept(&idle), 0);
     }
 
@@ -178,7 +202,7 @@ mod tests {
         let idle = Idle::default();
         idle.0.lock().count = KEPT_MAX;
         let (stream, _server) = connection().await;
-        idle.keep(stream, SERVER, late());
+        idle.keep(stream, SERVER, None, late());
         assert!(idle.take(SERVER, Instant::now()).is_none());
     }
 }
