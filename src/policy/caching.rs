@@ -16,6 +16,7 @@ const PRIVATE: HeaderValue = HeaderValue::from_static("private");
 pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<HeaderValue> {
     let mut kept: Vec<&str> = Vec::new();
     let (mut is_private, mut is_for_others) = (false, false);
+    let (mut is_forbidden, mut is_conditional) = (false, false);
     for value in values {
         let Some(directives) = std::str::from_utf8(value).ok().and_then(directives) else {
             return Some(NO_STORE);
@@ -26,9 +27,9 @@ pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<H
                 None => (directive, None),
             };
             let is = |word: &str| name.eq_ignore_ascii_case(word);
-            if is("no-store") {
-                return None;
-            }
+            is_forbidden |= is("no-store");
+            // Caches that know it ignore the `no-store` beside it (RFC 9111 section 5.2.2.3).
+            is_conditional |= is("must-understand");
             // `private="field"` leaves the rest of the answer to shared caches.
             let for_others = ["public", "s-maxage", "proxy-revalidate", "private"];
             if is("private") && argument.is_none() {
@@ -39,6 +40,9 @@ pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<H
                 kept.push(directive);
             }
         }
+    }
+    if is_forbidden {
+        return is_conditional.then_some(NO_STORE);
     }
     if is_private && !is_for_others {
         return None;
@@ -135,6 +139,11 @@ mod tests {
             (&["private", "s-maxage=600"], Some("private")),
             (&["private, private=\"a\""], Some("private")),
             (&["private, public, no-store"], None),
+            (&["no-store, must-understand", "public"], Some("no-store")),
+            (
+                &["must-understand, max-age=5"],
+                Some("private, must-understand, max-age=5"),
+            ),
             (&["ext=\"never ends, private"], Some("no-store")),
             (&["private", "ext=\"never ends"], Some("no-store")),
         ] {
