@@ -123,7 +123,7 @@ impl Relay<'_, '_> {
         let blamed = fate == Fate::Unknown && is_servers_fault(&failure, self.client);
         let passed_on = self.client.header_passed();
         let forwarding = &mut *self.forwarding;
-        if failure.is_about_version()
+        if failure.is_about_version(reused)
             && let Some(server) = forwarding.server()
         {
             forwarding.upstream.note_wants_http1(server);
@@ -151,7 +151,7 @@ impl Relay<'_, '_> {
             return Err(failure);
         }
         // One that speaks another version of HTTP is to blame for it.
-        if fate == Fate::Unprocessed || fate == Fate::Stale && !failure.is_about_version() {
+        if fate == Fate::Unprocessed || fate == Fate::Stale && !failure.is_about_version(reused) {
             self.forwarding.release_server();
         }
         self.note_retry(match (fate, failure.fault) {

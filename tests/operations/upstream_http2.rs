@@ -303,6 +303,33 @@ async fn a_server_that_wants_http1_after_all_gets_it_under_auto() {
 }
 
 #[tokio::test]
+async fn one_invalid_frame_is_no_sign_that_a_server_wants_http1() {
+    let mut stage = Stage::new().await;
+    let ours = Authority::new();
+    let ca = ours.write(&stage.scene.outside().join("ca.pem"));
+    let (server, own) = (stage.scene.upstream.address(), ours.sign("127.0.0.1"));
+    let server = tls_with_alpn(server, &own, None, &["h2"]).await;
+    let more = format!("tls: {{ ca_file: {ca} }}, protocol: auto");
+    stage.forward_to(server.to_string(), &more).await;
+    assert_eq!(stage.status().await, 200);
+    let broken = Arc::new(AtomicBool::new(false));
+    stage
+        .scene
+        .upstream
+        .behave(move |_| match broken.swap(true, Ordering::SeqCst) {
+            false => Behaviour::InvalidFrame,
+            true => Behaviour::Echo,
+        });
+    for _ in 0..3 {
+        assert_eq!(stage.status().await, 200);
+    }
+    let asked = stage.scene.upstream.recorded();
+    assert_eq!(asked.len(), 5);
+    assert!(asked.iter().all(|one| one.version == Version::HTTP_2));
+    stage.scene.expect_used(&stage.key, 4).await;
+}
+
+#[tokio::test]
 async fn a_server_that_does_not_speak_http2_is_reported_and_costs_nothing() {
     let mut scene = Scene::builder(TOUCHLINE)
         .spec(|spec| spec.upstream_extra = "protocol: http2".into())

@@ -235,6 +235,8 @@ pub enum Behaviour {
     },
     /// Over HTTP/2: a GOAWAY with this code that leaves the request out, and nothing more of it. Over HTTP/1.1, reset the connection.
     GoAway(u32),
+    /// Over HTTP/2: an invalid frame of the connection, and nothing of the answer. Over HTTP/1.1, reset the connection.
+    InvalidFrame,
 }
 
 type Decide = Arc<dyn Fn(&Recorded) -> Behaviour + Send + Sync>;
@@ -528,7 +530,10 @@ async fn perform(
                 behaviour = *next;
                 continue;
             }
-            Behaviour::ResetBeforeHeader | Behaviour::ResetStream(_) | Behaviour::GoAway(_) => {
+            Behaviour::ResetBeforeHeader
+            | Behaviour::ResetStream(_)
+            | Behaviour::GoAway(_)
+            | Behaviour::InvalidFrame => {
                 record(Outcome::Reset);
                 reset(socket)?;
                 return Ok(false);

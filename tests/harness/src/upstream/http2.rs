@@ -32,10 +32,14 @@ const LOOK_PAUSE: Duration = Duration::from_millis(1);
 /// Length, type, flags and stream of a GOAWAY frame without words.
 const GO_AWAY: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
 
+/// A WINDOW_UPDATE of nothing, a connection error (RFC 9113 section 6.9).
+const NO_UPDATE: [u8; 13] = [0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
 /// A request of a stream to its connection.
 enum Wish {
     Reset,
     Close,
+    InvalidFrame,
     /// A GOAWAY with this code and this last stream.
     GoAway(u32, u32),
     /// Record the request at this place as answered, once the answer is written.
@@ -89,6 +93,7 @@ pub(super) async fn serve(
                 Some(Wish::Reset) => return handle.set_linger(Some(Duration::ZERO)),
                 Some(Wish::Close) | None => return Ok(()),
                 Some(Wish::GoAway(code, last)) => go_away(&handle, code, last)?,
+                Some(Wish::InvalidFrame) => handle.send(&NO_UPDATE).map(drop)?,
                 Some(Wish::Answered(index, outcome)) => shared.note(index, outcome),
             },
             Ok(()) = farewells.recv() => wire.graceful_shutdown(),
@@ -236,6 +241,12 @@ impl Stream {
                 Behaviour::GoAway(code) => {
                     record(Outcome::Refused);
                     self.ask(self.leave_out(code))?;
+                    self.given_up().await;
+                    return Ok(());
+                }
+                Behaviour::InvalidFrame => {
+                    record(Outcome::Reset);
+                    self.ask(Wish::InvalidFrame)?;
                     self.given_up().await;
                     return Ok(());
                 }
