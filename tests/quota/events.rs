@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use harness::upstream::Recorded;
 use harness::{
-    Allowances, Behaviour, Call, Client, IssuedKey, Protocol, RecordingUpstream, Scene,
+    Allowances, Behaviour, Call, Client, Gateway, IssuedKey, Protocol, RecordingUpstream, Scene,
     SceneBuilder, Store, eventually,
 };
 use serde_json::Value;
@@ -259,6 +260,41 @@ async fn an_unreachable_webhook_is_logged_without_what_its_url_may_keep_secret()
     let why = find(&line, "why").unwrap();
     assert!(why.contains("Connection refused"), "{why}");
     assert!(!scene.gateways[0].output().contains("s3cr3t"));
+}
+
+#[tokio::test]
+async fn events_that_no_gateway_can_deliver_are_shown_with_the_reason() {
+    let receiver = RecordingUpstream::start().await;
+    receiver.behave(|_| Behaviour::Status(503));
+    let mut scene = telling(Store::Embedded, &receiver).start().await;
+    let key = scene.issue("starter").await;
+    assert_eq!(calls(&scene, &key, 32).await, 32);
+    eventually("it was refused", async || {
+        (receiver.count() >= 1).then_some(())
+    })
+    .await;
+    scene.gateways[0].terminate();
+    // No authority: no client can be made.
+    let directory = tempfile::tempdir().unwrap();
+    let (program, none) = (
+        directory.path().join("touchline"),
+        directory.path().join("none"),
+    );
+    std::fs::create_dir(&none).unwrap();
+    let variables = format!("SSL_CERT_FILE=/dev/null SSL_CERT_DIR={}", none.display());
+    let script = format!("#!/bin/sh\n{variables} exec '{TOUCHLINE}' \"$@\"\n");
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let (own, spec) = (directory.path(), &scene.spec);
+    scene.gateways[0] = Gateway::start(&program, own, "without", spec).await;
+    eventually("it is shown", async || {
+        let pending = scene.metric("touchline_webhook_pending").await;
+        let age = scene.metric("touchline_webhook_age_seconds").await;
+        (pending == 1.0 && age >= 1.0).then_some(())
+    })
+    .await;
+    let line = logged_line(&scene, "can deliver no events").await;
+    assert!(find(&line, "why").unwrap().contains("CA cert"), "{line}");
 }
 
 #[tokio::test]

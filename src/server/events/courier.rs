@@ -81,7 +81,9 @@ impl Courier {
                 Some(webhook) => match self.caller.client() {
                     Ok(client) => self.look(webhook, &client).await,
                     Err(error) => {
-                        tracing::error!(%error, "no events can be delivered");
+                        let why = shown(error);
+                        tracing::error!(why, "this gateway can deliver no events");
+                        self.show_undelivered().await;
                         tokio::time::sleep(CLIENT_PAUSE).await;
                     }
                 },
@@ -95,6 +97,15 @@ impl Courier {
         self.failed.clear();
         self.skipped = 0;
         self.note_pending(&[]);
+    }
+
+    /// Shows the pending events that no gateway delivers, and leaves them to any that can.
+    async fn show_undelivered(&self) {
+        let store = &self.gate.store;
+        let reading = store.undelivered(&self.node, LEASE_SLACK, 0).await;
+        self.note_pending(&reading.ok().flatten().unwrap_or_default());
+        // If this fails, the lease ends by itself.
+        let _ = store.resign(&self.node).await;
     }
 
     fn note_pending(&self, events: &[Event]) {
