@@ -22,7 +22,10 @@ fn families(text: &str) -> BTreeSet<String> {
 }
 
 fn existing() -> BTreeSet<String> {
-    families(include_str!("../../src/telemetry/metrics.rs"))
+    families(concat!(
+        include_str!("../../src/telemetry/metrics.rs"),
+        include_str!("../../src/telemetry/diagnostics.rs"),
+    ))
 }
 
 #[test]
