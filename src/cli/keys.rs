@@ -69,9 +69,9 @@ pub(super) enum KeysCommand {
     /// Import keys that were made elsewhere, of any format, by value or by SHA-256 digest.
     ///
     /// The file is CSV with a header line or JSON Lines, with the fields `customer`, `tier`, and `key` or `digest`, and optionally
-    /// `id`, `label`, `state`, `expires`, `grants`, `created`, `previous_digest` and `previous_until`. The whole file is checked
-    /// first: if it has mistakes, all are listed with their lines and nothing is imported. It is then written in batches, so charges do
-    /// not wait long. A second import skips existing keys, so an interrupted import can be completed.
+    /// `id`, `label`, `state`, `expires`, `grants`, `created`, `previous_digest`, `previous_until` and `ended_digests`. The whole file
+    /// is checked first: if it has mistakes, all are listed with their lines and nothing is imported. It is then written in batches, so
+    /// charges do not wait long. A second import skips existing keys, so an interrupted import can be completed.
     #[command(
         after_help = "Examples:\n  touchline keys import keys.csv --dry-run\n  touchline keys import keys.jsonl --reason \"moved from the old gateway\"\n  touchline keys import - --format csv"
     )]

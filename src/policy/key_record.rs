@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -84,6 +85,41 @@ pub struct PreviousDigest {
     pub digest: KeyDigest,
     /// The first instant at which it is no longer valid.
     pub until: Timestamp,
+}
+
+/// The most ended secrets that a record remembers: the latest ones.
+pub const ENDED_MAX: usize = 32;
+
+/// Extra units by quota day. Most keys have none, and take no memory for them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Grants(Option<Arc<BTreeMap<Date, u64>>>);
+
+impl Grants {
+    fn are_none(&self) -> bool {
+        self.is_empty()
+    }
+}
+
+impl From<BTreeMap<Date, u64>> for Grants {
+    fn from(days: BTreeMap<Date, u64>) -> Grants {
+        Grants((!days.is_empty()).then(|| days.into()))
+    }
+}
+
+impl Deref for Grants {
+    type Target = BTreeMap<Date, u64>;
+
+    fn deref(&self) -> &BTreeMap<Date, u64> {
+        static NONE: BTreeMap<Date, u64> = BTreeMap::new();
+        self.0.as_deref().unwrap_or(&NONE)
+    }
+}
+
+impl DerefMut for Grants {
+    fn deref_mut(&mut self) -> &mut BTreeMap<Date, u64> {
+        Arc::make_mut(self.0.get_or_insert_default())
+    }
 }
 
 words! {
@@ -179,9 +215,13 @@ pub struct KeyRecord {
     /// The secret before the last rotation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous: Option<Box<PreviousDigest>>,
+    /// Digests of secrets that rotations have ended, at most [`ENDED_MAX`], the latest last. None is valid, and each may have become
+    /// another key's. They are known, so that an import of an old file does not make them valid again.
+    #[serde(default, skip_serializing_if = "<[KeyDigest]>::is_empty")]
+    pub ended: Box<[KeyDigest]>,
     /// Extra units by quota day.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub grants: BTreeMap<Date, u64>,
+    #[serde(default, skip_serializing_if = "Grants::are_none")]
+    pub grants: Grants,
     /// When the key was issued.
     pub created: Timestamp,
     /// When the record last changed.
@@ -238,7 +278,8 @@ impl KeyRecord {
             expires: None,
             digest: key.digest(),
             previous: None,
-            grants: BTreeMap::new(),
+            ended: Box::default(),
+            grants: Grants::default(),
             created: now,
             updated: now,
             version: 0,
@@ -287,6 +328,11 @@ impl KeyRecord {
     pub fn digests(&self) -> impl Iterator<Item = KeyDigest> + use<> {
         let previous = self.previous.as_ref().map(|previous| previous.digest);
         std::iter::once(self.digest).chain(previous)
+    }
+
+    /// Whether a secret is this key's, or was before its rotations.
+    pub fn has_had(&self, digest: &KeyDigest) -> bool {
+        self.digests().any(|held| held == *digest) || self.ended.contains(digest)
     }
 
     /// The units this key may use on `date`, given its tier's daily quota.

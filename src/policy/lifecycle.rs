@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 
 use super::api_key::KeyDigest;
-use super::key_record::{Action, KeyRecord, KeyState, PreviousDigest, TierName};
+use super::key_record::{Action, ENDED_MAX, KeyRecord, KeyState, PreviousDigest, TierName};
 
 /// The most extra units of a key on one day. Far below 2^53: Redis counts in doubles.
 pub const GRANT_UNITS_MAX: u64 = 1_000_000_000_000;
@@ -108,12 +108,21 @@ impl KeyChange {
                 let until = now
                     .checked_add(*overlap)
                     .map_err(|_| ChangeRefused::OverlapTooLong)?;
-                after.previous = (until > now).then(|| {
-                    Box::new(PreviousDigest {
-                        digest: before.digest,
-                        until,
-                    })
-                });
+                let replaced = PreviousDigest {
+                    digest: before.digest,
+                    until,
+                };
+                let mut ended = before.ended.to_vec();
+                ended.extend(before.previous.as_ref().map(|previous| previous.digest));
+                after.previous = match until > now {
+                    true => Some(Box::new(replaced)),
+                    false => {
+                        ended.push(replaced.digest);
+                        None
+                    }
+                };
+                let latest = ended.len().saturating_sub(ENDED_MAX);
+                after.ended = ended.split_off(latest).into();
                 after.digest = *digest;
             }
             KeyChange::Suspend => after.state = KeyState::Suspended,
@@ -307,6 +316,28 @@ mod tests {
         let later = now() + HOUR;
         let twice = rotate("newer", HOUR).applied_to(&once, later).unwrap();
         assert_eq!(losses(&once, &twice.unwrap(), later, offer), []);
+    }
+
+    #[test]
+    fn the_latest_ended_secrets_stay_known() {
+        let (key, mut record) = key_of("pro");
+        for turn in 0..ENDED_MAX {
+            let overlap = [Duration::ZERO, HOUR][turn % 2];
+            let rotated = rotate(&turn.to_string(), overlap).applied_to(&record, now());
+            record = rotated.unwrap().unwrap();
+            assert!(record.has_had(&key.digest()), "{turn}");
+        }
+        let secret = |turn: usize| KeyDigest::of(turn.to_string().as_bytes());
+        assert!((0..ENDED_MAX).all(|turn| record.has_had(&secret(turn))));
+        assert!((0..ENDED_MAX - 2).all(|turn| record.usable(&secret(turn), now()).is_err()));
+        let json = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<KeyRecord>(&json).unwrap(), record);
+        for turn in ENDED_MAX..2 * ENDED_MAX {
+            let rotated = rotate(&turn.to_string(), HOUR).applied_to(&record, now());
+            record = rotated.unwrap().unwrap();
+        }
+        assert_eq!(record.ended.len(), ENDED_MAX);
+        assert!(!record.has_had(&key.digest()));
     }
 
     #[test]

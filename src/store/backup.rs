@@ -16,8 +16,9 @@ use sha2::{Digest, Sha256};
 
 use super::export::Exported;
 
-/// The format of written backups. Raise it with every addition to a line. Since 2 there are audit entries that belong to no key.
-pub const FORMAT: u64 = 2;
+/// The format of written backups. Raise it with every addition to a line. Since 2 there are audit entries that belong to no key, since 3
+/// ended secrets of keys.
+pub const FORMAT: u64 = 3;
 /// The oldest format that can be read.
 const FIRST_FORMAT: u64 = 1;
 /// The longest line. A line is a key with its trail, or a day of a key, which are far shorter.

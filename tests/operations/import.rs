@@ -317,6 +317,35 @@ async fn a_table_is_moved_from_one_store_to_the_other_and_back() {
     }
 }
 
+#[tokio::test]
+async fn a_secret_that_rotations_have_ended_is_not_imported_again() {
+    for (store, other) in [
+        (Store::Embedded, Store::Redis),
+        (Store::Redis, Store::Embedded),
+    ] {
+        let (scene, other) = (scene(store).await, scene(other).await);
+        let text = format!("key,customer,tier,label\n{},Acme,pro,leaked\n", foreign(1));
+        let path = file(&scene, "keys.csv", &text);
+        imported(&scene, &path).await;
+        let leaked = found(&scene, "leaked", &foreign(1)).await;
+        let next = scene.rotate(&leaked, &["--overlap", "0s", "--yes"]).await;
+        let next = scene.rotate(&next, &["--overlap", "24h"]).await;
+        let exported = file(&other, "exported.csv", &export(&scene).await);
+        imported(&other, &exported).await;
+        for scene in [&scene, &other] {
+            let outcome = imported(scene, &path).await;
+            assert_eq!(
+                (&outcome["imported"], &outcome["present"]),
+                (&json!(0), &json!(1))
+            );
+            let client = scene.client(Protocol::Http1);
+            for (key, status) in [(&leaked, 401), (&next, 200)] {
+                assert_eq!(client.get(key, MARKETS).await.status, status);
+            }
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_keys_are_imported_while_a_gateway_charges_and_come_out_as_they_went_in() {
     let text = many(MANY);

@@ -311,13 +311,13 @@ async fn a_damaged_cut_off_or_later_backup_is_refused_with_its_line_and_nothing_
     let line_of_damage = damaged
         .lines()
         .position(|line| line.contains("\"Customer\""));
-    let later = whole.replacen("\"format\":2", "\"format\":3", 1);
+    let later = whole.replacen("\"format\":3", "\"format\":4", 1);
     let cut = lines[..4].join("\n") + "\n";
     let in_the_middle = &whole[..whole.len() - 40];
     let to = configuration(&scene, "to", file_spec(&scene, "to.db"));
     for (text_of_file, line, word) in [
         (damaged.as_str(), line_of_damage.unwrap() + 1, "damaged"),
-        (later.as_str(), 1, "format 3"),
+        (later.as_str(), 1, "format 4"),
         (cut.as_str(), 5, "cut off"),
         (in_the_middle, lines.len(), "cut off"),
         ("id,key\n", 1, "not a backup"),

@@ -129,9 +129,9 @@ fn a_changed_byte_a_lost_line_and_a_line_in_another_place_are_named() {
 
 #[test]
 fn another_format_and_another_file_are_reported_as_what_they_are() {
-    let later = written().replacen("\"format\":2", "\"format\":3", 1);
+    let later = written().replacen("\"format\":3", "\"format\":4", 1);
     let fault = read(&later).unwrap_err();
-    assert!(fault.to_string().contains("format 3"), "{fault}");
+    assert!(fault.to_string().contains("format 4"), "{fault}");
     for other in ["{}\n", "id,key\n", "SQLite format 3\0"] {
         let fault = read(other).unwrap_err();
         assert_eq!(fault.line, 1, "{fault}");

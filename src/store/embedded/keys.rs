@@ -170,11 +170,14 @@ pub(super) fn import(
         let holders = digests(&record).map(|digest| holder(&transaction, &digest));
         let outcome = match holders.filter_map(Result::transpose).next().transpose()? {
             Some(holder) => Imported::Held(holder),
-            None if one(&transaction, record.id)?.is_some() => Imported::IdTaken,
-            None => {
-                last = put(&transaction, &record, None)?.ok().or(last);
-                Imported::Added
-            }
+            None => match one(&transaction, record.id)? {
+                Some(stored) if stored.has_had(&record.digest) => Imported::Held(record.id),
+                Some(_) => Imported::IdTaken,
+                None => {
+                    last = put(&transaction, &record, None)?.ok().or(last);
+                    Imported::Added
+                }
+            },
         };
         outcomes.push(outcome);
     }

@@ -15,7 +15,9 @@ use crate::cli::output::{parse_date, parse_name};
 use crate::policy::api_key::{self, KEY_CHARS_MAX, KEY_CHARS_MIN, KeyDigest, KeyId, KeyPrefix};
 use crate::policy::calendar::Calendar;
 use crate::policy::clock_trust::DIFFERENCE_MAX;
-use crate::policy::key_record::{KeyRecord, KeyState, LastChange, PreviousDigest, TierName};
+use crate::policy::key_record::{
+    ENDED_MAX, KeyRecord, KeyState, LastChange, PreviousDigest, TierName,
+};
 use crate::policy::lifecycle::GRANT_UNITS_MAX;
 
 /// The most keys of one file, all of which are held in memory.
@@ -67,6 +69,7 @@ pub(super) struct Setting<'a> {
 pub(super) struct Checker<'a> {
     setting: Setting<'a>,
     stored_ids: HashSet<KeyId>,
+    /// The key that has a secret, or had it before its rotations.
     holders: HashMap<KeyDigest, KeyId>,
     lines_of_ids: HashMap<KeyId, u64>,
     lines_of_digests: HashMap<KeyDigest, u64>,
@@ -77,12 +80,15 @@ pub(super) struct Checker<'a> {
 impl<'a> Checker<'a> {
     /// A check against a store with the keys `stored`.
     pub(super) fn new(setting: Setting<'a>, stored: &[KeyRecord]) -> Checker<'a> {
-        let holders = stored.iter();
-        let holders = holders.flat_map(|record| record.digests().map(|digest| (digest, record.id)));
+        let had = stored.iter();
+        let had = had.flat_map(|record| record.ended.iter().map(|digest| (*digest, record.id)));
+        // A secret that has ended as one key's may be another's: the later entry counts.
+        let has = stored.iter();
+        let has = has.flat_map(|record| record.digests().map(|digest| (digest, record.id)));
         Checker {
             setting,
             stored_ids: stored.iter().map(|record| record.id).collect(),
-            holders: holders.collect(),
+            holders: had.chain(has).collect(),
             lines_of_ids: HashMap::new(),
             lines_of_digests: HashMap::new(),
             keys: Vec::new(),
@@ -151,6 +157,7 @@ impl<'a> Checker<'a> {
         let grants = row.optional("grants", grants);
         let created = row.optional("created", |text| self.created(text));
         let previous = row.previous();
+        let ended = row.optional("ended_digests", ended);
         let id = row.optional("id", id);
         if let (Some(id), Some(own)) = (id, own_id)
             && id != own
@@ -181,7 +188,8 @@ impl<'a> Checker<'a> {
             expires,
             digest,
             previous,
-            grants: grants.unwrap_or_default(),
+            ended: ended.unwrap_or_default(),
+            grants: grants.unwrap_or_default().into(),
             created,
             updated: created,
             version: 0,
@@ -362,6 +370,17 @@ impl RowReading {
 fn digest(text: &str) -> Result<KeyDigest, String> {
     text.parse()
         .map_err(|_| "write the 64 hexadecimal characters of a SHA-256".to_owned())
+}
+
+fn ended(text: &str) -> Result<Box<[KeyDigest]>, String> {
+    let digests: Box<[KeyDigest]> = text
+        .split_ascii_whitespace()
+        .map(digest)
+        .collect::<Result<_, _>>()?;
+    match digests.len() <= ENDED_MAX {
+        true => Ok(digests),
+        false => Err(format!("a key remembers at most {ENDED_MAX}")),
+    }
 }
 
 fn id(text: &str) -> Result<KeyId, String> {
@@ -589,9 +608,11 @@ mod tests {
             digest: previous,
             until: now(),
         }));
+        let ended = KeyDigest::of(b"ended");
+        stored.ended = [ended].into();
         let stored = [stored];
         let [one] = &stored;
-        for digest in [one.digest, previous] {
+        for digest in [one.digest, previous, ended] {
             let csv = format!("digest,customer,tier\n{digest},Acme,pro\n");
             let key = checked(&stored, &csv).unwrap().remove(0);
             assert_eq!((key.record.id, key.id), (one.id, GivenId::Stored));

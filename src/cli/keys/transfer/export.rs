@@ -10,6 +10,7 @@ use super::file::{FileFormat, is_standard};
 use super::rows::{self, COLUMNS, DIGEST_COLUMNS, Digests, ExportedRow};
 use crate::cli::output::new_file::NewFile;
 use crate::cli::session::{Session, note};
+use crate::policy::api_key::KeyDigest;
 use crate::policy::key_record::KeyRecord;
 use crate::policy::words::counted;
 
@@ -63,9 +64,11 @@ pub(in crate::cli::keys) async fn export(
 
 fn digests(record: &KeyRecord) -> Digests {
     let previous = record.previous.as_ref();
+    let ended: Vec<String> = record.ended.iter().map(KeyDigest::to_string).collect();
     Digests {
         digest: record.digest,
         previous_digest: previous.map(|previous| previous.digest),
         previous_until: previous.map(|previous| previous.until),
+        ended_digests: (!ended.is_empty()).then(|| ended.join(" ")),
     }
 }

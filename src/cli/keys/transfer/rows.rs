@@ -19,7 +19,7 @@ use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::{KeyState, TierName};
 
 /// Every field of a row, by its name in CSV headers and JSON objects.
-pub(super) const FIELDS: [&str; 12] = [
+pub(super) const FIELDS: [&str; 13] = [
     "id",
     "key",
     "digest",
@@ -32,6 +32,7 @@ pub(super) const FIELDS: [&str; 12] = [
     "created",
     "previous_digest",
     "previous_until",
+    "ended_digests",
 ];
 /// The longest line of a file of JSON Lines, and the longest row of CSV, in bytes: a row with grants for every day of two years.
 const ROW_BYTES_MAX: usize = 65_536;
@@ -320,13 +321,19 @@ pub(super) struct Digests {
     pub(super) digest: KeyDigest,
     pub(super) previous_digest: Option<KeyDigest>,
     pub(super) previous_until: Option<Timestamp>,
+    pub(super) ended_digests: Option<String>,
 }
 
 /// The columns of a CSV file that always are in it, and those of [`Digests`].
 pub(super) const COLUMNS: [&str; 8] = [
     "id", "customer", "label", "tier", "state", "expires", "grants", "created",
 ];
-pub(super) const DIGEST_COLUMNS: [&str; 3] = ["digest", "previous_digest", "previous_until"];
+pub(super) const DIGEST_COLUMNS: [&str; 4] = [
+    "digest",
+    "previous_digest",
+    "previous_until",
+    "ended_digests",
+];
 
 /// Writes rows; CSV has these columns.
 pub(super) fn write<'a>(

@@ -156,9 +156,9 @@ async fn release(
     link.send(drop).await
 }
 
-/// Whether a stored key has the current secret of another record.
+/// Whether a stored key has, or had before its rotations, the current secret of another record.
 fn is_same(stored: &KeyRecord, wanted: &KeyRecord) -> bool {
-    digests(stored).any(|digest| digest == wanted.digest)
+    stored.has_had(&wanted.digest)
 }
 
 /// The records of these keys, as far as there are any.
