@@ -329,8 +329,9 @@ impl HeldFile {
                 "{path} is not the file that this gateway has open: {loss}. {save}; to use the new file, restart the gateway"
             ),
             FileFault::Gone(name, _) | FileFault::Other(name) => format!(
-                "the file {path}{name} was removed or replaced: {loss}. Move it back, or restart the gateway, which writes its \
-                 contents to {path} when it ends"
+                "the file {} was removed or replaced: {loss}. Move it back, or restart the gateway, which writes its contents to \
+                 {path} when it ends",
+                beside(&self.path, name).display()
             ),
             FileFault::Truncated { bytes, wanted } => format!(
                 "{path} was truncated to {bytes} bytes of {wanted}: {loss}. To mend it, {}",
@@ -358,9 +359,10 @@ pub fn sync_log(path: &Path) -> io::Result<()> {
     File::open(beside(path, "-wal"))?.sync_data()
 }
 
-/// The path of the file with this ending beside another.
+/// The path of the file with this ending beside another: if that is a symbolic link, beside its target, as SQLite does it.
 pub fn beside(path: &Path, name: &str) -> PathBuf {
-    let mut path = path.as_os_str().to_owned();
+    let target = std::fs::canonicalize(path);
+    let mut path = target.unwrap_or_else(|_| path.to_owned()).into_os_string();
     path.push(name);
     path.into()
 }

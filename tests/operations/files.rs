@@ -219,6 +219,23 @@ async fn journaled() -> (Scene, IssuedKey, PathBuf) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_or_journal_behind_a_symbolic_link_is_used_as_any_other() {
+    for (mut scene, key, file) in [embedded().await, journaled().await] {
+        assert!(scene.gateways[0].terminate().success());
+        let target = scene.outside().join("target.db");
+        fs::rename(&file, &target).unwrap();
+        std::os::unix::fs::symlink(&target, &file).unwrap();
+        scene.gateways[0].restart().await;
+        assert_eq!(status_of(&scene, &key).await, 200);
+        let (status, body) = readiness(&scene).await;
+        assert_eq!((status, &body["status"]), (200, &"ready".into()), "{body}");
+        fs::remove_file(beside(&target, "-wal")).unwrap();
+        let (reason, ..) = reason(&scene).await;
+        assert!(reason.contains("target.db-wal was removed"), "{reason}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_journal_that_is_moved_removed_replaced_or_damaged_serves_nothing_without_redis() {
     for fate in FATES {
         let (mut scene, key, file) = journaled().await;
