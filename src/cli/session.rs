@@ -82,10 +82,12 @@ pub async fn piped<T>(
     Ok(read?)
 }
 
-/// The store's database file, if it is missing.
+/// The store's database file, if it is missing. One that this user may not look for is not: opening it names the reason.
 pub fn missing_file(store: &StoreConfig) -> Option<PathBuf> {
     match store {
-        StoreConfig::Embedded(file) if !file.path.exists() => Some(file.path.clone()),
+        StoreConfig::Embedded(file) if matches!(file.path.try_exists(), Ok(false)) => {
+            Some(file.path.clone())
+        }
         StoreConfig::Embedded(_) | StoreConfig::Redis(_) => None,
     }
 }

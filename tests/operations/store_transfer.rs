@@ -389,6 +389,11 @@ async fn a_store_that_holds_something_is_not_filled_unless_asked_and_a_rehearsal
     let words = ["store", "copy", "--from", "none.db", "--to", text(&here)];
     let missing = run_on(&here, &words).await.failed(1);
     assert!(missing.contains("no database none.db"), "{missing}");
+    // A path that cannot be looked for, as in a directory that this user may not enter.
+    let shut = here.join("none.db");
+    let words = ["store", "copy", "--from", text(&shut), "--to", text(&here)];
+    let refused = run_on(&here, &words).await.failed(1);
+    assert!(refused.contains("none.db cannot be opened"), "{refused}");
     let zone = scene.outside().join("zone.yaml");
     let text_of_file = std::fs::read_to_string(&here).unwrap();
     std::fs::write(
