@@ -62,7 +62,7 @@ async fn answering_late(
                         let answer = first.take().unwrap_or(whole);
                         let _ = socket.write_all(answer.as_bytes()).await;
                         if !late.is_empty() {
-                            tokio::time::sleep(Duration::from_millis(200)).await;
+                            tokio::time::sleep(Duration::from_millis(50)).await;
                             let _ = socket.write_all(late.as_bytes()).await;
                         }
                     }

@@ -28,8 +28,9 @@ use crate::proxy::forward::Outgoing;
 /// The bytes of an answer read at a time, and the most held beyond its head.
 const READ_BYTES: usize = 16 * 1024;
 /// The rest of a connection after an answer that must not have a body. A faulty server that sends one all the same does so at once, but in
-/// a packet of its own, which may wait for the acknowledgement of the head's; it would be read as the answer to the next request.
-const BODILESS_REST: Duration = Duration::from_secs(1);
+/// a packet of its own, which may wait for the delayed acknowledgement of the head's (40 ms and a round trip); it would be read as the
+/// answer to the next request. Longer, a thousand 304s a second would need as many connections.
+const BODILESS_REST: Duration = Duration::from_millis(250);
 /// The bounds of an answer's head.
 const BOUNDS: AnswerBounds = AnswerBounds {
     reason_bytes_max: 1024,
