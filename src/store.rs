@@ -500,6 +500,9 @@ pub trait Store: Send + Sync + 'static {
         keys: &[KeyId],
     ) -> Result<Vec<Proof>, StoreError>;
 
+    /// The last day that the retention has dropped, by the configuration of the gateway that did: the ledger lacks it and all before.
+    async fn last_dropped(&self) -> Result<Option<Date>, StoreError>;
+
     /// The days, from `from` through `to`, on which any of these keys has units that arrived after the day was closed. `keys` are in
     /// their order. Cost: a search for these units only; on Redis a question for each key, and for each
     /// key of the last 40 days.

@@ -430,6 +430,10 @@ impl Store for RedisStore {
         counts::ledger::prove(&self.parts.command_link, keys, from, to).await
     }
 
+    async fn last_dropped(&self) -> Result<Option<Date>, StoreError> {
+        operations::retention::last_dropped(&self.parts.command_link).await
+    }
+
     async fn late_days(
         &self,
         from: Date,

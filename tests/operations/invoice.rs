@@ -243,3 +243,38 @@ async fn what_was_served_beyond_the_limit_while_redis_was_away_is_on_the_invoice
     let rules = "Billing rules (months: by_day, unused_keys: bill):";
     assert!(table.contains(rules), "{table}");
 }
+
+#[tokio::test]
+async fn a_month_of_which_days_were_deleted_is_refused_although_the_retention_is_longer_now() {
+    for store in STORES {
+        let scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        let date = jiff::Zoned::now()
+            .date()
+            .saturating_sub(jiff::Span::new().days(40));
+        let month = date.strftime("%Y-%m").to_string();
+        let words = ["usage", "invoice", "--month", &*month];
+        let usage = ["usage", "--month", &*month];
+        scene.cli(&words).await;
+        match &scene.redis {
+            // As a gateway with a shorter retention does it.
+            Some(server) => {
+                let note = ["SET", "touchline:dropped", &date.to_string()];
+                server.command(&note).await.unwrap();
+            }
+            None => {
+                let database = scene.directory().join("touchline.db");
+                let database = rusqlite::Connection::open(database).unwrap();
+                let note = "INSERT INTO meta (name, value) VALUES ('dropped', ?1)";
+                database.execute(note, [date.to_string()]).unwrap();
+            }
+        }
+        let message = run_beside(&scene.gateways[0], &words).await.failed(1);
+        let through = format!("days through {date} were deleted");
+        assert!(message.contains(&through), "{message}");
+        let ran = run_beside(&scene.gateways[0], &usage).await;
+        assert!(
+            ran.stderr.contains("the ledger lacks the days through"),
+            "{ran:?}"
+        );
+    }
+}

@@ -491,7 +491,7 @@ async fn the_two_days_charged_last_stay_in_redis_whatever_the_clock_shows() {
         days.push(put_day(&server, &key, days_ago).await);
     }
     let log = log_lines();
-    let _store = gateway_with(trusting(&server)).await;
+    let store = gateway_with(trusting(&server)).await;
     eventually("the oldest is gone", async || {
         let listed = run(
             &server,
@@ -510,6 +510,7 @@ async fn the_two_days_charged_last_stay_in_redis_whatever_the_clock_shows() {
     for day in &days[1..] {
         assert!(is_there(&server, &key, *day).await, "{}", day.date);
     }
+    assert_eq!(store.last_dropped().await.unwrap(), Some(days[0].date));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -100,6 +100,7 @@ pub(super) async fn run(
 ) -> anyhow::Result<()> {
     let now = session.store.server_time().await?;
     let terms = BillingTerms::of(&session.config, month, now)?;
+    terms.require_kept(session.store.last_dropped().await?)?;
     let lines = read(session, &terms, customer).await?;
     check_tiers(&terms, &lines)?;
     if !terms.closed {

@@ -53,7 +53,15 @@ impl LedgerQuery {
                 session.config.calendar.day_at(now)?.date,
             )?,
         };
-        if let Some(first) = first_kept(&session.config, now)
+        let first = first_kept(&session.config, now);
+        let dropped = session.store.last_dropped().await?;
+        if let Some(dropped) = dropped.filter(|dropped| first <= Some(*dropped))
+            && days.0 <= dropped
+        {
+            note(&format!(
+                "the ledger lacks the days through {dropped}: they were deleted under a shorter quota.retention"
+            ));
+        } else if let Some(first) = first
             && days.0 < first
         {
             let retention = session.config.keeping.retention_seconds() / 86_400;

@@ -16,7 +16,7 @@ use super::feed;
 use super::inbox::WaitingCall;
 use super::keys::{self, ChangeResult, MARK};
 use super::writer::Desk;
-use super::{closing, events, export, import, schema, status, usage};
+use super::{closing, events, export, import, retention, schema, status, usage};
 use crate::clock::timer::Timers;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
@@ -454,6 +454,11 @@ impl Store for EmbeddedStore {
     ) -> Result<Vec<Proof>, StoreError> {
         let keys = keys.to_vec();
         self.on_reader(move |connection| usage::prove(connection, from, to, &keys))
+            .await
+    }
+
+    async fn last_dropped(&self) -> Result<Option<Date>, StoreError> {
+        self.on_reader(|connection| retention::last_dropped(connection))
             .await
     }
 

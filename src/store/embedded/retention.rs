@@ -7,11 +7,12 @@
 //! are kept at any time: a process that starts with a wrong clock deletes nothing before its second wrong day.
 
 use jiff::Timestamp;
+use jiff::civil::Date;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use super::{appended, closing};
 use crate::store::Keeping;
-use crate::store::sqlite::{first, unreadable};
+use crate::store::sqlite::{execute, first, meta, unreadable};
 
 /// The most rows that one turn deletes. A day of 100,000 keys with five endpoints each is deleted in some eight minutes.
 const ROWS_MAX: i64 = 1_000;
@@ -25,6 +26,16 @@ const DROP_ADJUSTMENTS: &str = "DELETE FROM adjustments WHERE (date, key, came) 
 const DROP_COPIED: &str = "DELETE FROM copied WHERE (date, key) IN
     (SELECT date, key FROM copied WHERE date <= ?1 LIMIT ?2)";
 const DROP_DAY: &str = "DELETE FROM days WHERE date = ?1";
+
+const NOTE_DROPPED: &str = "INSERT INTO meta (name, value) VALUES ('dropped', ?1)
+    ON CONFLICT (name) DO UPDATE SET value = max(value, ?1)";
+
+/// The last date whose deletion was started.
+pub(super) fn last_dropped(connection: &Connection) -> rusqlite::Result<Option<Date>> {
+    let date = meta(connection, "dropped")?;
+    date.map(|date| date.parse().map_err(unreadable))
+        .transpose()
+}
 
 /// One turn; returns the number of deleted rows.
 pub(super) fn drop_old(
@@ -44,6 +55,7 @@ pub(super) fn drop_old(
         return Ok(0);
     }
     closing::let_go(&transaction, &date, now.as_second())?;
+    execute(&transaction, NOTE_DROPPED, [&date])?;
     for statement in [DROP_LEDGER, DROP_ADJUSTMENTS, DROP_COPIED] {
         let gone = transaction.execute(statement, (&date, ROWS_MAX))?;
         if gone > 0 {
@@ -99,5 +111,7 @@ mod tests {
         });
         let dropped = "SELECT count(*) FROM chain WHERE state = 'dropped'";
         assert_eq!(value::<i64>(&connect(), dropped, []).unwrap(), DAYS);
+        let last = last_dropped(&connect()).unwrap();
+        assert_eq!(last, Some("2020-07-19".parse().unwrap()));
     }
 }

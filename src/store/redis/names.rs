@@ -15,6 +15,7 @@
 //! | `<prefix>:{gateways}:register` | hash | gateway id -> when a gateway was last heard of, its name, its heartbeat, see `register` |
 //! | `<prefix>:{gateways}:trail` | hash | the audit trail of the register: version -> entry |
 //! | `<prefix>:days` | set | dates that have counts |
+//! | `<prefix>:dropped` | string | the last date whose counts were dropped after their retention |
 //! | `<prefix>:complete:{<prefix>:days}` | string | set while no date is missing from that set, and lost with it |
 //! | `<prefix>:{events}:claimed:<date>` | hash | event -> the node that claimed it; kept two days after the day |
 //! | `<prefix>:{events}:pending` | sorted set | events to be delivered, by the time of their claim; dropped after a week |
@@ -178,6 +179,11 @@ impl Names {
     /// The dates that have counts.
     pub fn days(&self) -> String {
         format!("{}:days", self.prefix)
+    }
+
+    /// The last date whose counts were dropped.
+    pub fn dropped(&self) -> String {
+        format!("{}:dropped", self.prefix)
     }
 
     /// Set if no date is missing from the set of [`Names::days`]; in the same slot, so that a master loses both together.

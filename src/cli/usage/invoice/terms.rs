@@ -1,12 +1,16 @@
 //! The terms of an invoice: its month, the days of it that are billed, and the configured rules.
 
 use anyhow::bail;
+use jiff::civil::Date;
 use jiff::{Span, Timestamp};
 
 use crate::cli::usage::month::Month;
 use crate::config::Config;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::{Action, KeyRecord};
+
+/// What to do about a month whose days were deleted.
+const REMEDY: &str = "restore a backup into a store of its own, in whose configuration quota.retention is longer, and invoice the month there";
 
 /// The facts by which the keys of a month are billed.
 pub(super) struct BillingTerms<'c> {
@@ -35,8 +39,7 @@ impl<'c> BillingTerms<'c> {
         if days.first().is_some_and(is_deleted) {
             bail!(
                 "the ledger may lack days of {month}: a day is deleted {} days after its end (quota.retention). Invoice a month \
-                 before its days reach that age; or restore a backup into a store of its own, in whose configuration quota.retention is longer, and \
-                 invoice the month there",
+                 before its days reach that age; or {REMEDY}",
                 retention / 86_400
             );
         }
@@ -49,6 +52,20 @@ impl<'c> BillingTerms<'c> {
             days,
             closed,
         })
+    }
+
+    /// Checks that no day of the month was deleted; `dropped` is the last day that was.
+    ///
+    /// # Errors
+    /// If one was, although the present retention would keep it.
+    pub(super) fn require_kept(&self, dropped: Option<Date>) -> anyhow::Result<()> {
+        match dropped.filter(|date| *date >= self.month.first) {
+            None => Ok(()),
+            Some(date) => bail!(
+                "the ledger lacks days of {}: the days through {date} were deleted under a shorter quota.retention; {REMEDY}",
+                self.month
+            ),
+        }
     }
 
     /// Whether a key's record alone shows its tier in the month: its last change was before the month, or was its first.

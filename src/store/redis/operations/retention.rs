@@ -5,7 +5,7 @@
 //! boot-time clock of the gateway (`clock_watch`). The last two days with charges are kept in any case.
 //!
 //! Every gateway does so; dropping a missing name costs nothing. Invariant: a day is removed from the list of days only after
-//! the counts and ledgers of all keys, so that an interrupted walk is repeated.
+//! the counts and ledgers of all keys, so that an interrupted walk is repeated; and the last dropped day is noted before its counts go.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,6 +22,7 @@ use crate::store::StoreError;
 use crate::store::redis::counts::ledger::listed_days;
 use crate::store::redis::names::Names;
 use crate::store::redis::parts::Parts;
+use crate::store::redis::wire::link::RedisLink;
 
 /// How often days are dropped: one becomes due each day.
 const DROP_EVERY: Duration = Duration::from_secs(3_600);
@@ -31,6 +32,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const DROP_BATCH: usize = 128;
 /// Days that are kept whatever the clock reads.
 const KEPT_MIN: usize = 2;
+
+/// The last date of which counts were dropped.
+pub async fn last_dropped(link: &RedisLink) -> Result<Option<Date>, StoreError> {
+    let date: Option<String> = link.read(&Cmd::get(link.names.dropped())).await?;
+    Ok(date.and_then(|date| date.parse().ok()))
+}
 
 impl Parts {
     /// Drops old days. Never returns.
@@ -93,6 +100,10 @@ impl Parts {
     async fn drop_day(&self, date: Date) -> Result<(), StoreError> {
         let link = &self.command_link;
         let late_mark = Names::late_mark(date);
+        if last_dropped(link).await? < Some(date) {
+            let note = Cmd::set(link.names.dropped(), date.to_string());
+            link.send([note]).await?;
+        }
         for keys in self.keys.entries().chunks(DROP_BATCH) {
             let drop = keys.iter().map(|entry| {
                 let id = entry.record.id;
