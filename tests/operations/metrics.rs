@@ -170,9 +170,13 @@ async fn access_log_lines_that_cannot_be_written_are_counted_across_reloads() {
     let kind = format!("# TYPE {dropped} counter");
     assert!(text.lines().any(|line| line == kind), "{text}");
     // Once for each of the two times that it was opened, not for each line.
-    let output = scene.gateways[0].output();
-    let reported = output.matches("the access log cannot be written").count();
-    assert_eq!(reported, 2, "{output}");
+    let reported = |output: &str| output.matches("the access log cannot be written").count();
+    let output = eventually("both are reported", async || {
+        let output = scene.gateways[0].output();
+        (reported(&output) >= 2).then_some(output)
+    })
+    .await;
+    assert_eq!(reported(&output), 2, "{output}");
     assert!(output.contains("\"destination\":\"/dev/full\""), "{output}");
 }
 

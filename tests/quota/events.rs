@@ -96,6 +96,15 @@ fn logged(scene: &Scene) -> Vec<String> {
     events
 }
 
+/// The same, once there are as many: the diagnostic log is written after what it reports.
+async fn logged_all(scene: &Scene, count: usize) -> Vec<String> {
+    eventually("the events are logged", async || {
+        let events = logged(scene);
+        (events.len() >= count).then_some(events)
+    })
+    .await
+}
+
 /// Waits for the first line of the first gateway's log that contains this text.
 async fn logged_line(scene: &Scene, text: &str) -> Value {
     eventually(&format!("{text:?} is logged"), async || {
@@ -178,7 +187,7 @@ async fn each_share_is_reported_once_by_three_gateways_together() {
         assert_eq!(calls(&scene, &key, 30).await, 8);
         assert_eq!(calls(&scene, &key, 30).await, 0);
         expect_counted(&scene, &[(80, 1), (95, 1), (100, 1)]).await;
-        let events = logged(&scene);
+        let events = logged_all(&scene, 3).await;
         assert_eq!(events, ids(&events, &key));
         scene.assert_ledgers_agree().await;
     }
@@ -199,7 +208,7 @@ async fn a_clock_that_is_a_day_ahead_for_a_moment_reports_no_share_twice() {
         // Both shares are noticed, and claimed in their order.
         assert_eq!(calls(&scene, &key, 6).await, 6);
         expect_counted(&scene, &[(80, 2), (95, 1)]).await;
-        assert_eq!(logged(&scene).len(), 3);
+        assert_eq!(logged_all(&scene, 3).await.len(), 3);
     }
 }
 
@@ -558,7 +567,7 @@ async fn three_gateways_deliver_each_event_once_where_nothing_fails() {
             .map(|one| verified(one).0)
             .collect();
         reported.sort();
-        assert_eq!(reported, logged(&scene));
+        assert_eq!(reported, logged_all(&scene, reported.len()).await);
         assert_eq!(reported.len(), 9);
         scene.assert_ledgers_agree().await;
     }
@@ -572,7 +581,7 @@ async fn an_emptied_redis_receives_the_claims_again_without_a_second_line() {
     let key = scene.issue("starter").await;
     assert_eq!(calls(&scene, &key, 40).await, 40);
     expect_counted(&scene, &[(80, 1), (95, 1), (100, 1)]).await;
-    let events = logged(&scene);
+    let events = logged_all(&scene, 3).await;
     eventually("all are delivered", async || {
         (receiver.count() >= 3).then_some(())
     })
