@@ -20,7 +20,11 @@ pub fn of_one_family(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     addresses
 }
 
-/// A block of addresses in CIDR notation (RFC 4632, RFC 4291 section 2.3). Invariant: no bit after the prefix is set.
+/// The bits of an IPv4-mapped IPv6 address that precede the IPv4 address.
+const MAPPED_PREFIX: u8 = 96;
+
+/// A block of addresses in CIDR notation (RFC 4632, RFC 4291 section 2.3). Invariant: no bit after the prefix is set, and no
+/// network consists of IPv4-mapped addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network(IpNet);
 
@@ -60,6 +64,7 @@ impl FromStr for Network {
                 .and_then(|number| IpNet::new(address, number).ok())
                 .ok_or(NetworkError::Malformed)?,
         };
+        let written = canonical(written);
         let network = Network(written.trunc());
         if network.0 == written {
             Ok(network)
@@ -67,6 +72,15 @@ impl FromStr for Network {
             Err(NetworkError::HostBits(network))
         }
     }
+}
+
+/// The network of IPv4 addresses if it is written as one of IPv4-mapped addresses (RFC 4291 section 2.5.5.2).
+fn canonical(written: IpNet) -> IpNet {
+    let address = written.addr().to_canonical();
+    let prefix = written.prefix_len().checked_sub(MAPPED_PREFIX);
+    let mapped = prefix.filter(|_| address.is_ipv4());
+    let network = mapped.and_then(|prefix| IpNet::new(address, prefix).ok());
+    network.unwrap_or(written)
 }
 
 impl fmt::Display for Network {
@@ -139,6 +153,21 @@ mod tests {
                 vec!["2001:db7:ffff::", "2001:db9::"],
             ),
             (
+                "::ffff:10.0.0.0/104",
+                vec!["10.0.0.0", "10.255.255.255", "::ffff:10.1.1.1"],
+                vec!["9.255.255.255", "11.0.0.0", "::a00:1"],
+            ),
+            (
+                "::ffff:0:0/96",
+                vec!["0.0.0.0", "::ffff:255.255.255.255"],
+                vec!["::", "2001:db8::1"],
+            ),
+            (
+                "::ffff:192.0.2.1",
+                vec!["192.0.2.1"],
+                vec!["192.0.2.0", "::c000:201"],
+            ),
+            (
                 "192.0.2.128/25",
                 vec!["192.0.2.128", "192.0.2.255"],
                 vec!["192.0.2.127"],
@@ -173,8 +202,10 @@ mod tests {
                 "{text}"
             );
         }
-        let error = "10.1.2.3/8".parse::<Network>().unwrap_err();
-        assert!(error.to_string().contains("did you mean 10.0.0.0/8?"));
+        for text in ["10.1.2.3/8", "::ffff:10.1.2.3/104"] {
+            let error = text.parse::<Network>().unwrap_err();
+            assert!(error.to_string().contains("did you mean 10.0.0.0/8?"));
+        }
     }
 
     #[test]
