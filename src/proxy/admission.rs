@@ -201,9 +201,12 @@ impl Edge<'_> {
                 let terms = config.tier(&entry.record.tier).map(Tier::terms);
                 Caller::new(entry, now, day, terms)
             }
-            Err(Unusable::WrongSecret) if !is_current => Err(NoKey::Unknown(
-                "the key is not in the replica of the key table, which is not current".into(),
-            )),
+            // A secret that a rotation ended is in the replica, and no later change makes it valid again.
+            Err(Unusable::WrongSecret) if !is_current && gate.store.keys().find(key).is_none() => {
+                Err(NoKey::Unknown(
+                    "the key is not in the replica of the key table, which is not current".into(),
+                ))
+            }
             Err(
                 Unusable::WrongSecret | Unusable::Revoked | Unusable::Suspended | Unusable::Expired,
             ) => Err(NoKey::Invalid),

@@ -15,6 +15,19 @@ async fn scene() -> Scene {
     Scene::builder(TOUCHLINE).store(Store::Redis).start().await
 }
 
+/// A key that no store has.
+const UNUSED: &str = "made-elsewhere-and-never-imported-0123456789";
+
+/// Waits until Redis has been away for so long that an unknown key may be one that it has.
+async fn unknown_keys_are_a_500(scene: &Scene) {
+    eventually("the key table is not current", async || {
+        let client = scene.client(Protocol::Http1);
+        let answer = client.call(Call::get(MARKETS).key(UNUSED)).await;
+        (answer.status == 500).then_some(())
+    })
+    .await;
+}
+
 async fn status_of(scene: &Scene, key: &IssuedKey) -> u16 {
     let client = scene.client(Protocol::Http1);
     client.call(Call::get(MARKETS).key(key)).await.status
@@ -109,4 +122,19 @@ async fn a_gateway_without_redis_and_without_a_replica_is_not_ready_and_refuses_
     let (status, body) = scene.admin(0, "/readyz").await;
     assert_eq!(status, 503, "{body}");
     assert!(body.contains(r#""keys_usable":false"#), "{body}");
+}
+
+#[tokio::test]
+async fn while_redis_is_away_a_secret_that_a_rotation_ended_is_a_401_and_an_unknown_one_a_500() {
+    let mut scene = scene().await;
+    let old = scene.issue("starter").await;
+    let new = scene.rotate(&old, &["--overlap", "1s"]).await;
+    eventually("the overlap is over", async || {
+        (status_of(&scene, &old).await == 401).then_some(())
+    })
+    .await;
+    scene.redis.as_mut().unwrap().kill9();
+    unknown_keys_are_a_500(&scene).await;
+    assert_eq!(status_of(&scene, &old).await, 401);
+    assert_eq!(status_of(&scene, &new).await, 200);
 }
