@@ -561,6 +561,23 @@ async fn what_redis_had_refused_stays_refused_and_what_it_had_not_is_no_429() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quota_that_redis_had_counted_as_used_up_is_exhausted_and_one_used_up_without_it_is_not()
+{
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    granted(store.charge(charge(&key, day, 5, 5)).await);
+    server.kill();
+    away(&store).await;
+    let refused = store.charge(charge(&key, day, 5, 1)).await;
+    assert!(
+        matches!(refused, Ok(Decision::Exhausted { used: 5 })),
+        "{refused:?}"
+    );
+    assert_eq!(served_until_refused(&store, &key, day, 6).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deny_serves_nothing_and_open_knows_no_bound() {
     let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
     let (key, day) = (issued(&server).await, today());

@@ -56,7 +56,7 @@ pub enum Reservation<R> {
         /// The result of the function that wrote to the journal.
         written: R,
     },
-    /// Redis itself refused this cost before.
+    /// Redis itself refused this cost before, or reported a count that leaves no room for it.
     Exhausted {
         /// The units used at that time.
         used: u64,
@@ -93,7 +93,10 @@ impl Accounts {
         let allowance = rule.allowance(&state, limit);
         let served = state.account.offline() + u64::from(cost);
         if rule.bound == OutageBound::Share && served > allowance {
-            return Reservation::Beyond;
+            let full = rule
+                .known(&state)
+                .filter(|used| u64::from(cost) > limit.saturating_sub(*used));
+            return full.map_or(Reservation::Beyond, |used| Reservation::Exhausted { used });
         }
         state.account.serve_without_store(cost);
         let (row, unsettled_units) = (slot.row(&self.producer, &state), state.account.offline());
@@ -319,14 +322,17 @@ impl AccountSlot {
 
 impl OutageRule {
     fn allowance(&self, state: &SlotState, limit: u64) -> u64 {
+        self.share.allowance(limit, self.known(state))
+    }
+
+    /// The last count from Redis, unless it was too old when Redis went away.
+    fn known(&self, state: &SlotState) -> Option<u64> {
         // A master that refuses calls is not away to others.
         let own = state.away_since.map(Moment::instant);
         let away_since = own.map_or(self.away_since, |own| own.min(self.away_since));
         let known_since = away_since.checked_sub(self.count_staleness);
-        let known = state
-            .account
-            .known()
-            .filter(|known| known_since.is_none_or(|since| known.at >= since));
-        self.share.allowance(limit, known.map(|known| known.used))
+        let known = state.account.known();
+        let recent = known.filter(|known| known_since.is_none_or(|since| known.at >= since));
+        recent.map(|known| known.used)
     }
 }
