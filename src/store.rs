@@ -335,11 +335,11 @@ pub trait Store: Send + Sync + 'static {
     fn give_back(&self, receipt: Receipt);
 
     /// Units used by a key on a day, for a response that costs no units: a count from the last second if there is one, else one
-    /// read that concurrent callers share.
+    /// read that concurrent callers share. While the store is unreachable, `limit` minus the units that may still be served without it.
     ///
     /// # Errors
     /// As [`Store::charge`].
-    async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError>;
+    async fn used(&self, key: KeyId, day: Day, limit: u64) -> Result<u64, StoreError>;
 
     /// Counts a refused request in the ledger, within a second. Never waits.
     fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason);

@@ -382,8 +382,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
 
     /// The count of units that the charge must not exceed, or `None` for no bound.
     pub fn bound(&self) -> Option<u64> {
-        let caller = &self.caller;
-        caller.terms.enforcement.bound(caller.quota_status.limit)
+        self.caller.bound()
     }
 
     /// Reports that the units were charged; `used` includes them.

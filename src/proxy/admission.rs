@@ -300,7 +300,8 @@ impl Edge<'_> {
     async fn used(&mut self, caller: &KnownCaller) -> Result<u64, StoreError> {
         let asked = Instant::now();
         let (id, today) = (caller.key.record.id, caller.quota_status.day);
-        let used = self.gate.store.used(id, today).await;
+        let limit = caller.bound().unwrap_or(UNBOUNDED);
+        let used = self.gate.store.used(id, today, limit).await;
         self.note_call(metrics::READ, asked, &used);
         used
     }

@@ -196,7 +196,7 @@ impl Store for RedisStore {
         let (key, day) = (receipt.key, receipt.day);
         let used = self.parts.give_back(&receipt);
         match &self.parts.outage {
-            Some(outage) if outage.decides(key, day) => outage.used(key, day),
+            Some(outage) if outage.decides(key, day) => outage.used(key, day, None),
             Some(_) | None => used,
         }
     }
@@ -205,13 +205,17 @@ impl Store for RedisStore {
         self.parts.give_back(&receipt);
     }
 
-    async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError> {
+    async fn used(&self, key: KeyId, day: Day, limit: u64) -> Result<u64, StoreError> {
         let asked = match self.parts.guard.require() {
             Ok(()) => self.parts.accounts.used(key, day).await,
             Err(error) => Err(error.into()),
         };
         let outage = self.parts.outage.as_ref();
-        asked.or_else(|error| outage.and_then(|outage| outage.used(key, day)).ok_or(error))
+        asked.or_else(|error| {
+            outage
+                .and_then(|outage| outage.used(key, day, Some(limit)))
+                .ok_or(error)
+        })
     }
 
     fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason) {

@@ -108,7 +108,7 @@ macro_rules! passed_on {
 }
 
 passed_on! {
-    async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError>;
+    async fn used(&self, key: KeyId, day: Day, limit: u64) -> Result<u64, StoreError>;
     async fn last_dropped(&self) -> Result<Option<Date>, StoreError>;
     async fn late_days(&self, from: Date, to: Date, keys: &[KeyId]) -> Result<Vec<(Date, KeyId)>, StoreError>;
     async fn claim(&self, event: &ThresholdEvent, node: &NodeName, delivery: Delivery) -> Result<Claim, StoreError>;

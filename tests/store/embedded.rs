@@ -144,7 +144,7 @@ async fn each_side_of_midnight_has_its_own_count(zone: &str, hours: i64, last: &
     assert_eq!(next.date, day.date.tomorrow().unwrap());
     assert_eq!(next.start, day.end);
     assert_eq!(granted(store.charge(charge(&key, next, 2, 1)).await).0, 1);
-    assert_eq!(store.used(key.record.id, day).await.unwrap(), 2);
+    assert_eq!(store.used(key.record.id, day, 100).await.unwrap(), 2);
 
     hands.set(last);
     let early = store.charge(charge(&key, next, 2, 1)).await.unwrap();
@@ -193,7 +193,7 @@ async fn a_charge_that_waits_for_the_lock_until_the_day_is_over_is_not_counted_o
         panic!("{decision:?}");
     };
     assert_eq!(now.as_second(), day.end);
-    assert_eq!(store.used(key.record.id, day).await.unwrap(), 0);
+    assert_eq!(store.used(key.record.id, day, 100).await.unwrap(), 0);
 }
 
 #[tokio::test]
@@ -419,7 +419,7 @@ async fn a_key_known_to_be_exhausted_is_refused_without_asking_the_database() {
     let other = Connection::open(fixture.path()).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     assert_eq!(exhausted(store.charge(charge(&key, day, 3, 1)).await), 3);
-    assert_eq!(store.used(key.record.id, day).await.unwrap(), 3);
+    assert_eq!(store.used(key.record.id, day, 100).await.unwrap(), 3);
     // A second later it asks again.
     let asked = tokio::time::timeout(PATIENCE, async {
         loop {

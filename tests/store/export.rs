@@ -197,7 +197,7 @@ async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_repor
         days.unwrap()[0].used
     };
     assert_eq!((used(&file).await, used(&back).await), (18, 18));
-    assert_eq!(file.used(id, closed).await.unwrap(), 18);
+    assert_eq!(file.used(id, closed, 100).await.unwrap(), 18);
     // What is charged in the file goes on from there, and comes back as the file's own.
     let gateway = embedded::Settings::new(stores.directory.path().join("a.db"));
     let role = Role::Gateway(node("g"));

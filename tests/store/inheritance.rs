@@ -393,7 +393,7 @@ async fn what_a_predecessor_could_not_send_is_sent_although_not_all_its_counts_c
     let next = gateway(place(), directory.path()).await;
     let reads = async |key: &KeyEntry, used: u64| {
         eventually(&format!("{used} is counted"), async || {
-            let found = next.used(key.record.id, this_day()).await;
+            let found = next.used(key.record.id, this_day(), 100).await;
             (found.ok()? == used).then_some(())
         })
         .await;

@@ -158,3 +158,27 @@ async fn while_redis_is_away_a_client_that_tries_out_keys_loses_the_connection()
     let last = exchange.answers.last().unwrap();
     assert_eq!(last.header("connection"), Some("close"));
 }
+
+#[tokio::test]
+async fn while_redis_is_away_free_answers_show_the_share_of_a_key_that_was_not_charged_yet() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .daily("starter", 50)
+        .spec(|spec| spec.redis_extra = "timeout: 300ms, min_nodes: 2".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let remaining = async |path| {
+        let answer = client.get(&key, path).await;
+        answer.number("x-ratelimit-remaining")
+    };
+    assert_eq!(remaining("/nowhere").await, Some(50));
+    scene.redis.as_mut().unwrap().kill9();
+    eventually("the count of the last second is too old", async || {
+        (remaining("/nowhere").await == Some(25)).then_some(())
+    })
+    .await;
+    assert_eq!(remaining(MARKETS).await, Some(24));
+    assert_eq!(remaining("/nowhere").await, Some(24));
+}

@@ -338,7 +338,7 @@ async fn a_journal_that_comes_after_the_day_was_closed_adjusts_it_and_the_day_st
     );
     assert!(usage.adjustments[0].came.as_second() >= day.end - 900);
     eventually("the count is repaired", async || {
-        (next.used(key.record.id, day).await.ok()? == 15).then_some(())
+        (next.used(key.record.id, day, 100).await.ok()? == 15).then_some(())
     })
     .await;
 }

@@ -161,7 +161,7 @@ async fn a_killed_redis_leaves_a_lone_gateway_exactly_what_was_left_and_settles_
         (health.pending_units, health.without_store),
         (70, WithoutStore::Serves)
     );
-    assert_eq!(store.used(key.record.id, day).await.unwrap(), 100);
+    assert_eq!(store.used(key.record.id, day, 100).await.unwrap(), 100);
     store.refund(receipt).await;
 
     server.restart().await;

@@ -350,7 +350,7 @@ async fn a_gateway_opens_without_redis_and_recovers_by_itself() {
             matches!(failed, Err(StoreError::Unavailable(_))),
             "{failed:?}"
         );
-        assert!(store.used(key.record.id, today()).await.is_err());
+        assert!(store.used(key.record.id, today(), 100).await.is_err());
     }
     assert!(asked.elapsed() < TIMEOUT * 100 / 2, "nobody waits");
 
@@ -468,7 +468,7 @@ async fn a_revocation_holds_from_the_next_charge_of_a_gateway_without_a_feed() {
     record.label = Some("renamed".into());
     other.update_key(record).await.unwrap();
     eventually("a free answer learns a change too", async || {
-        deaf.used(old.record.id, day).await.unwrap();
+        deaf.used(old.record.id, day, 100).await.unwrap();
         let held = deaf.keys().get(old.record.id).unwrap();
         (held.record.label.as_deref() == Some("renamed")).then_some(())
     })

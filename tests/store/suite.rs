@@ -224,7 +224,7 @@ pub fn exhausted(decision: Result<Decision, StoreError>) -> u64 {
 pub async fn eventually_used(store: &Arc<dyn Store>, key: &Arc<KeyEntry>, day: Day, expected: u64) {
     let what = format!("{expected} units are shown as used");
     eventually(&what, async || {
-        (store.used(key.record.id, day).await.unwrap() == expected).then_some(())
+        (store.used(key.record.id, day, 100).await.unwrap() == expected).then_some(())
     })
     .await;
 }

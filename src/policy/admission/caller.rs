@@ -92,3 +92,10 @@ impl<K: Borrow<KeyRecord>> Caller<K> {
         })
     }
 }
+
+impl<K> Caller<K> {
+    /// The count of units that its charges must not exceed, or `None` for no bound.
+    pub fn bound(&self) -> Option<u64> {
+        self.terms.enforcement.bound(self.quota_status.limit)
+    }
+}

@@ -214,7 +214,7 @@ impl Store for EmbeddedStore {
         self.desk.inbox.put_refund(receipt, None);
     }
 
-    async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError> {
+    async fn used(&self, key: KeyId, day: Day, _limit: u64) -> Result<u64, StoreError> {
         self.desk.require_file()?;
         if let Some(used) = self.desk.learnt.used(key, day) {
             return Ok(used);

@@ -234,13 +234,14 @@ impl OutageService {
         is_here || !self.guard.is_closed()
     }
 
-    /// Units used, as reported while Redis is unavailable; `None` if no count of the day is known or nothing is served.
-    pub fn used(&self, key: KeyId, day: Day) -> Option<u64> {
+    /// Units used, as reported while Redis is unavailable to a caller with this limit, or with that of the last charge; `None` if no
+    /// count of the day is known or nothing is served.
+    pub fn used(&self, key: KeyId, day: Day, limit: Option<u64>) -> Option<u64> {
         if self.settings.policy == OutagePolicy::Deny {
             return None;
         }
         self.accounts
-            .used_at_most(key, day, &self.rule(OutageBound::Share, key))
+            .used_at_most(key, day, limit, &self.rule(OutageBound::Share, key))
     }
 
     /// The rule for a key, whose master of a cluster may be away while the breaker is closed.

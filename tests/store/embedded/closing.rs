@@ -133,7 +133,7 @@ async fn a_refund_of_a_closed_day_reopens_it_and_it_is_closed_again() {
     eventually_has(&store, &[("2026-11-01", DayState::Closed)]).await;
     // Another process that knows the count learns of the refund.
     let other = gateway_on(fixture.path(), &hands, Keeping::default()).await;
-    assert_eq!(other.used(key.record.id, day).await.unwrap(), 2);
+    assert_eq!(other.used(key.record.id, day, 100).await.unwrap(), 2);
     assert_eq!(store.refund(receipt).await, Some(0));
     crate::suite::eventually_used(&other, &key, day, 0).await;
     // What was refused then and could not be written is not counted any more.

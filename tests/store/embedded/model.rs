@@ -141,7 +141,10 @@ async fn run_history(steps: Vec<Step>) {
                 assert!(matches!(stale, Decision::KeyChanged), "{stale:?}");
             }
             Step::Used { key, day } => {
-                let used = store.used(keys[key].record.id, days[day]).await.unwrap();
+                let used = store
+                    .used(keys[key].record.id, days[day], 100)
+                    .await
+                    .unwrap();
                 assert_eq!(used, model.used.get(&(key, day)).copied().unwrap_or(0));
             }
             Step::Reopen => {

@@ -66,7 +66,7 @@ async fn a_refund_by_a_clock_that_was_ahead_makes_room_for_a_charge_without_a_fa
     hands.set("2027-11-21T12:00:00Z");
     store.refund(receipt).await;
     eventually("the day is adjusted", async || {
-        (store.used(key.record.id, day).await.ok()? == 6).then_some(())
+        (store.used(key.record.id, day, 100).await.ok()? == 6).then_some(())
     })
     .await;
     hands.set(noon);
@@ -139,7 +139,7 @@ async fn days_are_dropped_when_the_retention_is_over_and_never_before() {
     })
     .await;
     assert_eq!(days, 2);
-    assert_eq!(store.used(key.record.id, second).await.unwrap(), 1);
+    assert_eq!(store.used(key.record.id, second, 100).await.unwrap(), 1);
 
     // Long after all of them: the two that were charged last stay.
     hands.set("2030-01-01T00:00:00Z");

@@ -216,12 +216,12 @@ pub async fn used_is_reported_without_a_charge(fixture: &dyn Fixture) {
     let (one, other) = (fixture.gateway("a").await, fixture.gateway("b").await);
     let key = issue(&one).await;
     let day = today();
-    assert_eq!(one.used(key.record.id, day).await.unwrap(), 0);
+    assert_eq!(one.used(key.record.id, day, 100).await.unwrap(), 0);
     granted(one.charge(charge(&key, day, 10, 3)).await);
-    assert_eq!(one.used(key.record.id, day).await.unwrap(), 3);
+    assert_eq!(one.used(key.record.id, day, 100).await.unwrap(), 3);
     let many = (0..50).map(|_| {
         let (other, id) = (other.clone(), key.record.id);
-        tokio::spawn(async move { other.used(id, day).await.unwrap() })
+        tokio::spawn(async move { other.used(id, day, 100).await.unwrap() })
     });
     for asked in many.collect::<Vec<_>>() {
         assert_eq!(asked.await.unwrap(), 3);

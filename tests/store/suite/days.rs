@@ -133,7 +133,7 @@ pub async fn a_day_that_is_over_or_to_come_is_refused_with_the_stores_time(fixtu
             panic!("{decision:?}");
         };
         assert!((theirs.as_second() - now).abs() < 60);
-        assert_eq!(store.used(key.record.id, day).await.unwrap(), 0);
+        assert_eq!(store.used(key.record.id, day, 100).await.unwrap(), 0);
     }
 }
 

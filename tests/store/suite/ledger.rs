@@ -244,7 +244,7 @@ pub async fn a_refund_of_a_closed_day_is_an_adjustment_and_the_day_stays(fixture
         ..proof.usage
     };
     assert_eq!(after, before);
-    assert_eq!(store.used(key.record.id, day).await.unwrap(), 0);
+    assert_eq!(store.used(key.record.id, day, 100).await.unwrap(), 0);
     let other = fixture.command().await;
     assert_eq!(ledger(&other).await[0].adjusted(), -3);
 }
@@ -325,7 +325,7 @@ pub async fn reopening_keeps_keys_counts_and_ledger(fixture: &dyn Fixture) {
 
     let store = fixture.gateway("b").await;
     assert_eq!(store.keys().get(key.record.id).unwrap(), key);
-    assert_eq!(store.used(key.record.id, day).await.unwrap(), 3);
+    assert_eq!(store.used(key.record.id, day, 100).await.unwrap(), 3);
     let rows = ledger(&store).await;
     let totals = Totals {
         requests: 2,
@@ -368,7 +368,7 @@ pub async fn closing_writes_refunds_that_were_not_awaited(fixture: &dyn Fixture)
     store.close(PATIENCE).await;
     drop(store);
     let store = fixture.gateway("b").await;
-    assert_eq!(store.used(key.record.id, day).await.unwrap(), 0);
+    assert_eq!(store.used(key.record.id, day, 100).await.unwrap(), 0);
 }
 
 pub async fn an_open_store_is_healthy(fixture: &dyn Fixture) {

@@ -127,12 +127,19 @@ impl Accounts {
         self.slot(key, day).state.lock().account.offline() > 0
     }
 
-    /// Units used, as reported while Redis is unavailable: an upper bound. `None` if no count is known.
-    pub fn used_at_most(&self, key: KeyId, day: Day, rule: &OutageRule) -> Option<u64> {
+    /// Units used, as reported while Redis is unavailable: an upper bound for this limit, or for that of the last charge. `None` if no
+    /// count is known.
+    pub fn used_at_most(
+        &self,
+        key: KeyId,
+        day: Day,
+        limit: Option<u64>,
+        rule: &OutageRule,
+    ) -> Option<u64> {
         let slot = self.slot(key, day);
         let state = slot.state.lock();
         let counted = state.account.known()?.used + state.account.offline();
-        let limit = state.limit;
+        let limit = limit.unwrap_or(state.limit);
         if limit == UNBOUNDED {
             return Some(counted);
         }
