@@ -2,8 +2,8 @@
 //!
 //! A bucket is stored as the instant at which it will be full again (the generic cell rate algorithm), so full buckets are not
 //! stored and there are no fractions. Time is an argument. Invariant: in any span of time, a key gets at most the burst and one
-//! token for each interval of the span. The rate is an argument too: if it changes, missing tokens stay missing. No more than the new
-//! burst keep a key waiting; the others are missing again once the burst is larger.
+//! token for each interval of the span. The rate is an argument too: if it changes, missing tokens stay missing, but no more than the new
+//! burst.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -79,35 +79,21 @@ pub struct TokenBuckets<K> {
 /// A bucket that is less than full.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
-    /// With the tokens beyond the burst.
     full_at: Instant,
-    /// The time to add the missing tokens beyond the burst: a larger one had room for them.
-    beyond: Duration,
-    /// The rate at which a token was last asked for.
-    rate: Rate,
+    /// The time to add a token when one was last asked for.
+    interval: Duration,
 }
 
 impl Bucket {
-    /// The time until it is full if a token is added every `rate.interval` from now on, and the time for those beyond its burst.
-    fn missing(self, rate: Rate, now: Instant) -> (Duration, Duration) {
-        let all = self.at_rate(self.full_at.saturating_duration_since(now), rate);
-        let beyond = match rate.burst > self.rate.burst {
-            true => Duration::ZERO,
-            false => self.at_rate(self.beyond, rate),
-        };
-        let missing = all.saturating_sub(beyond).min(rate.interval * rate.burst);
-        (missing, all.saturating_sub(missing))
-    }
-
-    /// The time to add as many tokens at `rate` as are added in `time` at the bucket's.
-    fn at_rate(self, time: Duration, rate: Rate) -> Duration {
-        let before = self.rate.interval;
-        if before == rate.interval {
-            return time;
+    /// The time until it is full if a token is added every `rate.interval` from now on.
+    fn missing(self, rate: Rate, now: Instant) -> Duration {
+        let mut missing = self.full_at.saturating_duration_since(now);
+        if self.interval != rate.interval {
+            let tokens_by_interval = missing.as_nanos() * rate.interval.as_nanos();
+            let nanoseconds = tokens_by_interval.div_ceil(self.interval.as_nanos().max(1));
+            missing = Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX));
         }
-        let tokens_by_interval = time.as_nanos() * rate.interval.as_nanos();
-        let nanoseconds = tokens_by_interval.div_ceil(before.as_nanos().max(1));
-        Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+        missing.min(rate.interval * rate.burst)
     }
 }
 
@@ -128,19 +114,14 @@ impl<K: Eq + Hash> TokenBuckets<K> {
         if known.is_none() && !self.has_room(now) {
             return Err(Empty::Room { wait: SWEEP_PAUSE });
         }
-        let (missing, beyond) =
-            known.map_or_else(Default::default, |bucket| bucket.missing(rate, now));
+        let missing = known.map_or(Duration::ZERO, |bucket| bucket.missing(rate, now));
         let (taken, missing) = match (missing + interval).checked_sub(interval * burst) {
             None | Some(Duration::ZERO) => (Ok(()), missing + interval),
             Some(wait) => (Err(Empty::Bucket { wait }), missing),
         };
         // Also without a token: from now on the bucket fills at this rate.
-        let bucket = Bucket {
-            full_at: now + missing + beyond,
-            beyond,
-            rate,
-        };
-        self.buckets.insert(key, bucket);
+        let full_at = now + missing;
+        self.buckets.insert(key, Bucket { full_at, interval });
         taken
     }
 
@@ -227,28 +208,6 @@ mod tests {
             assert_eq!(buckets.take((), after, start), Err(Empty::Bucket { wait }));
             assert_eq!(buckets.take((), after, start + wait), Ok(()), "{after:?}");
         }
-    }
-
-    #[test]
-    fn a_burst_that_was_smaller_for_a_time_is_not_filled_by_that() {
-        let (start, large, small) = (Instant::now(), rate(1, 50), rate(1, 1));
-        let mut buckets = TokenBuckets::new(1);
-        for _ in 0..50 {
-            assert_eq!(buckets.take((), large, start), Ok(()));
-        }
-        let wait = SECOND;
-        assert_eq!(buckets.take((), small, start), Err(Empty::Bucket { wait }));
-        assert_eq!(buckets.take((), small, start + SECOND), Ok(()));
-        assert_eq!(
-            buckets.take((), large, start + SECOND),
-            Err(Empty::Bucket { wait })
-        );
-        // It fills meanwhile at its rate, whatever the smaller one has room for.
-        let _ = buckets.take((), small, start + 4 * SECOND);
-        for _ in 0..3 {
-            assert_eq!(buckets.take((), large, start + 4 * SECOND), Ok(()));
-        }
-        assert!(buckets.take((), large, start + 4 * SECOND).is_err());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::token_bucket::{Empty, Rate, TokenBuckets};
 use crate::store::shards::Shards;
 
-/// Buckets of one shard that may be less than full: a million keys over all shards, about 150 MiB.
+/// Buckets of one shard that may be less than full: a million keys over all shards, about 100 MiB.
 const BUCKETS_PER_SHARD_MAX: usize = 16_384;
 
 /// The rates of all keys.
