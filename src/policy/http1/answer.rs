@@ -149,18 +149,15 @@ impl AnswerReader {
         let bytes = buffer.split_to(end.min(buffer.len())).freeze();
         let fields = FieldList::new(bytes, self.fields.places);
         let framing = self.noted.framing(self.asked_head, version, status)?;
-        let open = self.noted.options.keeps_open(version)
-            && match framing {
-                AnswerFraming::ByClose => false,
-                // A server that sends a body all the same may do so when the next request is under way: it would be an answer to that.
-                AnswerFraming::Bodiless(_) => !self.noted.announces_body(),
-                AnswerFraming::Length(_) | AnswerFraming::Chunked => true,
-            };
+        let open = self.noted.options.keeps_open(version) && framing != AnswerFraming::ByClose;
+        let is_marked =
+            self.asked_head || status == StatusCode::NO_CONTENT || self.noted.announces_body();
         Ok(AnswerHead {
             version,
             status,
             framing,
             keeps_open: open,
+            body_may_follow: is_marked && matches!(framing, AnswerFraming::Bodiless(_)),
             fields,
         })
     }
@@ -251,9 +248,10 @@ pub struct AnswerHead {
     pub status: StatusCode,
     /// The framing of the body.
     pub framing: AnswerFraming,
-    /// Whether the connection can carry another request, by the answer's head: the upstream accepts one (RFC 9112 section 9.3), and
-    /// announces no body that this answer must not have.
+    /// Whether the upstream accepts another request on this connection (RFC 9112 section 9.3), by the answer's head.
     pub keeps_open: bool,
+    /// Whether a faulty upstream may send a body that this answer must not have: one to HEAD, a 204, or a 304 with the fields of a body.
+    pub body_may_follow: bool,
     /// All fields.
     pub fields: FieldList,
 }

@@ -27,10 +27,9 @@ use crate::proxy::forward::Outgoing;
 
 /// The bytes of an answer read at a time, and the most held beyond its head.
 const READ_BYTES: usize = 16 * 1024;
-/// The rest of a connection after an answer that must not have a body. A faulty server that sends one all the same does so at once, but in
-/// a packet of its own, which may wait for the delayed acknowledgement of the head's (40 ms and a round trip); it would be read as the
-/// answer to the next request. Longer, a thousand 304s a second would need as many connections.
-const BODILESS_REST: Duration = Duration::from_millis(250);
+/// The rest of a connection after an answer that a body may follow which it must not have. A faulty server sends it at once, but in a packet of
+/// its own, which may wait for the acknowledgement of the head's (40 ms and a round trip); it would be read as the next answer.
+const BODILESS_REST: Duration = Duration::from_millis(100);
 /// The bounds of an answer's head.
 const BOUNDS: AnswerBounds = AnswerBounds {
     reason_bytes_max: 1024,
@@ -65,8 +64,7 @@ enum Http1Reading {
 #[derive(Clone, Copy)]
 struct AnswerEnd {
     keeps_open: bool,
-    /// Whether the answer must not have a body.
-    is_bodiless: bool,
+    body_may_follow: bool,
 }
 
 impl Http1 {
@@ -211,7 +209,7 @@ impl Http1 {
                 let ends = body.is_done();
                 let end = AnswerEnd {
                     keeps_open: head.keeps_open,
-                    is_bodiless: matches!(head.framing, AnswerFraming::Bodiless(_)),
+                    body_may_follow: head.body_may_follow,
                 };
                 self.reading = Http1Reading::Body(end, body);
                 Ok(Some(Piece::Head(Box::new(passed_on(head)), ends)))
@@ -254,7 +252,7 @@ impl Http1 {
         };
         let is_sent = self.outgoing.is_empty() && self.write_error.is_none();
         let is_between = is_between_requests(&self.upload, end.keeps_open, body, &self.incoming);
-        let rest = end.is_bodiless.then_some(BODILESS_REST);
+        let rest = end.body_may_follow.then_some(BODILESS_REST);
         (is_sent && is_between).then_some((self.connection, rest))
     }
 }

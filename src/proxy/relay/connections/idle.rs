@@ -16,6 +16,8 @@ use tokio::task::coop::unconstrained;
 
 /// Connections that are kept at most, over all servers.
 const KEPT_MAX: usize = 1_024;
+/// Connections of one server that rest at most: a server may have few.
+const RESTING_MAX: usize = 8;
 
 /// The connections that are kept, by what they were made with.
 #[derive(Default)]
@@ -47,18 +49,27 @@ impl Idle {
         }
     }
 
-    /// Keeps a connection, to be taken `from` an instant on and `until` it is too old; closes it where too many are kept.
+    /// Keeps a connection, to be taken `from` an instant on and `until` it is too old; closes it where too many are kept, or of its
+    /// server too many rest.
     pub fn keep(&self, stream: Stream, server: u64, from: Option<Instant>, until: Option<Instant>) {
         let mut kept = self.0.lock();
-        if kept.count < KEPT_MAX {
-            kept.count += 1;
-            let waiting = IdleConnection {
-                stream,
-                from,
-                until,
-            };
-            kept.by_server.entry(server).or_default().push(waiting);
+        if kept.count >= KEPT_MAX {
+            return;
         }
+        let others = kept.by_server.entry(server).or_default();
+        if from.is_some() {
+            let now = Instant::now();
+            let resting = others.iter().filter(|one| !one.has_rested(now));
+            if resting.count() >= RESTING_MAX {
+                return;
+            }
+        }
+        others.push(IdleConnection {
+            stream,
+            from,
+            until,
+        });
+        kept.count += 1;
     }
 
     /// Closes the connections that their servers have closed, and those that are too old.
@@ -78,14 +89,17 @@ impl Idle {
 impl Kept {
     fn pop(&mut self, server: u64, now: Instant) -> Option<IdleConnection> {
         let waiting = self.by_server.get_mut(&server)?;
-        let can_be_taken = |one: &IdleConnection| one.from.is_none_or(|from| from <= now);
-        let last = waiting.iter().rposition(can_be_taken)?;
+        let last = waiting.iter().rposition(|one| one.has_rested(now))?;
         self.count -= 1;
         Some(waiting.remove(last))
     }
 }
 
 impl IdleConnection {
+    fn has_rested(&self, now: Instant) -> bool {
+        self.from.is_none_or(|from| from <= now)
+    }
+
     fn is_open(&mut self, now: Instant) -> bool {
         self.until.is_none_or(|until| now < until) && self.is_quiet()
     }
@@ -195,6 +209,21 @@ mod tests {
         assert!(idle.take(SERVER, now).is_none());
         assert_eq!(idle.take(SERVER, rest).map(|one| one.id()), Some(ids[1]));
         assert_eq!(kept(&idle), 0);
+    }
+
+    #[tokio::test]
+    async fn few_connections_of_a_server_rest() {
+        let idle = Idle::default();
+        let mut servers = Vec::new();
+        for _ in 0..2 * RESTING_MAX {
+            let (stream, server) = connection().await;
+            idle.keep(stream, SERVER, late(), late());
+            servers.push(server);
+        }
+        assert_eq!(kept(&idle), RESTING_MAX);
+        let (stream, _server) = connection().await;
+        idle.keep(stream, SERVER, None, late());
+        assert!(idle.take(SERVER, Instant::now()).is_some());
     }
 
     #[tokio::test]
