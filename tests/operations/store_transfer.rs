@@ -296,6 +296,11 @@ async fn a_backup_is_read_by_its_owner_only_and_restored_into_either_kind_of_sto
     let piped = run_on(&here, &["store", "backup", "-"]).await.done();
     let of_file = std::fs::read_to_string(&file).unwrap();
     assert_eq!(piped.lines().count(), of_file.lines().count(), "{piped}");
+    // What cannot be read twice is named as that.
+    for pipe in ["-", "/dev/stdin"] {
+        let refused = run_on(&here, &["store", "restore", pipe]).await.failed(1);
+        assert!(refused.contains("a backup is read twice"), "{refused}");
+    }
 }
 
 #[tokio::test]

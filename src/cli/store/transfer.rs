@@ -5,7 +5,7 @@
 //! transfers what was counted meanwhile.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{BufReader, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::cli::session::{
     CLOSE_DEADLINE, Expected, Session, missing_file, note, on_runtime, piped,
 };
 use crate::clock::Clock;
-use crate::config::{Config, Purpose};
+use crate::config::{Config, Purpose, open_regular};
 use crate::policy::words::counted;
 use crate::server;
 use crate::store::backup::{BackupReader, BackupWriter, Contents, FORMAT, Header};
@@ -171,7 +171,12 @@ pub(super) fn restore(
 
 fn opened(file: &Path) -> anyhow::Result<BackupReader<BufReader<File>>> {
     let shown = file.display();
-    let file = File::open(file).with_context(|| format!("cannot read {shown}"))?;
+    let file = match open_regular(file) {
+        Err(error) if error.kind() == ErrorKind::InvalidInput || file == Path::new("-") => {
+            bail!("cannot read {shown}: a backup is read twice, so name a regular file, not a pipe")
+        }
+        opened => opened.with_context(|| format!("cannot read {shown}"))?,
+    };
     BackupReader::begin(BufReader::new(file)).with_context(|| shown.to_string())
 }
 

@@ -17,7 +17,7 @@ impl FileFormat {
     /// The requested format, or the format from the end of the file name; `None` if neither is known.
     pub(super) fn of(asked: Option<FileFormat>, file: &Path) -> Option<FileFormat> {
         let ending = file.extension().and_then(|ending| ending.to_str());
-        let by_ending = match ending {
+        let by_ending = match ending.map(str::to_ascii_lowercase).as_deref() {
             Some("csv") => Some(FileFormat::Csv),
             Some("jsonl" | "ndjson") => Some(FileFormat::Jsonl),
             Some(_) | None => None,
@@ -49,6 +49,7 @@ mod tests {
         assert_eq!(of(None, "keys.csv"), Some(FileFormat::Csv));
         assert_eq!(of(None, "a.csv/keys.jsonl"), Some(FileFormat::Jsonl));
         assert_eq!(of(None, "keys.ndjson"), Some(FileFormat::Jsonl));
+        assert_eq!(of(None, "KEYS.JSONL"), Some(FileFormat::Jsonl));
         let asked = Some(FileFormat::Jsonl);
         assert_eq!(of(asked, "keys.csv"), asked);
         for unsaid in ["-", "keys", "keys.txt", "csv"] {
