@@ -88,7 +88,7 @@ pub struct PreviousDigest {
 }
 
 /// The most ended secrets that a record remembers: the latest ones.
-pub const ENDED_MAX: usize = 32;
+pub const ENDED_MAX: usize = 8;
 
 /// Extra units by quota day. Most keys have none, and take no memory for them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

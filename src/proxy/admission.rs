@@ -194,6 +194,11 @@ impl Edge<'_> {
             return Err(NoKey::Unknown(cause.into()));
         }
         let is_current = keys.loaded && keys.age <= KEYS_AGE_MAX;
+        let has_ended = |key: &KeyDigest, now| {
+            let entry = gate.store.keys().find(key);
+            let usable = entry.map(|entry| entry.record.usable(key, now));
+            matches!(usable, Some(Err(Unusable::WrongSecret)))
+        };
         match gate.store.keys().judge(key, now) {
             Ok(entry) => {
                 let day = gate.day_at(&config.calendar, now);
@@ -201,8 +206,8 @@ impl Edge<'_> {
                 let terms = config.tier(&entry.record.tier).map(Tier::terms);
                 Caller::new(entry, now, day, terms)
             }
-            // A secret that a rotation ended is in the replica, and no later change makes it valid again.
-            Err(Unusable::WrongSecret) if !is_current && gate.store.keys().find(key).is_none() => {
+            // The secret before the last rotation is in the replica for as long as it is the previous one, also after its end.
+            Err(Unusable::WrongSecret) if !is_current && !has_ended(key, now) => {
                 Err(NoKey::Unknown(
                     "the key is not in the replica of the key table, which is not current".into(),
                 ))

@@ -40,7 +40,7 @@ impl LimitedAdmin {
         }
     }
 
-    /// Registers a connection, and ends the one that has waited longest if there are too many: who holds many of them open must not
+    /// Registers a connection, and ends the one that has waited longest if there are too many: a client that holds many open must not
     /// make a probe or a scrape fail.
     fn register(&self) -> Arc<Notify> {
         let end = Arc::new(Notify::new());

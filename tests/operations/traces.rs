@@ -231,10 +231,16 @@ async fn spans_that_the_collector_rejects_in_an_accepted_export_are_dropped_with
     })
     .await;
     assert_eq!(collector.heads().len(), 1, "asked once");
-    let log = scene.gateways[0].output();
-    let line = log.lines().find(|line| line.contains("rejected spans"));
-    let line = line.unwrap_or_else(|| panic!("{log}"));
-    assert!(line.contains("over the limit of this tenant"), "{line}");
+    eventually("the reason is logged", async || {
+        let log = scene.gateways[0].output();
+        let mut lines = log.lines();
+        let line = lines.find(|line| line.contains("rejected spans"))?;
+        Some(assert!(
+            line.contains("over the limit of this tenant"),
+            "{line}"
+        ))
+    })
+    .await;
 }
 
 #[tokio::test]

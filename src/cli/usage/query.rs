@@ -59,7 +59,7 @@ impl LedgerQuery {
             && days.0 <= dropped
         {
             note(&format!(
-                "the ledger lacks the days through {dropped}: they were deleted under a shorter quota.retention"
+                "the ledger lacks the days through {dropped}: they were deleted earlier (under a shorter quota.retention, or by a clock that was ahead)"
             ));
         } else if let Some(first) = first
             && days.0 < first

@@ -156,6 +156,9 @@ impl Courier {
             }
             self.give_up(&event).await;
         }
+        if is_full && due.is_empty() {
+            self.skipped = skipped + EVENTS_READ_MAX;
+        }
         sort(&mut due, &self.failed);
         for some in due.chunks(AT_ONCE) {
             if began.elapsed() > LOOK_MAX {

@@ -10,7 +10,7 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::{Action, KeyRecord};
 
 /// What to do about a month whose days were deleted.
-const REMEDY: &str = "restore a backup into a store of its own, in whose configuration quota.retention is longer, and invoice the month there";
+const REMEDY: &str = "restore a backup from before into a store of its own, in whose configuration quota.retention is longer, and invoice the month there";
 
 /// The facts by which the keys of a month are billed.
 pub(super) struct BillingTerms<'c> {
@@ -62,7 +62,7 @@ impl<'c> BillingTerms<'c> {
         match dropped.filter(|date| *date >= self.month.first) {
             None => Ok(()),
             Some(date) => bail!(
-                "the ledger lacks days of {}: the days through {date} were deleted under a shorter quota.retention; {REMEDY}",
+                "the ledger lacks days of {}: the days through {date} were deleted earlier (under a shorter quota.retention, or by a clock that was ahead); {REMEDY}",
                 self.month
             ),
         }

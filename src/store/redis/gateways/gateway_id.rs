@@ -13,7 +13,6 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::store::held_file::beside;
 use crate::store::redis::names::drawn;
 
 /// The most processes that run from one replica at the same time: two during an upgrade, and some to spare.
@@ -90,7 +89,9 @@ impl GatewayId {
 }
 
 fn path(replica: &Path, number: u32) -> PathBuf {
-    beside(replica, &format!(".seat-{number}"))
+    let mut path = replica.as_os_str().to_owned();
+    path.push(format!(".seat-{number}"));
+    path.into()
 }
 
 /// The locked file, or `None` if another process, or another handle of this one, has the lock.

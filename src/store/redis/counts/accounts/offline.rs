@@ -96,7 +96,10 @@ impl Accounts {
             let full = rule
                 .known(&state)
                 .filter(|used| u64::from(cost) > limit.saturating_sub(*used));
-            return full.map_or(Reservation::Beyond, |used| Reservation::Exhausted { used });
+            let left = allowance.saturating_sub(state.account.offline());
+            return full.map_or(Reservation::Beyond, |used| Reservation::Exhausted {
+                used: (used + state.account.offline()).max(limit.saturating_sub(left)),
+            });
         }
         state.account.serve_without_store(cost);
         let (row, unsettled_units) = (slot.row(&self.producer, &state), state.account.offline());
