@@ -228,15 +228,7 @@ async fn refuse(
         // Whether the body follows this answer cannot be known.
         client.close_after();
     }
-    // A key that is not in the replica while that is not current. Without a usable replica no key is known.
-    let is_not_found = matches!(refusal.rejection, Rejection::Internal)
-        && refusal.key.is_none()
-        && gate.store.freshness().usable;
-    let is_refused = matches!(
-        refusal.rejection,
-        Rejection::MissingApiKey | Rejection::InvalidApiKey
-    );
-    if is_refused || is_not_found {
+    if let Rejection::MissingApiKey | Rejection::InvalidApiKey = refusal.rejection {
         note_failed_authentication(gate, client, exchange);
     }
     if let Some(limit) = settlement::limit_hit(&refusal.rejection) {
