@@ -72,6 +72,11 @@ fn values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a [u8]> {
     all.map(HeaderValue::as_bytes).collect()
 }
 
+/// A name with all but letters and digits as hyphens, as some servers read it.
+fn folded(name: &str) -> String {
+    name.replace(|character: char| !character.is_ascii_alphanumeric(), "-")
+}
+
 fn assert_request(sent: &[(HeaderName, HeaderValue)]) {
     let (mut parts, ()) = Request::get(TARGET).body(()).unwrap().into_parts();
     for (name, value) in sent {
@@ -113,7 +118,7 @@ fn assert_request(sent: &[(HeaderName, HeaderValue)]) {
     assert_eq!(values(&after, "traceparent").len(), 1);
     for name in after.keys() {
         let name = name.as_str();
-        let folded = name.replace('_', "-");
+        let folded = folded(name);
         assert!(!GONE.contains(&folded.as_str()), "{name}");
         assert!(!HOP_BY_HOP.contains(&folded.as_str()), "{name}");
         let ours = folded.starts_with("x-consumer-")
@@ -132,7 +137,7 @@ fn assert_request(sent: &[(HeaderName, HeaderValue)]) {
     // A plain name that is neither ours nor denied is never lost.
     for name in before.keys() {
         let name = name.as_str();
-        let passes = !name.contains('_')
+        let passes = folded(name) == name
             && !GONE.contains(&name)
             && !HOP_BY_HOP.contains(&name)
             && !name.starts_with("x-consumer-")
