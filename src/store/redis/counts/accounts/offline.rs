@@ -96,9 +96,8 @@ impl Accounts {
             let full = rule
                 .known(&state)
                 .filter(|used| u64::from(cost) > limit.saturating_sub(*used));
-            let left = allowance.saturating_sub(state.account.offline());
             return full.map_or(Reservation::Beyond, |used| Reservation::Exhausted {
-                used: (used + state.account.offline()).max(limit.saturating_sub(left)),
+                used: state.used_at_most(used, limit, allowance),
             });
         }
         state.account.serve_without_store(cost);
@@ -141,14 +140,12 @@ impl Accounts {
     ) -> Option<u64> {
         let slot = self.slot(key, day);
         let state = slot.state.lock();
-        let counted = state.account.known()?.used + state.account.offline();
+        let known = state.account.known()?.used;
         let limit = limit.unwrap_or(state.limit);
         if limit == UNBOUNDED {
-            return Some(counted);
+            return Some(known + state.account.offline());
         }
-        let allowance = rule.allowance(&state, limit);
-        let left = allowance.saturating_sub(state.account.offline());
-        Some(counted.max(limit.saturating_sub(left)))
+        Some(state.used_at_most(known, limit, rule.allowance(&state, limit)))
     }
 
     /// Updates the sum of unsettled units.
@@ -298,6 +295,13 @@ pub(super) struct Journaled {
 }
 
 impl SlotState {
+    /// An upper bound of the units used: the `known` ones and those served without Redis, or all of the limit but what is left of
+    /// the allowance.
+    fn used_at_most(&self, known: u64, limit: u64, allowance: u64) -> u64 {
+        let offline = self.account.offline();
+        (known + offline).max(limit.saturating_sub(allowance.saturating_sub(offline)))
+    }
+
     /// What the journal has of it, once it is written.
     pub(super) fn journaled(&self) -> Journaled {
         let (ack, rack) = self.account.marks();
