@@ -27,8 +27,8 @@ use crate::proxy::forward::Outgoing;
 
 /// The bytes of an answer read at a time, and the most held beyond its head.
 const READ_BYTES: usize = 16 * 1024;
-/// The rest of a connection after an answer that a body may follow which it must not have. A faulty server sends it at once, but in a packet of
-/// its own, which may wait for the acknowledgement of the head's (40 ms and a round trip); it would be read as the next answer.
+/// How long a connection rests after an answer that must not have a body, where a faulty server may send one all the same. It does so at
+/// once, but in a packet of its own, which may wait for the acknowledgement of the head's (40 ms and a round trip).
 const BODILESS_REST: Duration = Duration::from_millis(100);
 /// The bounds of an answer's head.
 const BOUNDS: AnswerBounds = AnswerBounds {

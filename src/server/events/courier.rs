@@ -156,8 +156,12 @@ impl Courier {
             }
             self.give_up(&event).await;
         }
-        if is_full && due.is_empty() {
-            self.skipped = skipped + EVENTS_READ_MAX;
+        let others = match is_full {
+            true => skipped + EVENTS_READ_MAX,
+            false => 0,
+        };
+        if due.is_empty() {
+            self.skipped = others;
         }
         sort(&mut due, &self.failed);
         for some in due.chunks(AT_ONCE) {
@@ -166,11 +170,7 @@ impl Courier {
             }
             // A receiver that refuses is asked for few of them before the next reading, which is of others if there may be more.
             if !self.deliver(some, webhook, client).await {
-                self.skipped = if is_full {
-                    skipped + EVENTS_READ_MAX
-                } else {
-                    0
-                };
+                self.skipped = others;
                 return;
             }
         }
