@@ -125,6 +125,30 @@ async fn a_month_is_not_invoiced_without_the_price_of_a_tier_that_the_file_has_l
 }
 
 #[tokio::test]
+async fn a_month_is_not_invoiced_without_the_customer_of_a_key_that_was_used() {
+    let scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
+    let key = scene.issue("pro").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    ledger_has(&scene, &key, 1, 0).await;
+    let record = format!("touchline:k:{{{}}}", key.id);
+    let server = scene.redis.as_ref().unwrap();
+    server.command(&["DEL", &record]).await.unwrap();
+    let words = ["usage", "invoice", "--month", &this_month()];
+    let message = run_beside(&scene.gateways[0], &words).await.failed(1);
+    let unknown = format!("unknown: {}.", key.id);
+    assert!(message.contains(&unknown), "{message}");
+    // As the message proposes.
+    let rows = scene.directory().join("restored.csv");
+    let row = format!("{},Acme,pro,a-new-secret-of-thirty-two-characters", key.id);
+    std::fs::write(&rows, format!("id,customer,tier,key\n{row}\n")).unwrap();
+    let import = ["keys", "import", rows.to_str().unwrap()];
+    run_beside(&scene.gateways[0], &import).await.done();
+    let invoice = invoice_by(&scene, &this_month(), RULES[0]).await;
+    assert_eq!(lines_of(&invoice, &key)[0]["charged"], 1, "{invoice}");
+}
+
+#[tokio::test]
 async fn a_month_in_which_every_request_was_refunded_is_billed_as_unused_and_reports_it() {
     for store in STORES {
         let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;

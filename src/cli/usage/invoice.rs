@@ -147,6 +147,7 @@ async fn read(
     let keys = keys_of(session, (from, to), None, customer).await?;
     let mut late = late_usage(session, terms, &keys).await?;
     let (mut lines, mut customers) = (Vec::with_capacity(keys.len()), HashSet::new());
+    let mut unowned = BTreeSet::new();
     for batch in keys.chunks(keys_at_once(from, to)) {
         let mut usage: BTreeMap<KeyId, Vec<DayUsage>> = BTreeMap::new();
         for day in session.store.usage_of(from, to, batch).await? {
@@ -162,9 +163,26 @@ async fn read(
             usage.extend(late.remove(&record.id).unwrap_or_default());
             lines.extend(lines::of(terms, &key, &usage)?);
         }
+        unowned.extend(usage.into_keys());
     }
+    unowned.extend(late.into_keys());
+    check_owners(terms, &unowned)?;
     lines.sort_unstable_by(|one, other| one.place().cmp(&other.place()));
     Ok(lines)
+}
+
+/// Fails if keys with usage have no record, which only a store that lost it can lack: their customers would not be billed.
+fn check_owners(terms: &BillingTerms<'_>, unowned: &BTreeSet<KeyId>) -> anyhow::Result<()> {
+    if unowned.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<&str> = unowned.iter().map(KeyId::as_str).collect();
+    bail!(
+        "the store has usage for {} of these keys but has lost their records, so their customers are unknown: {}. Restore the records from \
+         an export with digests (`touchline keys import`), or import a row with the `id`, `customer`, `tier` and a new `key` for each",
+        terms.month,
+        ids.join(", ")
+    )
 }
 
 /// The days before the month that got late units in it. A gateway settles what it served without Redis as long as the day is kept, so
