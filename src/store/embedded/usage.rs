@@ -17,38 +17,18 @@ use crate::store::ledger_row::{
 use crate::store::sqlite::{parsed, rows, signed, value};
 use crate::store::{Adjustment, DayUsage, Proof};
 
-// The tables are sorted by date, then by key, so a range of keys is looked up date by date; a scan would read every key's rows.
-macro_rules! range_of {
-    ($table:literal, $columns:expr) => {
-        concat!(
-            "WITH RECURSIVE asked (day) AS (
-                SELECT max(?1, (SELECT min(date) FROM ",
-            $table,
-            "))
-                UNION ALL
-                SELECT date(day, '+1 day') FROM asked WHERE day < min(?2, (SELECT max(date) FROM ",
-            $table,
-            "))
-            ) SELECT ",
-            $columns,
-            " FROM asked CROSS JOIN ",
-            $table,
-            " ON date = day AND key BETWEEN ?3 AND ?4 WHERE day <= ?2"
-        )
-    };
-}
-
-const LEDGER_OF_KEYS: &str = range_of!(
-    "ledger",
-    "date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
-         refused_concurrent, refused_not_found, refused_method, day_limit, granted"
-);
-const ADJUSTMENTS_OF_KEYS: &str = concat!(
-    range_of!("adjustments", "date, key, came, units"),
-    " ORDER BY date, key, came"
-);
+// The tables are sorted by date, then by key, so a range of keys is looked up date by date; a scan would read every key's rows. `days`
+// has all of their dates.
+const LEDGER_OF_KEYS: &str =
+    "SELECT date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
+         refused_concurrent, refused_not_found, refused_method, day_limit, granted
+     FROM days CROSS JOIN ledger USING (date) WHERE date BETWEEN ?1 AND ?2 AND key BETWEEN ?3 AND ?4";
+const ADJUSTMENTS_OF_KEYS: &str =
+    "SELECT date, key, came, units FROM days CROSS JOIN adjustments USING (date)
+     WHERE date BETWEEN ?1 AND ?2 AND key BETWEEN ?3 AND ?4 ORDER BY date, key, came";
 const LATE_DAYS: &str = "SELECT DISTINCT date, key FROM adjustments WHERE date BETWEEN ?1 AND ?2";
-const COPIED_OF_KEYS: &str = range_of!("copied", "date, key");
+const COPIED_OF_KEYS: &str = "SELECT date, key FROM days CROSS JOIN copied USING (date)
+     WHERE date BETWEEN ?1 AND ?2 AND key BETWEEN ?3 AND ?4";
 /// The number of keys in a range, counted up to a limit.
 const KEYS_BETWEEN: &str =
     "SELECT count(*) FROM (SELECT 1 FROM keys WHERE id BETWEEN ?1 AND ?2 LIMIT ?3)";
