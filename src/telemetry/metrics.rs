@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use prometheus::core::Collector;
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
     Opts, Registry, TextEncoder, register_gauge_vec_with_registry,
@@ -242,18 +241,9 @@ impl Metrics {
 
     /// Records when each present certificate ends, by its name, in Unix seconds.
     pub fn certificates_end(&self, ends: &[(String, i64)]) {
+        self.certificate_end.reset();
         for (name, end) in ends {
             self.certificate_end.with_label_values(&[name]).set(*end);
-        }
-        for family in self.certificate_end.collect() {
-            for metric in family.get_metric() {
-                let gone = |name: &&str| ends.iter().all(|(kept, _)| kept != name);
-                let labels = metric.get_label().iter();
-                for name in labels.map(|label| label.value()).filter(gone) {
-                    // The series existed a moment ago.
-                    let _ = self.certificate_end.remove_label_values(&[name]);
-                }
-            }
         }
     }
 
