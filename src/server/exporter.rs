@@ -33,7 +33,6 @@ pub struct Exporter {
     spans: mpsc::Receiver<Vec<Span>>,
     /// Signals the end of the gateway: pending spans are then exported once.
     end: Arc<Notify>,
-    ending: bool,
     caller: OutgoingClient,
 }
 
@@ -56,7 +55,6 @@ impl Exporter {
             node,
             spans,
             end,
-            ending: false,
             caller: OutgoingClient::default(),
         }
     }
@@ -74,30 +72,29 @@ impl Exporter {
 
     /// The next batch; `None` at the end.
     async fn gather(&mut self) -> Option<Vec<Span>> {
-        let mut batch = loop {
-            tokio::select! {
-                left = self.spans.recv() => break left?,
-                () = self.end.notified(), if !self.ending => self.begin_to_end(),
-            }
-        };
+        let mut batch = self.receive().await?;
         let until = tokio::time::sleep(GATHER);
         tokio::pin!(until);
         while batch.len() < BATCH {
             tokio::select! {
-                left = self.spans.recv() => match left {
+                left = self.receive() => match left {
                     Some(spans) => batch.extend(spans),
                     None => break,
                 },
-                () = self.end.notified(), if !self.ending => self.begin_to_end(),
                 () = &mut until => break,
             }
         }
         Some(batch)
     }
 
-    fn begin_to_end(&mut self) {
-        self.ending = true;
-        self.spans.close();
+    /// The next spans; `None` when all were received after the signal of the end.
+    async fn receive(&mut self) -> Option<Vec<Span>> {
+        loop {
+            tokio::select! {
+                left = self.spans.recv() => return left,
+                () = self.end.notified(), if !self.spans.is_closed() => self.spans.close(),
+            }
+        }
     }
 
     async fn export(&mut self, batch: &[Span], otlp: &Otlp) {
@@ -110,7 +107,7 @@ impl Exporter {
             };
             let pause = pauses
                 .next()
-                .filter(|_| failed.is_worth_another && !self.ending);
+                .filter(|_| failed.is_worth_another && !self.spans.is_closed());
             let Some(pause) = pause else {
                 tracing::warn!(
                     spans = batch.len(),
@@ -121,7 +118,7 @@ impl Exporter {
             };
             tokio::select! {
                 () = tokio::time::sleep(*pause) => {}
-                () = self.end.notified() => self.begin_to_end(),
+                () = self.end.notified() => self.spans.close(),
             }
         }
     }
