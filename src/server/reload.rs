@@ -46,8 +46,6 @@ pub struct Reloader {
     view: Arc<ArcSwap<ConfigView>>,
     /// When the ends of the certificates were last looked at, in Unix seconds.
     certificates_noted: i64,
-    /// Replaced access logs that a request may still be writing to.
-    retired: Vec<Arc<Sink>>,
 }
 
 words! {
@@ -92,6 +90,15 @@ impl Prepared {
     }
 }
 
+/// Drops a replaced access log when no request writes to it any more; its last lines may take a second.
+async fn retire(sink: Arc<Sink>) {
+    while Arc::strong_count(&sink) > 1 {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+    // Fails only if the runtime has ended.
+    let _ = tokio::task::spawn_blocking(move || drop(sink)).await;
+}
+
 impl Reloader {
     /// A follower of `file`, from which the configuration of `gate` was read and whose certificates were just noted. Outcomes are
     /// shown in `view`.
@@ -107,7 +114,6 @@ impl Reloader {
             gate,
             acceptor,
             view,
-            retired: Vec::new(),
         }
     }
 
@@ -139,7 +145,6 @@ impl Reloader {
             } else if self.view.load().refused.is_some() && attempted.elapsed() >= RETRY_INTERVAL {
                 Cause::Retry
             } else {
-                self.drop_retired().await;
                 let now = self.gate.store.now().as_second();
                 if certificates_are_due(self.certificates_noted, now) {
                     self.note_certificates(now);
@@ -205,7 +210,8 @@ impl Reloader {
         let (hash, logging) = (config.hash.clone(), &config.logging);
         diagnostics::change(logging.level.as_str(), logging.format);
         if let Some(sink) = prepared.sink {
-            self.retired.extend(self.gate.access_log.redirect(sink));
+            let replaced = self.gate.access_log.redirect(sink);
+            replaced.map(|sink| tokio::spawn(retire(sink)));
         }
         known_series::create(&self.gate.metrics, config);
         self.gate.replace(prepared.snapshot);
@@ -259,19 +265,6 @@ impl Reloader {
         let view = self.view.load();
         let view = view.but_refused(refused, cause.as_str());
         self.view.store(Arc::new(view));
-    }
-
-    /// Drops replaced access logs that are no longer written to; their last lines may take a second.
-    async fn drop_retired(&mut self) {
-        let (idle, busy) = std::mem::take(&mut self.retired)
-            .into_iter()
-            .partition(|sink| Arc::strong_count(sink) == 1);
-        self.retired = busy;
-        let idle: Vec<Arc<Sink>> = idle;
-        if !idle.is_empty() {
-            // Fails only if the runtime has ended.
-            let _ = tokio::task::spawn_blocking(move || drop(idle)).await;
-        }
     }
 }
 
