@@ -6,11 +6,12 @@
 //! within its bounds. This module does not know how a configuration is used.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::io::{self, ErrorKind, Read};
+use std::net::ToSocketAddrs;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
 
 mod check;
 mod choices;
@@ -31,7 +32,7 @@ use outside::Surroundings;
 
 pub use choices::{Cleartext, ClientMode, Level, Protocol, ProxyProtocol};
 pub use effective::{About, Difference, Effective};
-pub use outside::{Purpose, open_regular};
+pub use outside::{LookedUp, Purpose, open_regular};
 pub use places::{SourcePosition, SourcePositions};
 pub use problem::{ConfigErrors, Problem};
 pub use reload_compatibility::Running;
@@ -60,8 +61,10 @@ const NEEDED: &str = "tiers: {any: {daily: 1}}
 endpoints: [{path: /, tiers: [any], upstream: any}]
 upstreams: {any: {servers: [127.0.0.1:1]}}
 ";
-/// The timeout for resolving one name. After it, a gateway starts or applies the file all the same and tries again later.
+/// The timeout for resolving all names. After it, a gateway starts or applies the file all the same and tries again later.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The most names that are resolved at the same time.
+const LOOK_UPS_MAX: usize = 256;
 
 /// The JSON Schema of `gateway.yaml` (2020-12), for editors.
 pub fn schema() -> serde_json::Value {
@@ -178,7 +181,7 @@ impl Config {
         Config::parse_resolving(file_name, text, env, &resolve)
     }
 
-    /// As [`Config::parse`], with the addresses of a `host:port` from `resolve`.
+    /// As [`Config::parse`], with the addresses of some `host:port`, in their order, from `resolve`.
     ///
     /// # Errors
     /// As [`Config::load`].
@@ -186,7 +189,7 @@ impl Config {
         file_name: &str,
         text: &str,
         env: &dyn Fn(&str) -> Option<String>,
-        resolve: &dyn Fn(&str) -> std::io::Result<Vec<SocketAddr>>,
+        resolve: &dyn Fn(&[&str]) -> Vec<LookedUp>,
     ) -> Result<Config, ConfigErrors> {
         let surroundings = Surroundings {
             file: None,
@@ -247,9 +250,25 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Resolves a `host:port` with the system's resolver. If it takes longer than [`RESOLVE_TIMEOUT`], its thread is left behind.
-fn resolve(server: &str) -> std::io::Result<Vec<SocketAddr>> {
-    let (sender, receiver) = std::sync::mpsc::channel();
+/// Resolves some `host:port` with the system's resolver, at the same time. Those that take longer than [`RESOLVE_TIMEOUT`] fail, and
+/// their threads are left behind.
+fn resolve(servers: &[&str]) -> Vec<LookedUp> {
+    let until = Instant::now() + RESOLVE_TIMEOUT;
+    let mut found = Vec::new();
+    for servers in servers.chunks(LOOK_UPS_MAX) {
+        let look_ups = Vec::from_iter(servers.iter().map(|server| look_up(server)));
+        found.extend(look_ups.into_iter().map(|look_up| {
+            let left = until.saturating_duration_since(Instant::now());
+            let found = look_up?.recv_timeout(left);
+            found.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+        }));
+    }
+    found
+}
+
+/// Begins to resolve a `host:port`.
+fn look_up(server: &str) -> io::Result<Receiver<LookedUp>> {
+    let (sender, receiver) = mpsc::channel();
     let server = server.to_owned();
     let look_up = move || {
         let found = server.to_socket_addrs().map(Iterator::collect);
@@ -257,11 +276,10 @@ fn resolve(server: &str) -> std::io::Result<Vec<SocketAddr>> {
         let _ = sender.send(found);
     };
     std::thread::Builder::new().spawn(look_up)?;
-    let found = receiver.recv_timeout(RESOLVE_TIMEOUT);
-    found.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+    Ok(receiver)
 }
 
-fn read_at_most(file: File, bytes_max: usize) -> std::io::Result<Vec<u8>> {
+fn read_at_most(file: File, bytes_max: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(bytes_max as u64).read_to_end(&mut bytes)?;
     Ok(bytes)

@@ -3,7 +3,7 @@
 //! The purpose of the reading decides which variables, files and names outside the file are read. A value that is unknown because
 //! it was not read is no problem, and neither is a conflict of another value with it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -36,6 +36,16 @@ pub(super) struct LeafValue {
 /// The octets of a digest that show a change of a hidden value, and at most that much of the value itself.
 const DIGEST_OCTETS: usize = 2;
 
+/// A server whose name is resolved after the file was read.
+struct NotedServer {
+    /// The list in which no other server should have one of its addresses.
+    list: Path,
+    at: Path,
+    name: String,
+    /// As written, if that is no secret.
+    shown: Option<String>,
+}
+
 /// One check of one file.
 pub(super) struct Check<'a> {
     outline: &'a Outline,
@@ -43,6 +53,7 @@ pub(super) struct Check<'a> {
     pub(super) surroundings: &'a Surroundings<'a>,
     pub(super) problems: Vec<Problem>,
     warnings: Vec<Problem>,
+    servers: Vec<NotedServer>,
     /// The files of the gateway's own certificates for upstreams and Redis, and when each chain ends, in Unix seconds.
     pub(super) own_certificates: BTreeMap<PathBuf, i64>,
     /// The number of substitutes for values that were not read.
@@ -64,6 +75,7 @@ impl<'a> Check<'a> {
             surroundings,
             problems: Vec::new(),
             warnings: Vec::new(),
+            servers: Vec::new(),
             own_certificates: BTreeMap::new(),
             unknown: 0,
             readings: BTreeMap::new(),
@@ -396,40 +408,80 @@ impl<'a> Check<'a> {
         Some(secret)
     }
 
-    /// The addresses in use of an upstream's server, a `host:port` that is written as `shown`; empty if its name does not resolve, which is a warning, or if
-    /// names are not resolved.
-    pub(super) fn addresses(&mut self, at: &Path, server: &str, shown: &str) -> Vec<SocketAddr> {
-        if let Ok(address) = server.parse() {
-            return vec![address];
-        }
-        match self.surroundings.purpose {
-            Purpose::Serve | Purpose::Check => self.resolve(at, server, &format!("{shown:?}")),
-            Purpose::Commands | Purpose::Offline => Vec::new(),
+    /// Notes a server of an upstream, a `host:port` that is written as `shown`, whose name [`Check::resolve`] resolves.
+    pub(super) fn note_server(&mut self, list: &Path, at: Path, name: &str, shown: Option<&str>) {
+        if matches!(self.surroundings.purpose, Purpose::Serve | Purpose::Check) {
+            self.servers.push(NotedServer {
+                list: list.clone(),
+                at,
+                name: name.to_owned(),
+                shown: shown.map(str::to_owned),
+            });
         }
     }
 
-    /// Warns if a server of the store, a `host:port`, does not resolve; `shown` is its name in the warning. A gateway resolves it for
-    /// each connection.
-    pub(super) fn look_up(&mut self, at: &Path, server: &str, shown: &str) {
+    /// Notes a server of the store, a `host:port`, which is only checked for an address: a gateway resolves it for each connection.
+    pub(super) fn note_store_server(&mut self, at: &Path, name: &str, shown: Option<&str>) {
         if self.surroundings.purpose == Purpose::Check {
-            self.resolve(at, server, shown);
+            self.note_server(at, at.clone(), name, shown);
         }
     }
 
-    fn resolve(&mut self, at: &Path, server: &str, shown: &str) -> Vec<SocketAddr> {
-        let found = (self.surroundings.resolve)(server).map(address::of_one_family);
-        let reason = match found {
-            Ok(addresses) if addresses.is_empty() => "the name has no address".to_owned(),
-            Ok(addresses) => return addresses,
-            Err(error) => error.to_string(),
+    /// The addresses in use of the noted servers by name, none for a name that does not resolve. This is a warning, as is an address of
+    /// two servers of one list.
+    pub(super) fn resolve(&mut self) -> HashMap<String, Vec<SocketAddr>> {
+        let noted = std::mem::take(&mut self.servers);
+        let is_address = |name: &str| name.parse::<SocketAddr>().is_ok();
+        let names = noted.iter().map(|server| server.name.as_str());
+        let names = BTreeSet::from_iter(names.filter(|name| !is_address(name)));
+        let names = Vec::from_iter(names);
+        let found = match names.is_empty() {
+            true => Vec::new(),
+            false => (self.surroundings.resolve)(&names),
         };
-        let message = format!("{shown} cannot be resolved: {reason}");
-        self.warn(
+        let mut failures = HashMap::new();
+        let mut addresses = HashMap::new();
+        for (name, found) in names.into_iter().zip(found) {
+            let found = found.map(address::of_one_family);
+            let failure = match &found {
+                Ok(found) if !found.is_empty() => None,
+                Ok(_) => Some("the name has no address".to_owned()),
+                Err(error) => Some(error.to_string()),
+            };
+            failures.extend(failure.map(|failure| (name, failure)));
+            addresses.insert(name.to_owned(), found.unwrap_or_default());
+        }
+        let mut before = HashSet::new();
+        for NotedServer {
+            list,
             at,
-            message,
-            "a gateway uses this server once its name resolves",
-        );
-        Vec::new()
+            name,
+            shown,
+        } in &noted
+        {
+            if let Some(failure) = failures.get(name.as_str()) {
+                let shown = shown.as_ref();
+                let shown = shown.map_or("its host".to_owned(), |shown| format!("{shown:?}"));
+                let message = format!("{shown} cannot be resolved: {failure}");
+                self.warn(
+                    at,
+                    message,
+                    "a gateway uses this server once its name resolves",
+                );
+            }
+            let own = match name.parse() {
+                Ok(address) => vec![address],
+                Err(_) => addresses.get(name).cloned().unwrap_or_default(),
+            };
+            let own = own.into_iter().map(|address| (list.as_str(), address));
+            if own.filter(|place| !before.insert(*place)).count() > 0 {
+                // Names may resolve differently tomorrow, or elsewhere.
+                let shown = shown.as_deref().unwrap_or_default();
+                let message = format!("{shown} has an address of another server of the list");
+                self.warn(at, message, "that address gets the requests of both");
+            }
+        }
+        addresses
     }
 }
 

@@ -17,14 +17,17 @@ use crate::policy::store_settings::without_password;
 /// The limit on a file with a secret: no password or URL is longer.
 const SECRET_BYTES_MAX: u64 = 64 * 1024;
 
+/// The addresses of a name.
+pub type LookedUp = io::Result<Vec<SocketAddr>>;
+
 /// Access to environment variables and to the resolver.
 pub(super) struct Surroundings<'a> {
     /// The file itself, if the text is one's.
     pub(super) file: Option<&'a Path>,
     /// The value of an environment variable.
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
-    /// The addresses of a `host:port`.
-    pub(super) resolve: &'a dyn Fn(&str) -> io::Result<Vec<SocketAddr>>,
+    /// The addresses of some `host:port`, in their order.
+    pub(super) resolve: &'a dyn Fn(&[&str]) -> Vec<LookedUp>,
     /// The parts that are read for this purpose.
     pub(super) purpose: Purpose,
     /// The files of the TLS listener of a running gateway. It reads them itself, and keeps the last contents of one that is gone.

@@ -313,7 +313,7 @@ pub(super) fn config(
     places: SourcePositions,
 ) -> Option<Config> {
     let root = optional::<Root>();
-    let root = root.read(check, &Path::default(), Some(written))?;
+    let mut root = root.read(check, &Path::default(), Some(written))?;
     let known = traffic::KnownNames {
         tiers: root.tiers.as_deref(),
         upstreams: root.upstreams.as_deref(),
@@ -323,6 +323,13 @@ pub(super) fn config(
     let (listen, store) = (&root.listen, &root.store);
     own_files::note_shared(check, &places, listen, store, &root.logging.access_log);
     let endpoints = endpoints?;
+    if check.problems.is_empty() {
+        let addresses = check.resolve();
+        upstreams::add_addresses(
+            root.upstreams.as_deref_mut().unwrap_or_default(),
+            &addresses,
+        );
+    }
     let effective = Effective::of(&hash, &check.readings, &endpoints);
     Some(Config {
         hash,

@@ -35,14 +35,15 @@ fn env(name: &str) -> Option<String> {
 }
 
 /// Knows `good.example:9000` and nothing else.
-fn resolve(server: &str) -> io::Result<Vec<SocketAddr>> {
-    match server {
+fn resolve(servers: &[&str]) -> Vec<LookedUp> {
+    let known = |server: &&str| match *server {
         "good.example:9000" => Ok(vec![
             "[2001:db8::1]:9000".parse().unwrap(),
             "192.0.2.1:9000".parse().unwrap(),
         ]),
         _ => Err(io::Error::other("no such host")),
-    }
+    };
+    servers.iter().map(known).collect()
 }
 
 fn parse(text: &str) -> Result<Config, ConfigErrors> {

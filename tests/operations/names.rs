@@ -430,3 +430,32 @@ async fn a_reload_asked_for_while_a_start_resolves_names_does_not_end_it_and_sig
     let status = gateway.wait_for_end(PATIENCE);
     assert_eq!(status.unwrap().code(), Some(0), "{}", gateway.output());
 }
+
+#[tokio::test]
+async fn many_names_without_an_answer_hold_up_a_file_for_no_longer_than_one() {
+    let resolver = Resolver::new();
+    // A pipe without a writer is a resolver that does not answer.
+    let names = resolver.names();
+    std::fs::remove_file(&names).unwrap();
+    let made = Command::new("mkfifo").arg(&names).status();
+    assert!(made.unwrap().success());
+    let directory = tempfile::tempdir().unwrap();
+    let servers: Vec<String> = (0..30).map(|number| format!("n{number}.test:9")).collect();
+    let config = directory.path().join("gateway.yaml");
+    let text = format!(
+        "tiers: {{pro: {{daily: 5}}}}\nendpoints: [{{path: /a, tiers: [pro], upstream: u}}]\n\
+         upstreams: {{u: {{servers: [{}]}}}}\n",
+        servers.join(", ")
+    );
+    std::fs::write(&config, text).unwrap();
+    let mut command = tokio::process::Command::new(resolver.program());
+    let check = command.args(["check", "--config"]).arg(&config).output();
+    // One after another they would take two seconds each.
+    let checked = tokio::time::timeout(Duration::from_secs(30), check).await;
+    let output = checked.expect("it waits for each name").unwrap();
+    let warnings = String::from_utf8(output.stderr).unwrap();
+    for server in servers {
+        let warning = format!("\"{server}\" cannot be resolved: timed out");
+        assert!(warnings.contains(&warning), "{warnings}");
+    }
+}

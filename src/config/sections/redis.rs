@@ -107,7 +107,7 @@ pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option
         let hint = "begin the URL with rediss://";
         check.wrong_key(&at.key("tls"), "the URL does not ask for TLS", hint);
     }
-    look_up(check, at, &servers);
+    note_servers(check, at, &servers);
     Some(RedisSettings {
         database: rows.database,
         username: rows.username,
@@ -131,8 +131,8 @@ pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option
     })
 }
 
-/// Resolves the names of the servers.
-fn look_up(check: &mut Check<'_>, at: &Path, servers: &Servers) {
+/// Notes the servers, so that their names are resolved.
+fn note_servers(check: &mut Check<'_>, at: &Path, servers: &Servers) {
     let (name, servers) = match servers {
         Servers::Sentinels { sentinels, .. } => ("sentinels", sentinels),
         Servers::Cluster(nodes) => ("cluster", nodes),
@@ -144,13 +144,13 @@ fn look_up(check: &mut Check<'_>, at: &Path, servers: &Servers) {
             if let (Some(at), Some(url), Some(host)) = (given, &url, host) {
                 let server = format!("{host}:{}", url.port().unwrap_or(PORT));
                 // The URL may be a secret as a whole.
-                check.look_up(&at, &server, "its host");
+                check.note_store_server(&at, &server, None);
             }
             return;
         }
     };
     for (index, server) in servers.iter().enumerate() {
-        check.look_up(&at.key(name).index(index), server, &format!("{server:?}"));
+        check.note_store_server(&at.key(name).index(index), server, Some(server));
     }
 }
 

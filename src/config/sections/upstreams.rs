@@ -1,5 +1,6 @@
 //! The services behind the gateway: their servers, how a server is chosen and checked, and the protocol used with it.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -268,7 +269,7 @@ fn shown(written: Option<&Value>) -> Option<String> {
     address.as_str().map(str::to_owned)
 }
 
-fn servers(check: &mut Check<'_>, at: &Path, written: Vec<ServerItem>) -> Vec<UpstreamServer> {
+fn servers(check: &mut Check<'_>, list: &Path, written: Vec<ServerItem>) -> Vec<UpstreamServer> {
     let shown = written.iter().filter_map(|item| {
         item.name.as_ref()?;
         let shown = item.shown.as_ref()?;
@@ -278,7 +279,7 @@ fn servers(check: &mut Check<'_>, at: &Path, written: Vec<ServerItem>) -> Vec<Up
         })
     });
     let shown: Vec<String> = shown.collect();
-    check.note(at, shown.join(", "), shown.join(", "));
+    check.note(list, shown.join(", "), shown.join(", "));
     let mut servers: Vec<UpstreamServer> = Vec::new();
     for item in written {
         let ServerItem {
@@ -295,20 +296,29 @@ fn servers(check: &mut Check<'_>, at: &Path, written: Vec<ServerItem>) -> Vec<Up
             check.wrong(&at, message, "remove one of them");
             continue;
         }
-        let addresses = check.addresses(&at, &name, &shown);
-        let mut before = servers.iter().flat_map(|server| &server.addresses);
-        if before.any(|address| addresses.contains(address)) {
-            // Names may resolve differently tomorrow, or elsewhere.
-            let message = format!("{shown} has an address of another server of the list");
-            check.warn(&at, message, "that address gets the requests of both");
-        }
+        check.note_server(list, at, &name, Some(&shown));
         servers.push(UpstreamServer {
             name,
             weight,
-            addresses,
+            addresses: Vec::from_iter(address),
         });
     }
     servers
+}
+
+/// Adds the addresses that the names of servers were resolved to.
+pub(super) fn add_addresses(
+    upstreams: &mut [(Arc<str>, UpstreamConfig)],
+    found: &HashMap<String, Vec<SocketAddr>>,
+) {
+    let servers = upstreams
+        .iter_mut()
+        .flat_map(|(_, upstream)| &mut upstream.servers);
+    for server in servers {
+        if let Some(addresses) = found.get(&server.name) {
+            server.addresses.clone_from(addresses);
+        }
+    }
 }
 
 fn server(text: &str) -> Result<String, Wrong> {

@@ -486,7 +486,7 @@ fn problems_alone(file: &Value, purpose: Purpose) -> Vec<String> {
     let surroundings = outside::Surroundings {
         file: None,
         env: &|_| None,
-        resolve: &|name| panic!("{name}"),
+        resolve: &|names| panic!("{names:?}"),
         purpose,
         in_use: Vec::new(),
     };
