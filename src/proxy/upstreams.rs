@@ -268,22 +268,24 @@ impl Upstream {
         if addresses.is_empty() || self.addresses_of(name) == addresses {
             return false;
         }
-        let before = self.places.load();
-        let mut places: Vec<WeightedServer> = Vec::new();
-        for server in &self.config.servers {
-            if server.name == name {
-                let resolved = addresses.iter();
-                places.extend(resolved.map(|address| place(&before, server, *address)));
-            } else {
-                let others = before.iter();
-                places.extend(
-                    others
-                        .filter(|place| place.server.name == server.name)
-                        .cloned(),
-                );
+        // Other names may be resolved at the same time.
+        self.places.rcu(|before| {
+            let mut places: Vec<WeightedServer> = Vec::new();
+            for server in &self.config.servers {
+                if server.name == name {
+                    let resolved = addresses.iter();
+                    places.extend(resolved.map(|address| place(before, server, *address)));
+                } else {
+                    let others = before.iter();
+                    places.extend(
+                        others
+                            .filter(|place| place.server.name == server.name)
+                            .cloned(),
+                    );
+                }
             }
-        }
-        self.places.store(Arc::new(places));
+            places
+        });
         true
     }
 }

@@ -205,6 +205,31 @@ fn a_name_that_is_resolved_anew_keeps_the_servers_that_stay() {
 }
 
 #[test]
+fn names_that_are_resolved_at_the_same_time_all_get_their_addresses() {
+    let mut config = configured("{servers: [127.0.0.1:1, 127.0.0.1:2]}");
+    let names = ["a.internal:1", "b.internal:1"];
+    for (server, name) in config.1.servers.iter_mut().zip(names) {
+        server.name = name.into();
+    }
+    let upstream = Upstream::new(&config, None);
+    let together = std::sync::Barrier::new(names.len());
+    for port in 3..1_000 {
+        std::thread::scope(|threads| {
+            for name in names {
+                let (upstream, together) = (&upstream, &together);
+                threads.spawn(move || {
+                    together.wait();
+                    assert!(upstream.note_resolved(name, &of(&[port])));
+                });
+            }
+        });
+        for name in names {
+            assert_eq!(upstream.addresses_of(name), of(&[port]));
+        }
+    }
+}
+
+#[test]
 fn a_name_without_an_address_is_a_server_that_is_out_until_it_has_one() {
     let mut config = configured("{servers: [127.0.0.1:9, 127.0.0.1:1]}");
     config.1.servers[1].name = "data.internal:1".into();
