@@ -21,6 +21,8 @@ use crate::policy::store_settings::without_password;
 
 /// Names that differ by more than this share of their length are not taken for a misspelling of each other.
 const LIKENESS_MIN: f64 = 0.6;
+/// The most names that a hint lists.
+const NAMES_SHOWN_MAX: usize = 25;
 
 /// The value of a leaf in one configuration; its default if nothing is written.
 #[derive(Debug, Clone)]
@@ -515,7 +517,7 @@ fn unknown_key_hint(key: &str, known: &[&str]) -> String {
     name_hint(key, known, "the keys here are")
 }
 
-/// A hint with the known name most similar to `written`; if none is similar enough, with all of them after `list`.
+/// A hint with the known name most similar to `written`; if none is similar enough, with the first of them after `list`.
 pub(super) fn name_hint(written: &str, known: &[&str], list: &str) -> String {
     let nearest = known
         .iter()
@@ -524,7 +526,13 @@ pub(super) fn name_hint(written: &str, known: &[&str], list: &str) -> String {
         .max_by(|(one, _), (other, _)| one.total_cmp(other));
     match nearest {
         Some((_, name)) => format!("did you mean `{name}`?"),
-        None => format!("{list} {}", known.join(", ")),
+        None => match known.get(..NAMES_SHOWN_MAX) {
+            Some(first) if first.len() < known.len() => {
+                let more = known.len() - first.len();
+                format!("{list} {}, and {more} more", first.join(", "))
+            }
+            Some(_) | None => format!("{list} {}", known.join(", ")),
+        },
     }
 }
 

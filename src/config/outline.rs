@@ -96,6 +96,9 @@ pub(super) struct Outline {
 impl Outline {
     /// The outline of `text`, or the problem that makes it unusable as a configuration.
     pub(super) fn of(text: &str) -> Result<Outline, Vec<Problem>> {
+        if let Some(problem) = refused_character(text) {
+            return Err(vec![problem]);
+        }
         let mut builder = Builder::default();
         for event in Parser::new_from_str(text) {
             let step = match event {
@@ -160,11 +163,6 @@ impl Outline {
 /// A syntax error, with a hint if its line suggests one. An indenting tab is reported at its own position, because parsers
 /// report it only where the line before seems to continue.
 pub(super) fn syntax_problem(text: &str, position: Position, message: &str) -> Problem {
-    // The parser does not name its line.
-    let is_of_character = message.starts_with("control characters are not allowed");
-    if let Some(problem) = is_of_character.then(|| control_character(text)).flatten() {
-        return problem;
-    }
     for (number, line) in (1..)
         .zip(text.lines())
         .skip(position.line.saturating_sub(1))
@@ -198,13 +196,19 @@ pub(super) fn syntax_problem(text: &str, position: Position, message: &str) -> P
     position.of_file(&format!("this is not YAML: {message}"), hint)
 }
 
-/// The problem of the first control character in a text.
-fn control_character(text: &str) -> Option<Problem> {
-    // YAML 1.2.2 section 5.1.
-    let is_refused = |c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\u{85}');
-    let (at, found) = text.char_indices().find(|(_, c)| is_refused(*c))?;
+/// The problem of the first character in a text that YAML does not permit, or that ends a line, and thus a comment, for one of its
+/// versions only.
+fn refused_character(text: &str) -> Option<Problem> {
+    // YAML 1.2.2 sections 5.1 and 5.4.
+    let ends_some_lines = |c| matches!(c, '\u{85}' | '\u{2028}' | '\u{2029}');
+    let is_refused = |c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r');
+    let is_refused = |c: &(usize, char)| is_refused(c.1) || ends_some_lines(c.1);
+    let (at, found) = text.char_indices().find(is_refused)?;
     let code = u32::from(found);
-    let message = format!("this is not YAML: the control character U+{code:04X}");
+    let message = match ends_some_lines(found) {
+        true => format!("the line separator U+{code:04X}"),
+        false => format!("this is not YAML: the control character U+{code:04X}"),
+    };
     Some(Position::after(text.get(..at)?).of_file(&message, "remove it"))
 }
 

@@ -45,6 +45,8 @@ enum MessageStart {
 
 /// The most characters of a value in a message.
 const SHOWN_CHARS_MAX: usize = 100;
+/// The most problems in a summary.
+const SUMMARY_PROBLEMS_MAX: usize = 20;
 /// The beginning of a key or certificate in PEM format.
 const PEM: &str = "-----BEGIN";
 
@@ -176,6 +178,18 @@ impl ConfigErrors {
         ConfigErrors {
             file: file.to_owned(),
             problems,
+        }
+    }
+
+    /// The first problems, and how many more there are, for a log line.
+    pub fn summary(&self) -> String {
+        let (file, mut problems) = (self.file.clone(), self.problems.clone());
+        let more = problems.len().saturating_sub(SUMMARY_PROBLEMS_MAX);
+        problems.truncate(SUMMARY_PROBLEMS_MAX);
+        let first = ConfigErrors { file, problems };
+        match more {
+            0 => first.to_string(),
+            more => format!("{first}\nand {more} more: `touchline check` lists all"),
         }
     }
 }

@@ -301,7 +301,7 @@ fn prepare(
         config: &running.config,
         keys_of: &keys_of,
     };
-    let config = Config::load_over(file, &replaced).map_err(|errors| errors.to_string())?;
+    let config = Config::load_over(file, &replaced).map_err(|errors| errors.summary())?;
     let tls = acceptor.zip(config.listen.https.as_ref());
     let successor = tls.map(|(acceptor, https)| acceptor.successor(https));
     let successor = successor.transpose().map_err(|error| error.to_string())?;

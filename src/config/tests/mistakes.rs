@@ -631,6 +631,14 @@ fn what_is_not_a_configuration_at_all_is_one_problem() {
             "2:9 : this is not YAML: the control character U+0007",
         ),
         (
+            "a: \"\0\"\n",
+            "1:5 : this is not YAML: the control character U+0000",
+        ),
+        // For a parser of YAML 1.1 they end the comment.
+        ("a: 1 # x\u{2028}b: 2\n", "1:9 : the line separator U+2028"),
+        ("a: 1 # x\u{2029}b: 2\n", "1:9 : the line separator U+2029"),
+        ("a: 1 # x\u{85}b: 2\n", "1:9 : the line separator U+0085"),
+        (
             "a: 1\na: 1\n",
             "2:1 a: the key is given twice, first on line 1",
         ),
@@ -646,6 +654,21 @@ fn what_is_not_a_configuration_at_all_is_one_problem() {
             "{text:?}: {problems:?}"
         );
     }
+}
+
+#[test]
+fn a_summary_of_many_problems_is_short() {
+    let tiers = (0..100).map(|number| format!("tier-{number:04}: {{daily: 1}}"));
+    let tiers = Vec::from_iter(tiers).join(", ");
+    let endpoint = |number| format!("{{path: /{number}, tiers: [zzzzz], upstream: u}}");
+    let endpoints = Vec::from_iter((0..21).map(endpoint)).join(",\n");
+    let text = format!(
+        "tiers: {{{tiers}}}\nendpoints: [{endpoints}]\nupstreams: {{u: {{servers: [127.0.0.1:9]}}}}"
+    );
+    let summary = parse(&text).unwrap_err().summary();
+    assert_eq!(summary.lines().count(), 21, "{summary}");
+    assert!(summary.ends_with("\nand 1 more: `touchline check` lists all"));
+    assert!(summary.contains("tier-0024, and 75 more)\n"), "{summary}");
 }
 
 #[test]
