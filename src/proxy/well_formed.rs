@@ -43,11 +43,11 @@ pub fn check<'a>(head: &'a RequestHead, limits: &Limits) -> Result<Target<'a>, R
     if head.raw_target().len() > limits.target_bytes {
         return Err(Rejection::UriTooLong);
     }
+    let target = head.target();
+    let target = target.map_err(|error| malformed(Malformed::Target(error)))?;
     if head.is_oversized || is_too_large(&head.fields, header_bytes(&head.fields), limits) {
         return Err(Rejection::HeadersTooLarge);
     }
-    let target = head.target();
-    let target = target.map_err(|error| malformed(Malformed::Target(error)))?;
     if head.version == Version::Http2 {
         check_http2(head)?;
     }

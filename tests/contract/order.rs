@@ -17,6 +17,12 @@ async fn the_first_step_that_fails_answers() {
             // Malformed before the key.
             (Call::get("/a//b"), 400, "BAD_REQUEST"),
             (Call::get("/a//b").key(bad), 400, "BAD_REQUEST"),
+            // The target before the size of the fields.
+            (
+                Call::get("/a//b").header("x-large", "x".repeat(16_385)),
+                400,
+                "BAD_REQUEST",
+            ),
             // The key before endpoint, method and tier.
             (Call::get("/none"), 401, "MISSING_API_KEY"),
             (Call::get("/none").key(bad), 401, "INVALID_API_KEY"),
