@@ -491,6 +491,16 @@ pub trait Store: Send + Sync + 'static {
         Ok(usage(self.prove_of(from, to, keys).await?))
     }
 
+    /// [`Store::usage_of`] one key from `from` through `day`, for a request: once the store is known not to answer, it is not waited for.
+    async fn usage_for_request(
+        &self,
+        from: Date,
+        day: Day,
+        key: KeyId,
+    ) -> Result<Vec<DayUsage>, StoreError> {
+        self.usage_of(from, day.date, &[key]).await
+    }
+
     /// The days of [`Store::usage_of`], each checked against everything that the store has on them: a day without faults reconciles.
     /// While a gateway charges, a count may be read before its entry in the ledger; repeat the call then.
     async fn prove_of(

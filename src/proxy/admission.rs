@@ -286,15 +286,16 @@ impl Edge<'_> {
 
     /// The units used today, and the body that lists those of the last days.
     async fn read_usage(&mut self, caller: &KnownCaller) -> Result<(u64, Vec<u8>), StoreError> {
-        let used = self.used(caller).await?;
         let (record, quota_status) = (&caller.key.record, caller.quota_status);
-        let (from, today) = (usage::first_day(quota_status.day), quota_status.day.date);
+        let (day, store) = (quota_status.day, &self.gate.store);
+        let from = usage::first_day(day);
         let asked = Instant::now();
-        let history = self.gate.store.usage(from, today, Some(record.id)).await;
+        let history = store.usage_for_request(from, day, record.id).await;
         self.note_call(metrics::USAGE, asked, &history);
         let history = history?;
+        let used = self.used(caller).await?;
         // The store may have received more from other gateways since this one last asked for the count.
-        let of_today = history.iter().find(|usage| usage.date == today);
+        let of_today = history.iter().find(|usage| usage.date == day.date);
         let used = of_today.map_or(used, |usage| usage.used.max(used));
         let table = &self.snapshot.config.endpoints;
         let report = Report::new(record, quota_status, used, table, &history).to_json();

@@ -133,6 +133,7 @@ passed_on! {
     async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError>;
     async fn status(&self) -> Result<StoreStatus, StoreError>;
     async fn usage_of(&self, from: Date, to: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError>;
+    async fn usage_for_request(&self, from: Date, day: Day, key: KeyId) -> Result<Vec<DayUsage>, StoreError>;
     async fn prove_of(&self, from: Date, to: Date, keys: &[KeyId]) -> Result<Vec<Proof>, StoreError>;
     async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError>;
     async fn import_exported(&self, items: Vec<Exported>, mode: ImportMode) -> Result<ImportCounts, StoreError>;

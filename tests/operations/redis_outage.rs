@@ -21,6 +21,8 @@ enum Loss {
 const LOSSES: [Loss; 3] = [Loss::Killed, Loss::Emptied, Loss::Hung];
 /// The store's timeout in [`scene`].
 const TIMEOUT: Duration = Duration::from_millis(100);
+/// A reading of the usage waits less than a command does.
+const USAGE_DEADLINE: Duration = Duration::from_secs(5);
 
 async fn scene(loss: Loss) -> (Scene, IssuedKey) {
     let builder = Scene::builder(TOUCHLINE)
@@ -75,7 +77,13 @@ async fn without_redis_calls_end_in_500_uncharged_until_it_returns() {
     for loss in LOSSES {
         let (mut scene, key) = scene(loss).await;
         let client = scene.client(Protocol::Http1);
+        let read_usage = async || {
+            let began = Instant::now();
+            assert_internal_error(&client.get(&key, "/api/v1/usage").await);
+            assert!(began.elapsed() < USAGE_DEADLINE, "{loss:?}");
+        };
         lose(&mut scene, loss);
+        read_usage().await;
         let mut slow = 0;
         for _ in 0..100 {
             let began = Instant::now();
@@ -87,6 +95,7 @@ async fn without_redis_calls_end_in_500_uncharged_until_it_returns() {
         }
         // The first calls find out, at most by two timeouts; from then on none waits for the store.
         assert!(slow < 50, "{loss:?}: {slow} calls waited for the store");
+        read_usage().await;
         assert_eq!(scene.upstream.count(), 1, "nothing was forwarded");
         find_again(&mut scene, loss).await;
         served(&client, &key).await;

@@ -29,7 +29,7 @@ use crate::clock::Clock;
 use crate::policy::store_settings::RedisSettings;
 use crate::store::{KeyTable, NodeName, Role, StoreError, on_thread};
 
-/// The least time that commands wait for a reply: no request depends on it, and giving up leaves an operator in doubt.
+/// The least time that commands wait for a reply: no request waits as long, and giving up leaves an operator in doubt.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long opening a gateway's store waits for the key table.
 const LOAD_PATIENCE: Duration = Duration::from_secs(2);

@@ -26,7 +26,7 @@ pub struct Parts {
     pub local_clock: Clock,
     /// For the calls that requests wait for.
     pub link: Arc<RedisLink>,
-    /// For the calls that only commands wait for: long replies must not delay charges.
+    /// For the calls with long replies, which must not delay charges: those of commands, and of requests that read their usage.
     pub command_link: Arc<RedisLink>,
     pub guard: Arc<BreakerGuard>,
     /// The number of connections that were made until the flushing began, which takes it.
