@@ -105,6 +105,7 @@ async fn failed_calls_take_nothing_from_the_share() {
         .start()
         .await;
     let (key, unknown) = (scene.issue("starter").await, scene.issue("starter").await);
+    let idle = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);
     for _ in 0..10 {
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
@@ -112,10 +113,15 @@ async fn failed_calls_take_nothing_from_the_share() {
     scene.redis.as_mut().unwrap().kill9();
     scene.upstream.always(Behaviour::Status(503));
     for _ in 0..30 {
-        for key in [&key, &unknown] {
+        for (key, left) in [(&key, 20), (&unknown, 1)] {
             let answer = client.get(key, MARKETS).await;
             assert_eq!(answer.status, 500, "{answer:?}");
+            assert_eq!(answer.number("x-ratelimit-remaining"), Some(left));
         }
+    }
+    for (key, left) in [(&key, Some(20)), (&unknown, Some(1)), (&idle, None)] {
+        let answer = client.get(key, "/none").await;
+        assert_eq!(answer.number("x-ratelimit-remaining"), left, "{answer:?}");
     }
     scene.upstream.always(Behaviour::Echo);
     for left in (0..20).rev() {

@@ -235,7 +235,7 @@ impl OutageService {
     }
 
     /// Units used, as reported while Redis is unavailable to a caller with this limit, or with that of the last charge; `None` if no
-    /// count of the day is known or nothing is served.
+    /// count of the day is known and no charge was decided here, or nothing is served.
     pub fn used(&self, key: KeyId, day: Day, limit: Option<u64>) -> Option<u64> {
         if self.settings.policy == OutagePolicy::Deny {
             return None;

@@ -130,7 +130,7 @@ impl Accounts {
     }
 
     /// Units used, as reported while Redis is unavailable: an upper bound for this limit, or for that of the last charge. `None` if no
-    /// count is known.
+    /// count is known and no charge was decided without Redis.
     pub fn used_at_most(
         &self,
         key: KeyId,
@@ -140,7 +140,12 @@ impl Accounts {
     ) -> Option<u64> {
         let slot = self.slot(key, day);
         let state = slot.state.lock();
-        let known = state.account.known()?.used;
+        let known = match state.account.known() {
+            Some(known) => known.used,
+            // Decided by what may be served without a count, as its charges are.
+            None if state.away_since.is_some() => 0,
+            None => return None,
+        };
         let limit = limit.unwrap_or(state.limit);
         if limit == UNBOUNDED {
             return Some(known + state.account.offline());
