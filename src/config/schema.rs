@@ -5,7 +5,7 @@
 //! certificate's key, patterns that overlap), and this one leaves out what its patterns would only obscure: the bounds of durations,
 //! sizes and percentages, which are in the descriptions, and all but the simplest forms of texts.
 
-use serde_json::{Value as Json, json};
+use serde_json::{Number, Value as Json, json};
 
 use super::rows::{Form, Row, What};
 
@@ -37,7 +37,7 @@ fn shape(form: &Form) -> Json {
         merge(&mut shape, json!({ "default": default }));
     }
     if let Some((least, most)) = &form.bounds {
-        let bounds = match (least.parse::<u64>(), most.parse::<u64>()) {
+        let bounds = match (least.parse::<Number>(), most.parse::<Number>()) {
             (Ok(least), Ok(most)) => json!({ "minimum": least, "maximum": most }),
             _ => json!({ "description": format!("From {least} to {most}.") }),
         };
