@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use clap::Args;
+use http::header::X_CONTENT_TYPE_OPTIONS;
 use http::{Method, StatusCode};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -22,6 +23,7 @@ use crate::policy::enforcement::ShadowViolation;
 use crate::policy::explanation::{self, Outcome, Question, Step};
 use crate::policy::http1::fields::FieldList;
 use crate::policy::key_record::KeyRecord;
+use crate::proxy::forward::NOSNIFF;
 use crate::proxy::gate::problem_terms;
 use crate::proxy::respond::{announce, insert_quota_status, refusal_fields};
 use crate::proxy::well_formed;
@@ -191,6 +193,7 @@ impl ExplainedAnswer {
                 (None, None, None)
             }
         };
+        fields.insert(X_CONTENT_TYPE_OPTIONS, NOSNIFF);
         Ok(ExplainedAnswer {
             status: status.map(|status| status.as_u16()),
             code,

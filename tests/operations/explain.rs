@@ -62,9 +62,10 @@ fn assert_reported(explained: &Value, answer: &Answer) {
             assert_eq!(got, value.as_str(), "{name} of {answer:?}");
         }
     }
-    // And nothing of the caller's quota status is sent that was not explained.
+    // And nothing of the caller's quota status, or of how the answer is to be read, is sent that was not explained.
     for (name, _) in &answer.headers {
-        let own = name.as_str().contains("ratelimit") || name == "retry-after" || name == "sunset";
+        let own = name.as_str().contains("ratelimit")
+            || ["retry-after", "sunset", "x-content-type-options"].contains(&name.as_str());
         assert!(!own || headers.contains_key(name.as_str()), "{name}");
     }
     if let Some(body) = reported["body"].as_object() {
