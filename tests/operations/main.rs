@@ -18,6 +18,7 @@ mod drain;
 mod durability;
 mod explain;
 mod files;
+mod hung_disk;
 mod import;
 mod invoice;
 mod keys;

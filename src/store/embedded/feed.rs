@@ -1,9 +1,10 @@
-//! Following the key table, sending heartbeats, and forcing the log to disk: the store's two helper threads.
+//! Following the key table, sending heartbeats, forcing the log to disk, and watching for a disk that hangs: the store's helper threads.
 //!
 //! Every [`POLL`] or [`POLL_WHEN_QUIET`] the follower reads the last change on a connection of its own. For a gateway it sends a heartbeat with the last applied change, at once when that moves on and each [`HEARTBEAT`]
 //! otherwise, through the writer, so that a heartbeat also proves that the store writes; with each, a few rows are dropped that were
 //! kept long enough, and a few of a day that is to be closed are digested. The checkpointer forces the write-ahead log to
-//! disk and folds it into the database, without holding up the writer.
+//! disk and folds it into the database, without holding up the writer. The watch of a gateway uses no file, so it goes on while the
+//! others wait for a disk that does not return.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use rusqlite::{Connection, Row};
 
 use super::closing;
 use super::retention::drop_old;
-use super::schema::failure;
+use super::schema::{failure, unanswered};
 use super::writer::Desk;
 use crate::policy::failure_log::FailureLog;
 use crate::store::clock_watch::LOOK_EVERY;
@@ -55,6 +56,9 @@ pub(super) fn follow(connection: &Connection, desk: &Arc<Desk>) {
         true => POLL,
         false => POLL_WHEN_QUIET,
     }) {
+        if !desk.heartbeat_queued.load(Ordering::Acquire) {
+            desk.heard.store(true, Ordering::Release);
+        }
         if desk.gateway.is_some() && looked.elapsed() >= LOOK_EVERY {
             looked = Instant::now();
             desk.clock_watch.look(desk.clock.now_and_since_boot());
@@ -84,6 +88,21 @@ pub(super) fn follow(connection: &Connection, desk: &Arc<Desk>) {
                 Err(error) => tracing::warn!(%error, "the days of the ledger could not be read"),
             }
             send_heartbeat(desk, applied);
+        }
+    }
+}
+
+/// The body of the watch, a thread of gateways: a store that was not heard of for longer than callers wait (`timeout`) cannot be
+/// written, until the writer reports that it can. It counts looks, so a process that was stopped for a while has missed nothing.
+pub(super) fn watch(desk: &Desk, timeout: Duration) {
+    let mut silent = Duration::ZERO;
+    while !desk.stop.sleep(HEARTBEAT) {
+        silent = match desk.heard.swap(false, Ordering::AcqRel) {
+            true => Duration::ZERO,
+            false => silent.saturating_add(HEARTBEAT),
+        };
+        if silent > timeout && desk.failed.load().is_none() {
+            desk.note_outcome(Some(unanswered(&desk.path, timeout)));
         }
     }
 }

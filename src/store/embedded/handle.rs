@@ -111,11 +111,7 @@ impl EmbeddedStore {
         match self.timers.wait(deadline, answer).await {
             Some(Ok(answer)) => answer,
             Some(Err(_)) => Err(StoreError::Unavailable("the store was closed".into())),
-            None => Err(StoreError::Unavailable(format!(
-                "{} did not answer within {:?}",
-                self.desk.path.display(),
-                self.timeout
-            ))),
+            None => Err(schema::unanswered(&self.desk.path, self.timeout)),
         }
     }
 

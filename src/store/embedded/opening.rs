@@ -132,6 +132,7 @@ fn open_blocking(
             gateway,
             current,
             heartbeat_queued: AtomicBool::new(false),
+            heard: AtomicBool::new(true),
             stop: Stop::default(),
             goodbye: AtomicBool::new(false),
         }),
@@ -232,8 +233,8 @@ fn start(path: &Path, name: &str, body: impl FnOnce() + Send + 'static) -> Resul
 }
 
 impl EmbeddedStore {
-    /// Starts the writer, the follower of the key table and the checkpointer, each with its connection; they end when the store is
-    /// stopped.
+    /// Starts the writer, the follower of the key table and the checkpointer, each with its connection, and the watch of a gateway; they
+    /// end when the store is stopped.
     fn start_threads(
         &self,
         [writing, following, syncing]: [HeldConnection; 3],
@@ -252,6 +253,12 @@ impl EmbeddedStore {
         start(&self.desk.path, "store-feed", move || {
             lasting::thread("store-feed", || feed::follow(&following, &desk));
         })?;
+        if self.desk.gateway.is_some() {
+            let (desk, timeout) = (self.desk.clone(), self.timeout);
+            start(&self.desk.path, "store-watch", move || {
+                lasting::thread("store-watch", || feed::watch(&desk, timeout));
+            })?;
+        }
         let desk = self.desk.clone();
         start(&self.desk.path, "store-sync", move || {
             lasting::thread("store-sync", || {

@@ -249,6 +249,14 @@ pub(super) fn prepare(
     Ok(())
 }
 
+/// The error for a database that did not answer in time.
+pub(super) fn unanswered(path: &Path, timeout: Duration) -> StoreError {
+    let path = path.display();
+    StoreError::Unavailable(format!(
+        "{path} did not answer within {timeout:?}: its disk hangs, or another process keeps it locked"
+    ))
+}
+
 fn is_contention(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
@@ -261,7 +269,7 @@ pub(super) fn failure(path: &Path, error: &rusqlite::Error) -> StoreError {
     let (file, path) = (path, path.display());
     if is_contention(error) {
         return StoreError::Unavailable(format!(
-            "another process kept {path} locked for more than {LOCK_WAIT_MAX:?}"
+            "another process kept {path} locked for more than {LOCK_WAIT_MAX:?}: it may be waiting for its disk"
         ));
     }
     // Making the file of shared memory beside it fails so, too.

@@ -69,6 +69,8 @@ pub(super) struct Desk {
     pub(super) current: Current,
     /// Whether a heartbeat of it waits in the inbox.
     pub(super) heartbeat_queued: AtomicBool,
+    /// Whether, since the watch last looked, a group was written or the follower went round without a heartbeat that waits.
+    pub(super) heard: AtomicBool,
     /// Ends the helper threads.
     pub(super) stop: Stop,
     /// Whether the writer signs the gateway off when it ends.
@@ -139,6 +141,7 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
             match settle(&mut statements, desk, taken) {
                 Ok(entries) => {
                     folder.note(entries);
+                    desk.heard.store(true, Ordering::Release);
                     desk.note_outcome(None);
                     desk.dirty.store(true, Ordering::Release);
                 }

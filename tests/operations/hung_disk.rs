@@ -1,0 +1,100 @@
+//! A disk that neither writes nor fails: what the gateway reports meanwhile, and that a write which returns ends it.
+
+use std::path::PathBuf;
+
+use harness::{Protocol, Scene, eventually};
+use serde_json::Value;
+
+use super::preload::Preload;
+use super::{MARKETS, run_beside};
+
+/// Its `fdatasync` hangs.
+const LIBRARY: &str = include_str!("durability/fdatasync.c");
+
+/// A disk that hangs when the test wants it.
+struct Disk {
+    preload: Preload,
+    hangs: PathBuf,
+}
+
+impl Disk {
+    fn new() -> Disk {
+        let preload = Preload::new(LIBRARY);
+        let hangs = preload.file("synced.hangs");
+        Disk { preload, hangs }
+    }
+
+    /// The gateway on this disk.
+    fn program(&self) -> PathBuf {
+        let synced = self.preload.file("synced");
+        self.preload.program("SYNCED", &synced)
+    }
+
+    /// No file with this end of its path can be forced to disk from now on.
+    fn hang(&self, file: &str) {
+        let next = self.preload.file("next");
+        std::fs::write(&next, file).unwrap();
+        std::fs::rename(&next, &self.hangs).unwrap();
+    }
+
+    /// What waits returns.
+    fn go_on(&self) {
+        std::fs::remove_file(&self.hangs).unwrap();
+    }
+}
+
+async fn readiness(scene: &Scene) -> (u16, Value) {
+    let (status, body) = scene.admin(0, "/readyz").await;
+    (status, serde_json::from_str(&body).unwrap())
+}
+
+/// How many lines of the log have this part.
+fn logged(scene: &Scene, part: &str) -> usize {
+    scene.gateways[0].output().matches(part).count()
+}
+
+#[tokio::test]
+async fn a_disk_that_hangs_under_the_embedded_store_is_reported_until_a_write_returns() {
+    let disk = Disk::new();
+    let mut scene = Scene::builder(disk.program()).start().await;
+    let gateway = &mut scene.gateways[0];
+    let config = std::fs::read_to_string(&gateway.config).unwrap();
+    assert!(gateway.terminate().success());
+    gateway.put_file(&config.replace("touchline.db\"", "touchline.db\", durability: commit"));
+    gateway.restart().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    disk.hang("touchline.db-wal");
+    let not_ready = eventually("it is not ready", async || {
+        let (status, body) = readiness(&scene).await;
+        (status == 503).then(|| body["store_trouble"].as_str().unwrap().to_owned())
+    });
+    let command = eventually("a command waits for the gateway", async || {
+        let ran = run_beside(&scene.gateways[0], &["store", "status"]).await;
+        (ran.code != Some(0)).then_some(ran)
+    });
+    let (answer, trouble, command) = tokio::join!(client.get(&key, MARKETS), not_ready, command);
+    assert_eq!(answer.status, 500);
+    let locked = command.failed(1);
+    assert!(
+        locked.contains("it may be waiting for its disk"),
+        "{locked}"
+    );
+    let silent = "touchline.db did not answer within 5s: its disk hangs";
+    assert!(trouble.contains(silent), "{trouble}");
+    assert_eq!(scene.metric("touchline_store_up").await, 0.0);
+    disk.go_on();
+    eventually("it is ready", async || {
+        (readiness(&scene).await.0 == 200).then_some(())
+    })
+    .await;
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    for line in [
+        "the database cannot be written",
+        "the database is written again",
+    ] {
+        assert_eq!(logged(&scene, line), 1, "{line}");
+    }
+    scene.assert_ledgers_agree().await;
+}
