@@ -63,7 +63,7 @@ fn journal(directory: &Path) -> Connection {
     journal
 }
 
-/// From now on no row can be put into a table of the journal.
+/// From now on no row can be put into a table of the journal; a condition may follow its name.
 fn refuse(directory: &Path, table: &str) {
     let rule = format!(
         "CREATE TRIGGER refuse BEFORE INSERT ON {table} BEGIN SELECT RAISE(ABORT, 'refused'); END"
@@ -143,6 +143,32 @@ async fn counts_and_ledger_of_a_key_are_in_the_journal_together_or_not_at_all() 
         .await;
         assert_eq!(output, (4, 0, Vec::new()), "{table} refused");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_charge_that_the_journal_rejects_is_refunded_in_the_ledger() {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, this_day());
+    let store = gateway(&server, directory.path(), OFTEN).await;
+    granted(store.charge(charge(&key, day, LIMIT, 4)).await);
+    eventually("the journal has the first units", async || {
+        (written(directory.path()) == (4, 4)).then_some(())
+    })
+    .await;
+    refuse(directory.path(), "sheets WHEN new.charged > 4");
+    server.kill();
+    let rejected = store.charge(charge(&key, day, LIMIT, 3)).await;
+    assert!(rejected.is_err(), "{rejected:?}");
+    allow(directory.path());
+    server.restart().await;
+    eventually("Redis and the journal have the refund", async || {
+        let usage = store.usage(day.date, day.date, None).await.ok()?;
+        let totals = usage.first()?.endpoints.get("markets")?;
+        let is_refunded = (totals.requests, totals.charged, totals.refunded) == (2, 7, 3);
+        let is_proven = proof(&store, &key, day).await? == (4, 0, Vec::new());
+        (is_refunded && is_proven && written(directory.path()) == (7, 7)).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -102,7 +102,8 @@ pub struct OutageService {
     refused: AtomicU64,
 }
 
-/// A charge in the ledger that is withdrawn unless it is kept.
+/// A charge in the ledger that is refunded unless it is kept. Its numbers are not lowered: Redis or another process may have received
+/// them, and of two totals the larger one counts wherever they are merged.
 struct LedgerEntry<'o> {
     ledger: &'o ProcessLedger,
     charge: &'o Charge,
@@ -112,7 +113,7 @@ struct LedgerEntry<'o> {
 impl Drop for LedgerEntry<'_> {
     fn drop(&mut self) {
         if !self.kept {
-            self.ledger.withdrawn(self.charge);
+            self.ledger.refunded(&Receipt::of(self.charge));
         }
     }
 }
@@ -193,7 +194,11 @@ impl OutageService {
                 };
                 let others = match timeout(JOURNAL_WAIT_MAX, written).await {
                     Ok(Ok(Ok(ServeOutcome::Durable { others }))) => others,
-                    Ok(Ok(Ok(ServeOutcome::Beyond))) => return Err(self.beyond(&error)),
+                    Ok(Ok(Ok(ServeOutcome::Beyond))) => {
+                        self.ledger.withdrawn(&charge);
+                        entry.kept = true;
+                        return Err(self.beyond(&error));
+                    }
                     Ok(Ok(Err(failure))) => return Err(failure),
                     Ok(Err(_)) | Err(_) => {
                         let why = format!("{error}; and the journal is too slow");

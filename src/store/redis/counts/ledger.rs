@@ -105,7 +105,7 @@ impl ProcessLedger {
         )
     }
 
-    /// Reverses [`ProcessLedger::charged`]: the request was not served after all.
+    /// Reverses [`ProcessLedger::charged`], at once: the charge does not fit into the node's share.
     pub fn withdrawn(&self, charge: &Charge) {
         let record = &charge.key.record;
         let withdraw = |totals: &mut Totals, _: &mut Ceiling| {
