@@ -37,7 +37,7 @@ async fn a_request_without_a_key_or_with_an_empty_one_is_missing_its_key() {
     // The ledgers compare keys as sent.
     let key = scene.issue("starter").await;
     for protocol in Protocol::ALL {
-        let copied = Call::get(MARKETS).key(&format!(" {}\t", key.key));
+        let copied = Call::get(MARKETS).key(format!(" {}\t", key.key));
         assert_eq!(scene.client(protocol).call(copied).await.status, 200);
     }
 }
