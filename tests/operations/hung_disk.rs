@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use harness::{Protocol, Scene, eventually};
+use harness::{Protocol, Scene, Store, eventually};
 use serde_json::Value;
 
 use super::preload::Preload;
@@ -96,5 +96,45 @@ async fn a_disk_that_hangs_under_the_embedded_store_is_reported_until_a_write_re
     ] {
         assert_eq!(logged(&scene, line), 1, "{line}");
     }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_journal_whose_disk_hangs_denies_without_redis_and_is_reported_until_a_write_returns() {
+    let disk = Disk::new();
+    let mut scene = Scene::builder(disk.program())
+        .store(Store::Redis)
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    disk.hang("journal.db-wal");
+    eventually("it is reported while Redis answers", async || {
+        let failed = scene.metric("touchline_journal_failed").await;
+        (failed == 1.0).then_some(())
+    })
+    .await;
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    assert_eq!(readiness(&scene).await.0, 200);
+    scene.redis.as_mut().unwrap().kill9();
+    eventually("it is not ready, and why", async || {
+        let (status, body) = readiness(&scene).await;
+        (status == 503 && body["without_store"] == "journal_failed").then_some(())
+    })
+    .await;
+    assert_eq!(client.get(&key, MARKETS).await.status, 500);
+    disk.go_on();
+    eventually("it serves without Redis", async || {
+        (readiness(&scene).await.0 == 200).then_some(())
+    })
+    .await;
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    let silent = "journal.db did not answer within 3s; check its disk";
+    for line in [silent, "the journal is written again"] {
+        assert_eq!(logged(&scene, line), 1, "{line}");
+    }
+    scene.redis.as_mut().unwrap().restart().await;
+    scene.expect_used(&key, 3).await;
     scene.assert_ledgers_agree().await;
 }

@@ -16,7 +16,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use parking_lot::{Mutex, MutexGuard};
@@ -96,11 +96,32 @@ pub struct Journal {
     gathering: Arc<Mutex<()>>,
     /// The common prefix of this process's producers.
     process: String,
-    trouble: Arc<LastFailure>,
+    state: Arc<JournalState>,
 }
 
-/// Why the last write failed, or none if it succeeded.
-type LastFailure = ArcSwapOption<String>;
+/// Whether the journal can be written. Its thread notes each outcome, and a caller that nothing returns from the disk.
+struct JournalState {
+    path: PathBuf,
+    trouble: ArcSwapOption<String>,
+    log: Mutex<FailureLog>,
+}
+
+impl JournalState {
+    /// Notes why the journal cannot be written, or that it was, and logs when that changes.
+    fn note(&self, trouble: Option<String>) {
+        let mut log = self.log.lock();
+        let path = self.path.display();
+        match &trouble {
+            None if log.succeeded() => tracing::info!(%path, "the journal is written again"),
+            Some(error) if log.failed(Instant::now()) => tracing::error!(
+                %path, %error,
+                "the journal cannot be written: nothing is served without Redis until it can"
+            ),
+            None | Some(_) => {}
+        }
+        self.trouble.store(trouble.map(Arc::new));
+    }
+}
 
 impl Journal {
     /// A journal at `path` for the store `identity`. If it cannot be opened, its thread retries and [`Journal::has_failed`] is true.
@@ -115,18 +136,20 @@ impl Journal {
         // This channel allocates as needed; std's channel of this length takes 20 MiB at once.
         let (jobs, taken) = mpsc::channel(WAITING_MAX);
         let gathering = Arc::new(Mutex::new(()));
-        let trouble = Arc::new(LastFailure::empty());
         let (of_path, of_store) = (path.clone(), identity.clone());
+        let state = Arc::new(JournalState {
+            path,
+            trouble: ArcSwapOption::empty(),
+            log: Mutex::default(),
+        });
         let open = move || file::open(&of_path, &of_store);
         let opened = on_thread("opening the journal", open).await?;
         let mut writer = JournalWriter {
-            path,
             identity,
             connection: None,
             file: None,
             gathering: gathering.clone(),
-            trouble: trouble.clone(),
-            log: FailureLog::default(),
+            state: state.clone(),
         };
         if let Ok(connection) = opened {
             let connection = connection?;
@@ -141,18 +164,25 @@ impl Journal {
             jobs,
             gathering,
             process: process.to_owned(),
-            trouble,
+            state,
         })
     }
 
-    /// Whether the last write failed.
+    /// Whether the last write failed, or hangs.
     pub fn has_failed(&self) -> bool {
-        self.trouble.load().is_some()
+        self.state.trouble.load().is_some()
     }
 
     /// Why the last write failed, or `None` if it succeeded.
     pub fn trouble(&self) -> Option<String> {
-        self.trouble.load().as_deref().cloned()
+        self.state.trouble.load().as_deref().cloned()
+    }
+
+    /// Notes that the thread has not answered for so long: until it does, the journal counts as failed.
+    pub fn hangs(&self, waited: Duration) {
+        let path = self.state.path.display();
+        let why = format!("the journal {path} did not answer within {waited:?}; check its disk");
+        self.state.note(Some(why));
     }
 
     /// Journals units that are to be served, if they fit the allowance. Does not wait: the receiver gets the result when the group
@@ -197,7 +227,7 @@ impl Journal {
         // A rejected job drops its sender, which ends the caller's wait.
         if self.jobs.try_send(job).is_err() {
             let why = "the queue of the journal is full";
-            self.trouble.store(Some(Arc::new(why.to_owned())));
+            self.state.trouble.store(Some(Arc::new(why.to_owned())));
         }
         answer
     }
@@ -293,15 +323,13 @@ fn each<R>(rows: &[R], write: impl Fn(&R) -> rusqlite::Result<()>) -> rusqlite::
 
 /// The state of the journal's thread.
 struct JournalWriter {
-    path: PathBuf,
     identity: StoreIdentity,
     connection: Option<HeldConnection>,
     /// The file of the first opening.
     file: Option<Arc<HeldFile>>,
     /// See [`Journal::gather`].
     gathering: Arc<Mutex<()>>,
-    trouble: Arc<LastFailure>,
-    log: FailureLog,
+    state: Arc<JournalState>,
 }
 
 impl JournalWriter {
@@ -320,18 +348,8 @@ impl JournalWriter {
                 group.push(next);
             }
             let outcome = self.write(&mut group);
-            let trouble = outcome.as_ref().err().map(StoreError::to_string);
-            self.trouble.store(trouble.map(Arc::new));
-            match &outcome {
-                Ok(()) if self.log.succeeded() => {
-                    tracing::info!(path = %self.path.display(), "the journal is written again");
-                }
-                Err(error) if self.log.failed(Instant::now()) => tracing::error!(
-                    path = %self.path.display(), %error,
-                    "the journal cannot be written: nothing is served without Redis until it can"
-                ),
-                Ok(()) | Err(_) => {}
-            }
+            self.state
+                .note(outcome.as_ref().err().map(StoreError::to_string));
             for job in group {
                 job.finish(outcome.clone());
             }
@@ -345,7 +363,7 @@ impl JournalWriter {
         let Some(connection) = &mut self.connection else {
             return Ok(());
         };
-        let is_doubted = self.trouble.load().is_some();
+        let is_doubted = self.state.trouble.load().is_some();
         let result = write_group(connection, group, is_doubted);
         if let Err(error) = &result {
             if let Some(file) = self.file.as_ref().filter(|_| is_damage(error)) {
@@ -360,14 +378,17 @@ impl JournalWriter {
     }
 
     fn failed(&self, error: &rusqlite::Error) -> StoreError {
-        StoreError::Failed(format!("the journal {}: {error}", self.path.display()))
+        StoreError::Failed(format!(
+            "the journal {}: {error}",
+            self.state.path.display()
+        ))
     }
 
     /// Checks the file and opens it if it is closed. Another file is never accepted: it would lack this process's counts.
     fn look(&mut self) -> Result<(), StoreError> {
         self.check_file()?;
         if self.connection.is_none() {
-            let opened = file::open(&self.path, &self.identity);
+            let opened = file::open(&self.state.path, &self.identity);
             self.hold(opened.map_err(|error| self.failed(&error))??)?;
         }
         Ok(())
@@ -377,7 +398,7 @@ impl JournalWriter {
     fn check_file(&self) -> Result<(), StoreError> {
         let trouble = self.file.as_ref().and_then(|file| file.look());
         trouble.map_or(Ok(()), |trouble| {
-            if !trouble.is_damage && self.trouble.load().is_none() {
+            if !trouble.is_damage && self.state.trouble.load().is_none() {
                 self.fold_log();
             }
             Err(StoreError::Failed(trouble.text.clone()))
@@ -387,10 +408,10 @@ impl JournalWriter {
     fn hold(&mut self, connection: Connection) -> Result<(), StoreError> {
         let held = match &self.file {
             Some(file) => file.reopened().map(|()| file.clone()),
-            None => HeldFile::hold(&self.path, FilePurpose::Journal).map(Arc::new),
+            None => HeldFile::hold(&self.state.path, FilePurpose::Journal).map(Arc::new),
         };
         let file = held.map_err(|error| {
-            let path = self.path.display();
+            let path = self.state.path.display();
             StoreError::Failed(format!(
                 "the journal {path} was removed or replaced: {error}"
             ))

@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -45,6 +46,9 @@ use restoration::Restoration;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The longest that a request waits for the disk.
 const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
+/// A journal that has not answered for so long counts as failed: longer than a request waits, so that a pause of two seconds, as of a
+/// snapshot of its disk, is none.
+const JOURNAL_HANGS_AFTER: Duration = Duration::from_secs(3);
 /// How often old counts are re-read, unless `count_staleness` is short, and the most at a time.
 const READ_EVERY: Duration = Duration::from_secs(1);
 const READ_MAX: usize = 1_000;
@@ -343,12 +347,28 @@ impl OutageService {
     /// Keeps the journal and the known counts current, and sends Redis journaled counts. Never returns.
     pub async fn keep(self: Arc<Self>) {
         // A long restoration must not delay the journal.
-        tokio::join!(self.keep_current(), self.keep_restored());
+        tokio::join!(
+            self.keep_current(),
+            self.keep_restored(),
+            self.keep_watched()
+        );
+    }
+
+    /// Looks at the journal, which may have come back, and notes if it hangs.
+    async fn keep_watched(&self) {
+        loop {
+            next_tick(LOOK_EVERY).await;
+            let mut looked = pin!(self.journal.look());
+            if timeout(JOURNAL_HANGS_AFTER, &mut looked).await.is_err() {
+                self.journal.hangs(JOURNAL_HANGS_AFTER);
+                // The journal itself logs why it could not be written.
+                let _ = looked.await;
+            }
+        }
     }
 
     async fn keep_current(&self) {
         let mut note = Periodic::new(self.settings.journal_interval);
-        let mut look = Periodic::new(LOOK_EVERY);
         let staleness = self.settings.count_staleness;
         let read_every = READ_EVERY.min(staleness / READS_PER_STALENESS);
         let mut read = Periodic::new(read_every);
@@ -357,12 +377,8 @@ impl OutageService {
         let tick = read_every.min(self.settings.journal_interval);
         loop {
             next_tick(tick).await;
-            let look_is_due = look.is_due();
             if note.is_due() {
                 self.note_changes().await;
-            } else if look_is_due {
-                // The journal itself logs why it could not be written.
-                let _ = self.journal.look().await;
             }
             if self.guard.is_closed()
                 && read.is_due()
