@@ -159,7 +159,7 @@ impl Upkeep {
                 self.spawn(chore, async move {
                     let look_up = tokio::net::lookup_host(&name);
                     let note = |found: io::Result<_>| {
-                        note_resolved(&gate, &upstream, &name, found.map(Iterator::collect))
+                        note_resolved(&gate, &upstream.name, &name, found.map(Iterator::collect))
                     };
                     resolve(look_up, note).await;
                 });
@@ -365,8 +365,15 @@ async fn resolve<T>(
     }
 }
 
-/// Passes the addresses of a name on to the upstream; if the name did not resolve, its servers stay.
-fn note_resolved(gate: &Gate, upstream: &Upstream, name: &str, found: io::Result<Vec<SocketAddr>>) {
+/// Passes the addresses of a name on to the upstream, if it still has the name: a reload may have replaced it during the look-up. If the
+/// name did not resolve, its servers stay.
+fn note_resolved(gate: &Gate, upstream: &str, name: &str, found: io::Result<Vec<SocketAddr>>) {
+    let snapshot = gate.snapshot();
+    let present = snapshot.upstream(upstream);
+    let Some(upstream) = present.filter(|present| present.names().any(|known| known == name))
+    else {
+        return;
+    };
     let (upstream_name, metrics) = (&*upstream.name, &gate.metrics);
     let failures = metrics
         .upstream_resolve_failures
@@ -434,6 +441,26 @@ mod tests {
         assert!(!task.is_finished());
         answer.send(()).unwrap();
         task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_look_up_that_began_before_a_reload_is_of_use_after_it() {
+        const NAME: &str = "localhost:9000";
+        let named = |settings| {
+            let mut named = config(settings);
+            named.upstreams[0].1.servers[1].name = NAME.into();
+            named
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let gate = gate(named(""), &directory).await;
+        let mut upkeep = Upkeep::new(gate.clone());
+        let before = gate.snapshot().upstream("u").unwrap().clone();
+        gate.replace(Snapshot::new(named(", retries: 0"), Some(&gate.snapshot())));
+        let chore = Chore::Resolve("u".into(), NAME.into(), before.config.resolve);
+        upkeep.begin(chore, before).await;
+        upkeep.doing.join_next().await;
+        let present = gate.snapshot().upstream("u").unwrap().places();
+        assert_eq!(present[1].server.address.port(), 9000);
     }
 
     #[tokio::test]
