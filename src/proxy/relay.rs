@@ -135,9 +135,6 @@ impl Relay<'_, '_> {
         if fate != Fate::Unknown {
             forwarding.anew = true;
         }
-        if fate == Fate::Unprocessed && forwarding.attempts == 1 {
-            forwarding.charged.note_unprocessed();
-        }
         let method = &self.client.head.method;
         let again = match fate {
             Fate::Stale => method.is_idempotent() && forwarding.may_retry(),
@@ -216,10 +213,16 @@ impl Relay<'_, '_> {
             true => attempt.now,
             false => std::time::Instant::now(),
         };
+        let was_sent = self.forwarding.charged.was_sent();
         let done = self.exchange_with(taken, &attempt.peer, upload, started.into());
-        done.await.map_err(|failure| FailedAttempt {
-            failure,
-            reached: Some((attempt.peer, reused)),
+        done.await.map_err(|failure| {
+            if failure.fate(reused) == Fate::Unprocessed && !was_sent {
+                self.forwarding.charged.note_unprocessed();
+            }
+            FailedAttempt {
+                failure,
+                reached: Some((attempt.peer, reused)),
+            }
         })
     }
 

@@ -520,53 +520,60 @@ async fn a_client_that_hangs_up_before_its_upstream_is_reached_is_refunded() {
 
 #[tokio::test]
 async fn a_client_that_hangs_up_after_a_server_has_processed_nothing_is_refunded() {
-    let (listener, mut filling) = full_listener().await;
-    let address = listener.local_addr().unwrap();
-    let scene = Scene::builder(TOUCHLINE)
-        .timeout("connect", "20s")
-        .spec(move |spec| {
-            spec.upstream = address;
-            spec.upstream_extra = "protocol: http2".into();
-        })
-        .start()
-        .await;
-    let key = scene.issue("pro").await;
-    let mut wire = Wire::open(&scene).await;
-    wire.get(1, MARKETS, &key.key).await;
-    scene.expect_used(&key, 1).await;
-    for _ in &filling {
-        listener.accept().await.unwrap();
+    for refusals in 1..=2 {
+        let (listener, mut filling) = full_listener().await;
+        let address = listener.local_addr().unwrap();
+        let scene = Scene::builder(TOUCHLINE)
+            .timeout("connect", "20s")
+            .spec(move |spec| {
+                spec.upstream = address;
+                spec.upstream_extra = "protocol: http2".into();
+                spec.retries = refusals;
+            })
+            .start()
+            .await;
+        let key = scene.issue("pro").await;
+        let mut wire = Wire::open(&scene).await;
+        wire.get(1, MARKETS, &key.key).await;
+        scene.expect_used(&key, 1).await;
+        for _ in &filling {
+            listener.accept().await.unwrap();
+        }
+        for refusal in 1..=refusals {
+            let (mut upstream, _) = listener.accept().await.unwrap();
+            let settings = Frame::new(SETTINGS, 0, 0, []);
+            upstream.write_all(&settings.bytes()).await.unwrap();
+            let mut skipped = vec![0; PREFACE.len()];
+            let mut head = [0; 9];
+            while head[3] != HEADERS {
+                upstream.read_exact(&mut skipped).await.unwrap();
+                upstream.read_exact(&mut head).await.unwrap();
+                skipped = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+            }
+            if refusal == refusals {
+                filling.extend(fill(address).await);
+            }
+            // The last stream that it has processed is none.
+            let goaway = Frame::new(GOAWAY, 0, 0, [0; 8]);
+            upstream.write_all(&goaway.bytes()).await.unwrap();
+            let retries =
+                "touchline_upstream_retries_total{reason=\"refused\",upstream=\"prediction-data\"}";
+            eventually("another attempt has begun", async || {
+                (scene.metric(retries).await == f64::from(refusal)).then_some(())
+            })
+            .await;
+        }
+        wire.socket.shutdown().await.unwrap();
+        wire.send(&reset(1, CANCEL)).await;
+        wire.end().await;
+        for _ in &filling {
+            listener.accept().await.unwrap();
+        }
+        let line = scene.gateways[0].logged(1).await.remove(0);
+        assert_eq!(line["outcome"], "client_closed", "{line}");
+        assert_eq!(line["refunded"], true, "{line}");
+        scene.expect_used(&key, 0).await;
     }
-    let (mut upstream, _) = listener.accept().await.unwrap();
-    let settings = Frame::new(SETTINGS, 0, 0, []);
-    upstream.write_all(&settings.bytes()).await.unwrap();
-    let mut skipped = vec![0; PREFACE.len()];
-    let mut head = [0; 9];
-    while head[3] != HEADERS {
-        upstream.read_exact(&mut skipped).await.unwrap();
-        upstream.read_exact(&mut head).await.unwrap();
-        skipped = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
-    }
-    filling.extend(fill(address).await);
-    // The last stream that it has processed is none.
-    let goaway = Frame::new(GOAWAY, 0, 0, [0; 8]);
-    upstream.write_all(&goaway.bytes()).await.unwrap();
-    let retries =
-        "touchline_upstream_retries_total{reason=\"refused\",upstream=\"prediction-data\"}";
-    eventually("another attempt has begun", async || {
-        (scene.metric(retries).await == 1.0).then_some(())
-    })
-    .await;
-    wire.socket.shutdown().await.unwrap();
-    wire.send(&reset(1, CANCEL)).await;
-    wire.end().await;
-    for _ in &filling {
-        listener.accept().await.unwrap();
-    }
-    let line = scene.gateways[0].logged(1).await.remove(0);
-    assert_eq!(line["outcome"], "client_closed", "{line}");
-    assert_eq!(line["refunded"], true, "{line}");
-    scene.expect_used(&key, 0).await;
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ impl Charged {
         self.sent = true;
     }
 
-    /// Notes that the server has processed nothing of what was sent, and no other got anything.
+    /// Notes that the server has processed nothing of what was sent, nor any before it.
     pub fn note_unprocessed(&mut self) {
         self.sent = false;
     }
