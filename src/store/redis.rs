@@ -445,9 +445,12 @@ impl Store for RedisStore {
         key: KeyId,
     ) -> Result<Vec<DayUsage>, StoreError> {
         let parts = &self.parts;
-        parts.guard.require()?;
-        // A call like a charge: if it is lost, the breaker learns of it, and the request has waited for one lost call.
-        parts.accounts.used(key, day).await?;
+        // None after two timeouts. A server that only refuses writes opens the breaker, keeps the connection, and can be read.
+        parts.link.require()?;
+        if parts.guard.is_closed() {
+            // A call like a charge: if it is lost, the breaker learns of it, and the request has waited for one lost call.
+            parts.accounts.used(key, day).await?;
+        }
         let deadline = parts.link.deadline().max(Instant::now() + USAGE_TIMEOUT);
         let in_time = timeout_at(deadline, self.usage_of(from, day.date, &[key])).await;
         in_time.unwrap_or_else(|_| Err(StoreError::Unavailable("no usage in time".into())))

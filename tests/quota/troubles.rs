@@ -104,6 +104,28 @@ async fn a_redis_out_of_memory_is_noticed_by_the_first_charge_of_a_quiet_gateway
     scene.assert_ledgers_agree().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_usage_is_read_from_a_redis_that_only_refuses_writes() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .spec(|spec| spec.redis_extra = "timeout: 1s".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    served(&scene, 0, &key, CALLS).await;
+    report(&scene, &["CONFIG", "SET", "maxmemory", "1"]).await;
+    served(&scene, 0, &key, CALLS).await;
+    becomes(&scene, "degraded").await;
+    let client = scene.client(Protocol::Http1);
+    let usage = client.get(&key, "/api/v1/usage").await;
+    assert_eq!(usage.status, 200, "{usage:?}");
+    assert_eq!(usage.json()["used"], 2 * CALLS as u64);
+    report(&scene, &["CONFIG", "SET", "maxmemory", "0"]).await;
+    becomes(&scene, "ready").await;
+    scene.expect_used(&key, 2 * CALLS as u64).await;
+    scene.assert_ledgers_agree().await;
+}
+
 /// What a Redis wrote down and finds again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Persistence {

@@ -3,7 +3,7 @@
 //! Closed: requests call Redis. Open: none does; single probes follow a quarter of a second to a second apart, and at once when
 //! there is a connection again; the first that succeeds closes the breaker. A server that refuses all writes again soon after it
 //! accepted one (its memory use is around its maximum) is probed later each time. Invariant: while it is open, no request waits for
-//! Redis.
+//! Redis, except one for its usage while there is a connection to a server that only refuses.
 
 use std::time::{Duration, Instant};
 
