@@ -138,3 +138,21 @@ async fn a_journal_whose_disk_hangs_denies_without_redis_and_is_reported_until_a
     scene.expect_used(&key, 3).await;
     scene.assert_ledgers_agree().await;
 }
+
+#[tokio::test]
+async fn counts_that_a_hanging_disk_does_not_save_in_time_are_logged() {
+    let disk = Disk::new();
+    let scene = Scene::builder(disk.program()).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    // The log is written all the while.
+    disk.hang("touchline.db");
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    let is_logged = async |line| {
+        eventually(line, async || (logged(&scene, line) == 1).then_some(())).await;
+    };
+    is_logged("the database could not be forced to disk within 5s; check the disk").await;
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    disk.go_on();
+    is_logged("the database is forced to disk again").await;
+}

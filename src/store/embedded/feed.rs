@@ -18,7 +18,6 @@ use super::closing;
 use super::retention::drop_old;
 use super::schema::{failure, unanswered};
 use super::writer::Desk;
-use crate::policy::failure_log::FailureLog;
 use crate::store::clock_watch::LOOK_EVERY;
 use crate::store::held_file::{Trouble, sync_log};
 use crate::store::sqlite::{checkpoint, execute, refused, rows, unsigned};
@@ -94,7 +93,9 @@ pub(super) fn follow(connection: &Connection, desk: &Arc<Desk>) {
 
 /// The body of the watch, a thread of gateways: a store that was not heard of for longer than callers wait (`timeout`) cannot be
 /// written, until the writer reports that it can. It counts looks, so a process that was stopped for a while has missed nothing.
-pub(super) fn watch(desk: &Desk, timeout: Duration) {
+/// It also logs that the checkpointer, which works each `interval`, does not return from the disk.
+pub(super) fn watch(desk: &Desk, timeout: Duration, interval: Duration) {
+    let forcing_max = timeout.max(interval.saturating_mul(2));
     let mut silent = Duration::ZERO;
     while !desk.stop.sleep(HEARTBEAT) {
         silent = match desk.heard.swap(false, Ordering::AcqRel) {
@@ -103,6 +104,15 @@ pub(super) fn watch(desk: &Desk, timeout: Duration) {
         };
         if silent > timeout && desk.failed.load().is_none() {
             desk.note_outcome(Some(unanswered(&desk.path, timeout)));
+        }
+        let forcing = *desk.forcing.lock();
+        if forcing.is_some_and(|since| since.elapsed() > forcing_max)
+            && desk.forced_log.lock().failed(Instant::now())
+        {
+            tracing::warn!(
+                path = %desk.path.display(),
+                "the database could not be forced to disk within {forcing_max:?}; check the disk"
+            );
         }
     }
 }
@@ -238,7 +248,6 @@ pub(super) fn force_to_disk(
 
 /// The body of the checkpointer thread.
 pub(super) fn checkpoint_regularly(connection: &Connection, desk: &Desk, interval: Duration) {
-    let mut log = FailureLog::default();
     // A panic may have ended a round that had not forced everything to disk.
     desk.dirty.store(true, Ordering::Release);
     while !desk.stop.sleep(interval) {
@@ -250,7 +259,11 @@ pub(super) fn checkpoint_regularly(connection: &Connection, desk: &Desk, interva
         if !desk.dirty.swap(false, Ordering::AcqRel) {
             continue;
         }
-        match force_to_disk(connection, &desk.path, trouble.is_none()) {
+        *desk.forcing.lock() = Some(Instant::now());
+        let forced = force_to_disk(connection, &desk.path, trouble.is_none());
+        *desk.forcing.lock() = None;
+        let mut log = desk.forced_log.lock();
+        match forced {
             Ok(()) if log.succeeded() => {
                 tracing::info!(path = %desk.path.display(), "the database is forced to disk again");
             }

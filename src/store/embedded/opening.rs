@@ -129,6 +129,8 @@ fn open_blocking(
             failed: ArcSwapOption::empty(),
             failure_log: Mutex::default(),
             dirty: AtomicBool::new(true),
+            forcing: Mutex::default(),
+            forced_log: Mutex::default(),
             gateway,
             current,
             heartbeat_queued: AtomicBool::new(false),
@@ -256,7 +258,7 @@ impl EmbeddedStore {
         if self.desk.gateway.is_some() {
             let (desk, timeout) = (self.desk.clone(), self.timeout);
             start(&self.desk.path, "store-watch", move || {
-                lasting::thread("store-watch", || feed::watch(&desk, timeout));
+                lasting::thread("store-watch", || feed::watch(&desk, timeout, interval));
             })?;
         }
         let desk = self.desk.clone();

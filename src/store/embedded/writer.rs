@@ -63,6 +63,10 @@ pub(super) struct Desk {
     pub(super) failure_log: Mutex<FailureLog>,
     /// Whether anything was committed since the last time that the log was forced to disk.
     pub(super) dirty: AtomicBool,
+    /// Since when the log is being forced to disk, while it is.
+    pub(super) forcing: Mutex<Option<Instant>>,
+    /// What the diagnostic log has of failures to do so.
+    pub(super) forced_log: Mutex<FailureLog>,
     /// The gateway of the store; none of a command.
     pub(super) gateway: Option<NodeName>,
     /// When its key table was last current.
