@@ -90,6 +90,12 @@ impl Entry {
         }
     }
 
+    /// Whether it records the removal of this gateway, last heard of at `heard`.
+    pub fn forgets(&self, gateway: &str, heard: Timestamp) -> bool {
+        let fact = |name| self.before.get(name).and_then(Option::as_deref);
+        fact(GATEWAY) == Some(gateway) && fact(HEARD) == Some(&heard.to_string())
+    }
+
     /// The day and the units of a grant.
     pub fn granted(&self) -> Option<(Date, u64)> {
         if self.what != Action::Grant {
@@ -355,6 +361,8 @@ mod tests {
             ("ops@desk", Action::ForgetGateway)
         );
         assert_eq!((entry.at, entry.key), (now, None));
+        assert!(entry.forgets("web-1-7", heard));
+        assert!(!entry.forgets("web-1-8", heard) && !entry.forgets("web-1-7", now));
         let text = serde_json::to_string(&entry).unwrap();
         assert_eq!(serde_json::from_str::<Entry>(&text).unwrap(), entry);
         let (key, _) = key_of("pro");

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use touchline::clock::Clock;
+use touchline::policy::audit::Author;
 use touchline::store::redis::{RedisSettings, RedisStore, open};
 use touchline::store::status::StoreStatus;
-use touchline::store::{NodeName, Role, Store};
+use touchline::store::{Forgotten, NodeName, Role, Store};
 
 use crate::redis_server::RedisServer;
 use crate::suite::{PATIENCE, ZONE, eventually, new_record};
@@ -140,6 +141,28 @@ async fn a_register_that_is_lost_again_and_again_receives_the_silent_gateways_to
     let _ = tokio::time::timeout(Duration::from_secs(5), lost).await;
     has(&command, &["lives"], &["killed"]).await;
     assert_eq!(lives.health().silent_gateways, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_was_struck_off_is_not_registered_by_another_that_returns() {
+    let (server, directory) = (RedisServer::start().await, TempDir::new().unwrap());
+    let command = command(&server).await;
+    let _lives = gateway_beside_a_silent_one(&server, directory.path()).await;
+    let author = Author {
+        who: "ann".into(),
+        reason: None,
+    };
+    let killed = NodeName("killed".into());
+    let struck = command.forget_gateway(&killed, &author).await.unwrap();
+    assert!(matches!(struck, Forgotten::Struck { .. }), "{struck:?}");
+    // The other one finds that it was struck off, too.
+    let () = redis::cmd("DEL")
+        .arg("touchline:{gateways}:register")
+        .query_async(&mut server.connect().await)
+        .await
+        .unwrap();
+    has(&command, &["lives"], &[]).await;
+    assert_eq!(unconfirmed(&command).await, [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

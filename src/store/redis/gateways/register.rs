@@ -92,10 +92,18 @@ pub async fn sign_off(link: &RedisLink, gateway_id: &str) -> Result<(), StoreErr
     link.send([delete]).await
 }
 
-/// Restores entries that the store lost.
+/// Restores entries that the store lost, but none that an operator struck off. An audit entry that cannot be read counts as none.
 pub async fn put_back(link: &RedisLink, entries: &[RegisterEntry]) -> Result<(), StoreError> {
     let register = link.names.register();
-    let put = entries.iter();
+    let ask = Cmd::hvals(link.names.gateway_audit_trail());
+    let packed: Vec<String> = link.read(&ask).await?;
+    let trail = packed.iter().map(|packed| serde_json::from_str(packed));
+    let trail: Vec<audit::Entry> = trail.filter_map(Result::ok).collect();
+    let is_struck = |entry: &RegisterEntry| {
+        let mut trail = trail.iter();
+        trail.any(|audited| audited.forgets(&entry.name.0, entry.heard))
+    };
+    let put = entries.iter().filter(|entry| !is_struck(entry));
     let put = put.map(|entry| Cmd::hset_nx(&register, &entry.gateway_id, &entry.packed));
     link.send(put).await
 }
