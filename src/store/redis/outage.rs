@@ -46,8 +46,8 @@ use restoration::Restoration;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The longest that a request waits for the disk.
 const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
-/// A journal that has not answered for so long counts as failed: longer than a request waits, so that a pause of two seconds, as of a
-/// snapshot of its disk, is none.
+/// A journal that has not answered for so long counts as failed: longer than a request waits, so that a short pause, such as for a
+/// snapshot of the disk, is no failure.
 const JOURNAL_HANGS_AFTER: Duration = Duration::from_secs(3);
 /// How often old counts are re-read, unless `count_staleness` is short, and the most at a time.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -198,11 +198,7 @@ impl OutageService {
                 };
                 let others = match timeout(JOURNAL_WAIT_MAX, written).await {
                     Ok(Ok(Ok(ServeOutcome::Durable { others }))) => others,
-                    Ok(Ok(Ok(ServeOutcome::Beyond))) => {
-                        self.ledger.withdrawn(&charge);
-                        entry.kept = true;
-                        return Err(self.beyond(&error));
-                    }
+                    Ok(Ok(Ok(ServeOutcome::Beyond))) => return Err(self.beyond(&error)),
                     Ok(Ok(Err(failure))) => return Err(failure),
                     Ok(Err(_)) | Err(_) => {
                         let why = format!("{error}; and the journal is too slow");

@@ -105,17 +105,6 @@ impl ProcessLedger {
         )
     }
 
-    /// Reverses [`ProcessLedger::charged`], at once: the charge does not fit into the node's share.
-    pub fn withdrawn(&self, charge: &Charge) {
-        let record = &charge.key.record;
-        let withdraw = |totals: &mut Totals, _: &mut Ceiling| {
-            totals.requests = totals.requests.saturating_sub(1);
-            totals.charged = totals.charged.saturating_sub(charge.cost.into());
-        };
-        let place = (charge.day, &charge.endpoint);
-        self.record((record.id, &record.tier), place, withdraw, |_| ());
-    }
-
     /// Records refunded units.
     pub fn refunded(&self, receipt: &Receipt) {
         let place = (receipt.day, &receipt.endpoint);
