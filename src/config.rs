@@ -10,8 +10,10 @@ use std::io::{self, ErrorKind, Read};
 use std::net::ToSocketAddrs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 mod check;
 mod choices;
@@ -250,33 +252,40 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Resolves some `host:port` with the system's resolver, at the same time. Those that take longer than [`RESOLVE_TIMEOUT`] fail, and
-/// their threads are left behind.
+/// Resolves some `host:port` with the system's resolver, many at the same time. Those that have no result after [`RESOLVE_TIMEOUT`] fail,
+/// and the threads that wait for them are left behind.
 fn resolve(servers: &[&str]) -> Vec<LookedUp> {
     let until = Instant::now() + RESOLVE_TIMEOUT;
-    let mut found = Vec::new();
-    for servers in servers.chunks(LOOK_UPS_MAX) {
-        let look_ups = Vec::from_iter(servers.iter().map(|server| look_up(server)));
-        found.extend(look_ups.into_iter().map(|look_up| {
-            let left = until.saturating_duration_since(Instant::now());
-            let found = look_up?.recv_timeout(left);
-            found.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
-        }));
+    let waiting = servers.iter().map(|server| (*server).to_owned());
+    let waiting = Arc::new(Mutex::new(waiting.enumerate().collect::<Vec<_>>()));
+    let (sender, receiver) = mpsc::channel();
+    let mut found: Vec<LookedUp> = Vec::new();
+    found.resize_with(servers.len(), || Err(ErrorKind::TimedOut.into()));
+    for _ in 0..servers.len().min(LOOK_UPS_MAX) {
+        let (waiting, sender) = (waiting.clone(), sender.clone());
+        let look_up = move || {
+            let next = || waiting.lock().pop();
+            while let Some((place, server)) = next() {
+                let found = server.to_socket_addrs().map(Iterator::collect);
+                // After the timeout there is no receiver.
+                if sender.send((place, found)).is_err() {
+                    return;
+                }
+            }
+        };
+        // Without any thread, no name resolves.
+        if std::thread::Builder::new().spawn(look_up).is_err() {
+            break;
+        }
+    }
+    drop(sender);
+    let left = || until.saturating_duration_since(Instant::now());
+    while let Ok((place, result)) = receiver.recv_timeout(left()) {
+        if let Some(place) = found.get_mut(place) {
+            *place = result;
+        }
     }
     found
-}
-
-/// Begins to resolve a `host:port`.
-fn look_up(server: &str) -> io::Result<Receiver<LookedUp>> {
-    let (sender, receiver) = mpsc::channel();
-    let server = server.to_owned();
-    let look_up = move || {
-        let found = server.to_socket_addrs().map(Iterator::collect);
-        // After the timeout there is no receiver, and the result is dropped.
-        let _ = sender.send(found);
-    };
-    std::thread::Builder::new().spawn(look_up)?;
-    Ok(receiver)
 }
 
 fn read_at_most(file: File, bytes_max: usize) -> io::Result<Vec<u8>> {

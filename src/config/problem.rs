@@ -189,7 +189,9 @@ impl ConfigErrors {
         let first = ConfigErrors { file, problems };
         match more {
             0 => first.to_string(),
-            more => format!("{first}\nand {more} more: `touchline check` lists all"),
+            more => {
+                format!("{first}\nand {more} more: `touchline check --against-running` lists all")
+            }
         }
     }
 }

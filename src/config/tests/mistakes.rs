@@ -667,7 +667,7 @@ fn a_summary_of_many_problems_is_short() {
     );
     let summary = parse(&text).unwrap_err().summary();
     assert_eq!(summary.lines().count(), 21, "{summary}");
-    assert!(summary.ends_with("\nand 1 more: `touchline check` lists all"));
+    assert!(summary.ends_with("\nand 1 more: `touchline check --against-running` lists all"));
     assert!(summary.contains("tier-0024, and 75 more)\n"), "{summary}");
 }
 
