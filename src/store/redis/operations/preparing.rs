@@ -1,6 +1,6 @@
 //! The first attempts to connect, on which it depends whether a store opens, and the zone of an empty store.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::request::{PERMISSIONS, is_of_user};
@@ -10,18 +10,22 @@ use crate::store::{Role, StoreError};
 /// How often a command tries to connect, because no task does so for it later: enough for a server that is busy for half a
 /// second.
 const COMMAND_ATTEMPTS: u32 = 4;
+/// A command does not try again after this time: attempts at a server that hangs take ten seconds each.
+const COMMAND_PATIENCE: Duration = Duration::from_secs(5);
 /// The pause between two attempts.
 const COMMAND_PAUSE: Duration = Duration::from_millis(100);
 
 /// Connects: once for a gateway, a few times for a command. An unavailable server is an error for a command only; another time
 /// zone is one for both.
 pub async fn first_attempt(link: &RedisLink, role: &Role) -> Result<(), StoreError> {
+    let begun = Instant::now();
     let mut attempt = link.connect().await;
     if let Role::Command = role {
         for _ in 1..COMMAND_ATTEMPTS {
-            let Err(StoreError::Unavailable(_)) = attempt else {
+            let is_worth_another = matches!(attempt, Err(StoreError::Unavailable(_)));
+            if !is_worth_another || begun.elapsed() >= COMMAND_PATIENCE {
                 break;
-            };
+            }
             tokio::time::sleep(COMMAND_PAUSE).await;
             attempt = link.connect().await;
         }
