@@ -115,8 +115,8 @@ impl Verification {
     fn outcome(&self) -> anyhow::Result<()> {
         if let Some(DayFault { date, key, fault }) = self.faults.first() {
             anyhow::bail!(
-                "the ledger does not reconcile in {} places; the first is {}{date}: {fault}",
-                self.faults.len(),
+                "the ledger does not reconcile in {}; the first is {}{date}: {fault}",
+                counted(self.faults.len() as u64, "place", "places"),
                 key.map_or_else(String::new, |key| format!("key {key} on ")),
             );
         }
