@@ -158,6 +158,27 @@ async fn a_closed_day_that_was_changed_by_hand_is_named() {
 }
 
 #[tokio::test]
+async fn a_row_that_is_added_to_a_day_without_usage_is_in_no_report() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("pro").await;
+    let dates = charged_in_the_past(&scene, &[&key]).await;
+    closed(&scene, &dates).await;
+    let from = dates[0].to_string();
+    let usage = ["usage", "--from", &*from, "--output", "json"];
+    let before = scene.cli(&usage).await;
+    let added = format!(
+        "CREATE TEMP TABLE added AS SELECT * FROM ledger WHERE date = '{}';
+         UPDATE added SET date = '{}';
+         INSERT INTO ledger SELECT * FROM added;",
+        dates[1],
+        dates[1].tomorrow().unwrap()
+    );
+    database(&scene).execute_batch(&added).unwrap();
+    assert_eq!(scene.cli(&usage).await, before);
+    verify(&scene, &dates, &[]).await.done();
+}
+
+#[tokio::test]
 async fn a_chain_that_was_written_anew_lacks_the_digest_that_was_kept() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("pro").await;
