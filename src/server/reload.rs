@@ -209,9 +209,11 @@ impl Reloader {
         let config = &prepared.snapshot.config;
         let (hash, logging) = (config.hash.clone(), &config.logging);
         diagnostics::change(logging.level.as_str(), logging.format);
-        if let Some(sink) = prepared.sink {
-            let replaced = self.gate.access_log.redirect(sink);
-            replaced.map(|sink| tokio::spawn(retire(sink)));
+        let redirected = prepared
+            .sink
+            .map(|sink| self.gate.access_log.redirect(sink));
+        if let Some(replaced) = redirected.flatten() {
+            tokio::spawn(retire(replaced));
         }
         known_series::create(&self.gate.metrics, config);
         self.gate.replace(prepared.snapshot);

@@ -91,8 +91,8 @@ pub(super) fn follow(connection: &Connection, desk: &Arc<Desk>) {
     }
 }
 
-/// The body of the watch, a thread of gateways: a store that was not heard of for longer than callers wait (`timeout`) cannot be
-/// written, until the writer reports that it can. It counts looks, so a process that was stopped for a while has missed nothing.
+/// The body of the watch, a thread of gateways: if the store was not heard of for longer than callers wait (`timeout`), it counts as
+/// failed until a write succeeds. It counts looks, so a process that was stopped for a while has missed nothing.
 /// It also logs that the checkpointer, which works each `interval`, does not return from the disk.
 pub(super) fn watch(desk: &Desk, timeout: Duration, interval: Duration) {
     let forcing_max = timeout.max(interval.saturating_mul(2));

@@ -269,7 +269,7 @@ pub(super) fn failure(path: &Path, error: &rusqlite::Error) -> StoreError {
     let (file, path) = (path, path.display());
     if is_contention(error) {
         return StoreError::Unavailable(format!(
-            "another process kept {path} locked for more than {LOCK_WAIT_MAX:?}: it may be waiting for its disk"
+            "another process kept {path} locked for more than {LOCK_WAIT_MAX:?}: that process may be waiting for the disk"
         ));
     }
     // Making the file of shared memory beside it fails so, too.

@@ -73,7 +73,7 @@ pub(super) struct Desk {
     pub(super) current: Current,
     /// Whether a heartbeat of it waits in the inbox.
     pub(super) heartbeat_queued: AtomicBool,
-    /// Whether, since the watch last looked, a group was written or the follower went round without a heartbeat that waits.
+    /// Whether, since the watch last looked, a group was written or the follower completed a round while no heartbeat was waiting.
     pub(super) heard: AtomicBool,
     /// Ends the helper threads.
     pub(super) stop: Stop,
