@@ -78,7 +78,7 @@ async fn a_disk_that_hangs_under_the_embedded_store_is_reported_until_a_write_re
     assert_eq!(answer.status, 500);
     let locked = command.failed(1);
     assert!(
-        locked.contains("it may be waiting for its disk"),
+        locked.contains("that process may be waiting for the disk"),
         "{locked}"
     );
     let silent = "touchline.db did not answer within 5s: its disk hangs";
