@@ -198,7 +198,11 @@ impl OutageService {
                 };
                 let others = match timeout(JOURNAL_WAIT_MAX, written).await {
                     Ok(Ok(Ok(ServeOutcome::Durable { others }))) => others,
-                    Ok(Ok(Ok(ServeOutcome::Beyond))) => return Err(self.beyond(&error)),
+                    Ok(Ok(Ok(ServeOutcome::Beyond))) => {
+                        self.ledger.withdrawn(&charge);
+                        entry.kept = true;
+                        return Err(self.beyond(&error));
+                    }
                     Ok(Ok(Err(failure))) => return Err(failure),
                     Ok(Err(_)) | Err(_) => {
                         let why = format!("{error}; and the journal is too slow");

@@ -105,6 +105,18 @@ impl ProcessLedger {
         )
     }
 
+    /// Reverses [`ProcessLedger::charged`] as soon as the journal reports that another of its processes has used up the share. (To refund
+    /// it would list each refused retry as a request.)
+    pub fn withdrawn(&self, charge: &Charge) {
+        let record = &charge.key.record;
+        let withdraw = |totals: &mut Totals, _: &mut Ceiling| {
+            totals.requests = totals.requests.saturating_sub(1);
+            totals.charged = totals.charged.saturating_sub(charge.cost.into());
+        };
+        let place = (charge.day, &charge.endpoint);
+        self.record((record.id, &record.tier), place, withdraw, |_| ());
+    }
+
     /// Records refunded units.
     pub fn refunded(&self, receipt: &Receipt) {
         let place = (receipt.day, &receipt.endpoint);
