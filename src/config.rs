@@ -273,7 +273,7 @@ fn resolve(servers: &[&str]) -> Vec<LookedUp> {
                 }
             }
         };
-        // Without any thread, no name resolves.
+        // The threads that could be started go on; without any, no name resolves.
         if std::thread::Builder::new().spawn(look_up).is_err() {
             break;
         }

@@ -437,10 +437,7 @@ impl<'a> Check<'a> {
         let names = noted.iter().map(|server| server.name.as_str());
         let names = BTreeSet::from_iter(names.filter(|name| !is_address(name)));
         let names = Vec::from_iter(names);
-        let found = match names.is_empty() {
-            true => Vec::new(),
-            false => (self.surroundings.resolve)(&names),
-        };
+        let found = (self.surroundings.resolve)(&names);
         let mut failures = HashMap::new();
         let mut addresses = HashMap::new();
         for (name, found) in names.into_iter().zip(found) {

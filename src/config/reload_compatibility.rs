@@ -96,7 +96,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
         let surroundings = Surroundings {
             file: None,
             env: &|_| None,
-            resolve: &|names| panic!("{names:?}"),
+            resolve: &|names| names.iter().map(|name| panic!("{name}")).collect(),
             purpose: Purpose::Serve,
             in_use: Vec::new(),
         };

@@ -38,6 +38,15 @@ impl Resolver {
         self.0.file("names")
     }
 
+    /// Makes it answer only when somebody writes into the pipe that is returned.
+    fn waits(&self) -> PathBuf {
+        let names = self.names();
+        std::fs::remove_file(&names).unwrap();
+        let made = Command::new("mkfifo").arg(&names).status();
+        assert!(made.unwrap().success());
+        names
+    }
+
     /// The gateway, with this resolver.
     fn program(&self) -> PathBuf {
         self.0.program("NAMES", &self.names())
@@ -393,11 +402,7 @@ async fn a_successor_whose_server_does_not_resolve_leaves_the_gateway_that_knows
 #[tokio::test]
 async fn a_reload_asked_for_while_a_start_resolves_names_does_not_end_it_and_sigquit_stops_it() {
     let resolver = Resolver::new();
-    // A pipe is a resolver that answers late.
-    let names = resolver.names();
-    std::fs::remove_file(&names).unwrap();
-    let made = Command::new("mkfifo").arg(&names).status();
-    assert!(made.unwrap().success());
+    let names = resolver.waits();
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();
     let store = StoreSpec::Embedded(at.join("touchline.db"));
@@ -434,11 +439,7 @@ async fn a_reload_asked_for_while_a_start_resolves_names_does_not_end_it_and_sig
 #[tokio::test]
 async fn many_names_without_an_answer_hold_up_a_file_for_no_longer_than_one() {
     let resolver = Resolver::new();
-    // A pipe without a writer is a resolver that does not answer.
-    let names = resolver.names();
-    std::fs::remove_file(&names).unwrap();
-    let made = Command::new("mkfifo").arg(&names).status();
-    assert!(made.unwrap().success());
+    resolver.waits();
     let directory = tempfile::tempdir().unwrap();
     let servers: Vec<String> = (0..30).map(|number| format!("n{number}.test:9")).collect();
     let config = directory.path().join("gateway.yaml");

@@ -486,7 +486,7 @@ fn problems_alone(file: &Value, purpose: Purpose) -> Vec<String> {
     let surroundings = outside::Surroundings {
         file: None,
         env: &|_| None,
-        resolve: &|names| panic!("{names:?}"),
+        resolve: &|names| names.iter().map(|name| panic!("{name}")).collect(),
         purpose,
         in_use: Vec::new(),
     };

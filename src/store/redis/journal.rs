@@ -179,7 +179,7 @@ impl Journal {
     }
 
     /// Notes that the thread has not answered for so long: until it does, the journal counts as failed.
-    pub fn hangs(&self, waited: Duration) {
+    pub fn note_hang(&self, waited: Duration) {
         let path = self.state.path.display();
         let why = format!("the journal {path} did not answer within {waited:?}; check its disk");
         self.state.note(Some(why));

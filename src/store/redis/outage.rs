@@ -360,7 +360,7 @@ impl OutageService {
             next_tick(LOOK_EVERY).await;
             let mut looked = pin!(self.journal.look());
             if timeout(JOURNAL_HANGS_AFTER, &mut looked).await.is_err() {
-                self.journal.hangs(JOURNAL_HANGS_AFTER);
+                self.journal.note_hang(JOURNAL_HANGS_AFTER);
                 // The journal itself logs why it could not be written.
                 let _ = looked.await;
             }
