@@ -1,6 +1,7 @@
 //! A disk that neither writes nor fails: what the gateway reports meanwhile, and that a write which returns ends it.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use harness::{Protocol, Scene, Store, eventually};
 use serde_json::Value;
@@ -84,6 +85,13 @@ async fn a_disk_that_hangs_under_the_embedded_store_is_reported_until_a_write_re
     let silent = "touchline.db did not answer within 5s: its disk hangs";
     assert!(trouble.contains(silent), "{trouble}");
     assert_eq!(scene.metric("touchline_store_up").await, 0.0);
+    // Once that is known, requests do not wait five seconds each.
+    let at_once = tokio::time::timeout(Duration::from_secs(60), async {
+        for _ in 0..20 {
+            assert_eq!(client.get(&key, MARKETS).await.status, 500);
+        }
+    });
+    at_once.await.unwrap();
     disk.go_on();
     eventually("it is ready", async || {
         (readiness(&scene).await.0 == 200).then_some(())

@@ -103,6 +103,17 @@ impl EmbeddedStore {
         on_thread("reading the store", work).await?
     }
 
+    /// Fails if the file cannot be used, or if the writer is known not to answer and others wait for it already.
+    fn require(&self) -> Result<(), StoreError> {
+        self.desk.require_file()?;
+        match self.desk.failed.load().as_deref() {
+            Some(StoreError::Unavailable(reason)) if self.desk.inbox.has_waiting() => {
+                Err(StoreError::Unavailable(reason.clone()))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
     async fn answered<T>(
         &self,
         answer: oneshot::Receiver<Result<T, StoreError>>,
@@ -184,7 +195,7 @@ impl Store for EmbeddedStore {
     }
 
     async fn charge(&self, charge: Charge) -> Result<Decision, StoreError> {
-        self.desk.require_file()?;
+        self.require()?;
         let now = self.desk.clock.now();
         if !charge.day.contains(now) {
             return Ok(Decision::OtherDay { now });
@@ -211,7 +222,7 @@ impl Store for EmbeddedStore {
     }
 
     async fn used(&self, key: KeyId, day: Day, _limit: u64) -> Result<u64, StoreError> {
-        self.desk.require_file()?;
+        self.require()?;
         if let Some(used) = self.desk.learnt.used(key, day) {
             return Ok(used);
         }

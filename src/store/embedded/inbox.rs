@@ -134,6 +134,11 @@ impl Inbox {
         Ok(())
     }
 
+    /// Whether a charge or a reading has not been taken yet.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.contents.lock().taken.waiting.is_empty()
+    }
+
     /// Enqueues a refund.
     pub(super) fn put_refund(&self, receipt: Receipt, answer: Option<oneshot::Sender<u64>>) {
         let refund = Refund { receipt, answer };
