@@ -321,7 +321,7 @@ pub fn redacted_beside<'a, 'k>(
 /// The secret part of a presented key: what follows its last `_` if that is as long as a key, else all of it; empty for a text too short
 /// to be a key.
 fn secret_of(presented: &[u8]) -> &str {
-    let whole = std::str::from_utf8(presented.trim_ascii()).unwrap_or_default();
+    let whole = std::str::from_utf8(presented).unwrap_or_default();
     let end = whole.rsplit('_').next().unwrap_or_default();
     let is_long = |part: &&str| part.len() >= KEY_CHARS_MIN;
     [end, whole].into_iter().find(is_long).unwrap_or_default()

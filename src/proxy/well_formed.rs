@@ -77,7 +77,7 @@ pub fn lighten(head: &mut RequestHead, limits: &Limits) -> usize {
     let id = fields.first(&X_REQUEST_ID);
     let id = id.filter(|id| request_id::is_acceptable(id));
     let key = fields.first(&X_API_KEY);
-    let key = key.filter(|key| key.trim_ascii().len() <= KEY_CHARS_MAX);
+    let key = key.filter(|key| key.len() <= KEY_CHARS_MAX);
     for (name, value) in [(X_REQUEST_ID, id), (X_API_KEY, key)] {
         if let Some(value) = value.and_then(|value| HeaderValue::from_bytes(value).ok()) {
             kept.append(name, value);

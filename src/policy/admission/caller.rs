@@ -25,14 +25,11 @@ pub enum NoKey<K> {
     Untiered(K),
 }
 
-/// Step 2, and the part of step 3 without a look-up: the values of `X-API-Key`, without white space around them, are one key of a
-/// possible format.
+/// Step 2, and the part of step 3 without a look-up: the values of `X-API-Key` are one key of a possible format.
 pub fn presented<'v, K>(
-    values: impl Iterator<Item = &'v [u8]>,
+    mut values: impl Iterator<Item = &'v [u8]>,
     prefix: &KeyPrefix,
 ) -> Result<KeyDigest, NoKey<K>> {
-    // The reader of HTTP/1 removes white space, the HTTP/2 library does not.
-    let mut values = values.map(<[u8]>::trim_ascii);
     match (values.next(), values.next()) {
         (None, _) | (Some([]), None) => Err(NoKey::Missing),
         (Some(value), None) => api_key::parse_presented(value, prefix).map_err(|_| NoKey::Invalid),

@@ -385,7 +385,8 @@ impl FieldList {
 }
 
 impl From<HeaderMap> for FieldList {
-    /// The fields of a message over HTTP/2. Cost: they are moved, with one allocation in all.
+    /// The fields of a message over HTTP/2, without the white space around values that is invalid there (RFC 9113 section 8.2.1) and
+    /// that the library passes on. Cost: they are moved, with one allocation in all.
     fn from(map: HeaderMap) -> FieldList {
         let mut fields = FieldList::with_capacity(map.len());
         let mut last = None;
@@ -393,6 +394,11 @@ impl From<HeaderMap> for FieldList {
         for (name, value) in map {
             last = name.or(last);
             if let Some(name) = &last {
+                let trimmed = value.as_bytes().trim_ascii();
+                let value = match trimmed.len() == value.len() {
+                    true => value,
+                    false => HeaderValue::from_bytes(trimmed).unwrap_or(value),
+                };
                 fields.append(name.clone(), value);
             }
         }

@@ -1,5 +1,8 @@
 use bytes::BytesMut;
+use http::header::COOKIE;
+use http::{HeaderMap, HeaderValue};
 
+use super::fields::FieldList;
 use super::framing::Framing;
 use super::request::{RequestHead, RequestReader};
 use super::*;
@@ -398,4 +401,14 @@ fn heads_of_one_connection_are_read_one_after_the_other() {
     assert_eq!((second.path(), second.host()), ("/b", Some(&b"i"[..])));
     assert!(buffer.is_empty());
     assert_eq!(first.host(), Some(&b"h"[..]));
+}
+
+#[test]
+fn white_space_around_the_values_of_a_field_over_http2_is_not_part_of_them() {
+    let mut map = HeaderMap::new();
+    for (sent, read) in [(" a\t", "a"), ("b c", "b c"), (" \t ", "")] {
+        map.insert(COOKIE, HeaderValue::from_static(sent));
+        let fields = FieldList::from(map.clone());
+        assert_eq!(fields.first(&COOKIE), Some(read.as_bytes()));
+    }
 }
