@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::redis::wire::request::{PERMISSIONS, is_of_user};
+use crate::store::redis::wire::request::remedy;
 use crate::store::redis::wire::zone::{EmptyStore, ZoneCheck};
 use crate::store::{Role, StoreError};
 
@@ -36,15 +36,9 @@ pub async fn first_attempt(link: &RedisLink, role: &Role) -> Result<(), StoreErr
     match (role, error) {
         (_, error @ StoreError::OtherCalendar(_)) => Err(error),
         (Role::Command, StoreError::Unavailable(why) | StoreError::Failed(why)) => {
-            let remedy = match &why {
-                why if is_of_user(why) => PERMISSIONS,
-                why if why.contains("Moved:") => {
-                    "it is a node of a cluster, which store.redis.cluster names"
-                }
-                _ => {
-                    "check that Redis runs there and that store.redis in the configuration names it"
-                }
-            };
+            let remedy = remedy(&why).unwrap_or(
+                "check that Redis runs there and that store.redis in the configuration names it",
+            );
             Err(StoreError::Unavailable(format!("{why}; {remedy}")))
         }
         (Role::Gateway(_), _) => Ok(()),

@@ -6,7 +6,7 @@ use redis::{Cmd, RedisResult, Value};
 
 use super::connection::RedisConnection;
 use super::request::{IS_REPLICA, breaks, is_replica, parsed, pipeline, read_time};
-use super::script::{CHARGE, REGISTER, SIGN_IN, Script};
+use super::script::{CHARGE, NOTHING, REGISTER, SIGN_IN, Script};
 use super::zone::{EmptyStore, is_same, set_zones};
 use crate::store::StoreError;
 use crate::store::redis::clock::StoreClock;
@@ -82,13 +82,13 @@ async fn begin_with<const N: usize>(
     })
 }
 
-/// The scripts that every connection needs.
-const SCRIPTS: [&Script; 3] = [&CHARGE, &SIGN_IN, &REGISTER];
+/// The scripts that every connection needs; a server that is too old cannot load the first one.
+const SCRIPTS: [&Script; 4] = [&NOTHING, &CHARGE, &SIGN_IN, &REGISTER];
 
-/// A write that changes nothing, which a server that accepts no writes refuses: a script that does not declare itself as free of
-/// writes.
+/// A write that changes nothing, which a server that accepts no writes refuses.
 pub fn write_nothing() -> Cmd {
-    redis::cmd("EVAL").arg(("#!lua\nreturn 1", 0)).take()
+    let none: [&str; 0] = [];
+    NOTHING.by_text(&none, &none.as_slice())
 }
 
 /// The replies, or the first error among them.

@@ -107,9 +107,6 @@ pub fn parsed<T: FromRedisValue>(reply: Value) -> Result<T, LinkError> {
 /// Why a replica is not used, after its name.
 pub const IS_REPLICA: &str = "refuses writes, because it is a replica: name the master in store.redis, or wait for the end of a failover (READONLY)";
 
-/// The remedy for an error of a user.
-pub const PERMISSIONS: &str = "check the user and password of store.redis, and that the user has the permissions that docs/redis-and-outages.md names";
-
 /// Whether Redis refused a user or a permission, by the text of an error, which has its code or the client library's word for it.
 pub fn is_of_user(error: &str) -> bool {
     const WORDS: [&str; 4] = [
@@ -122,11 +119,29 @@ pub fn is_of_user(error: &str) -> bool {
     WORDS.iter().any(|word| error.contains(word))
 }
 
-/// The text of an error, with the remedy if Redis refused a user or a permission.
+/// The remedy for an error of a user.
+const PERMISSIONS: &str = "check the user and password of store.redis, and that the user has the permissions that docs/redis-and-outages.md names";
+
+/// The remedy for an error with this text, if it shows one.
+pub fn remedy(error: &str) -> Option<&'static str> {
+    match error {
+        _ if is_of_user(error) => Some(PERMISSIONS),
+        _ if error.contains("Moved:") => {
+            Some("it is a node of a cluster, which store.redis.cluster names")
+        }
+        // Of a script that begins with `#!`.
+        _ if error.contains("Error compiling script") => {
+            Some("Redis 7 or newer, or Valkey, is needed")
+        }
+        _ => None,
+    }
+}
+
+/// The text of an error, with the remedy if it shows one.
 pub fn with_remedy(error: String) -> String {
-    match is_of_user(&error) {
-        true => format!("{error}; {PERMISSIONS}"),
-        false => error,
+    match remedy(&error) {
+        Some(remedy) => format!("{error}; {remedy}"),
+        None => error,
     }
 }
 
@@ -206,6 +221,15 @@ mod tests {
             let text = with_remedy(error.into());
             assert_eq!(text.contains(PERMISSIONS), is_of_user, "{text}");
             assert!(text.starts_with(error), "{text}");
+        }
+        for (error, remedy) in [
+            ("Moved: 866 127.0.0.1:7001", "store.redis.cluster"),
+            (
+                "ResponseError: Error compiling script (new function): user_script:1: unexpected symbol near '#'",
+                "Redis 7",
+            ),
+        ] {
+            assert!(with_remedy(error.into()).contains(remedy), "{error}");
         }
     }
 }

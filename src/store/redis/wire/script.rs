@@ -7,6 +7,8 @@ use redis::{Cmd, ToRedisArgs, Value};
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Code, Reply};
 
+/// Nothing, by a script that does not declare itself as free of writes.
+pub static NOTHING: Script = Script::new("#!lua\nreturn 1");
 /// The charge.
 pub static CHARGE: Script = Script::new(include_str!("../charge.lua"));
 /// The compare-and-set of a record.
