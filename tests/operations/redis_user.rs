@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
 
 use harness::redis_nodes::{ClusterSet, Node};
 use harness::{Behaviour, Protocol, Scene, StoreSpec, eventually};
@@ -204,6 +205,34 @@ async fn a_user_that_redis_refuses_is_named_in_readyz_with_the_remedy() {
         eventually("ready again", async || {
             let (_, body) = scene.admin(0, "/readyz").await;
             body.contains(r#""status":"ready""#).then_some(())
+        })
+        .await;
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn charges_that_redis_refuses_count_as_its_outage_until_it_accepts_them() {
+    let node = Node::start(|_| Vec::new()).await;
+    let () = node.ask(documented()).await;
+    let (mut scene, _secrets) = scene(of(&node)).await;
+    let key = scene.issue("pro").await;
+    let client = scene.client(Protocol::Http1);
+    for command in ["evalsha", "hmget"] {
+        let () = node.ask(&format!("ACL SETUSER touchline -{command}")).await;
+        eventually("it counts as unavailable", async || {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+            (scene.metric("touchline_store_up").await == 0.0).then_some(())
+        })
+        .await;
+        // Several probes meanwhile.
+        for _ in 0..30 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert_eq!(scene.metric("touchline_store_up").await, 0.0, "{command}");
+        }
+        let () = node.ask(&format!("ACL SETUSER touchline +{command}")).await;
+        eventually("it is available", async || {
+            (scene.metric("touchline_store_up").await == 1.0).then_some(())
         })
         .await;
     }

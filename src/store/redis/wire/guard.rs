@@ -5,18 +5,38 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::civil::Date;
 use parking_lot::Mutex;
-use redis::Cmd;
+use redis::{Cmd, Value};
 use tokio::sync::Notify;
 
 use super::breaker::{Breaker, CallOutcome};
 use super::link::RedisLink;
 use super::request::{LinkError, pipeline, with_remedy};
+use super::script::{AccountCall, CHARGE, ChargeArgument};
+use crate::policy::calendar::Day;
 use crate::store::StoreError;
 use crate::store::status::{BreakerFacts, BreakerState};
 
 /// The lifetime of the probe's entry in Redis (milliseconds).
 const PROBE_LIVES_MS: i64 = 5_000;
+
+/// An account that merges a unit, for which the script runs the commands of a charge on the probe's entry.
+const PRETENDED: AccountCall<'_> = AccountCall {
+    producer: "probe",
+    ack: 1,
+    rack: 0,
+    want: 0,
+    cost: 1,
+    limit: 0,
+    version: 0,
+    record: "",
+    day: Day {
+        date: Date::ZERO,
+        start: 0,
+        end: 0,
+    },
+};
 
 /// A change of the breaker that is to be reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,8 +197,8 @@ impl BreakerGuard {
         })
     }
 
-    /// Sends one write, because a server that answers but rejects writes is of no use; a cluster, whose masters may differ, gets a
-    /// `PING`.
+    /// Sends one write and a charge of its own, because a server that answers but rejects these is of no use; a cluster, whose
+    /// masters may differ, gets a `PING`.
     async fn probe(&self) -> CallOutcome {
         if self.link.is_cluster() {
             return outcome(&self.link.ask(&redis::cmd("PING")).await, |_| false);
@@ -188,7 +208,14 @@ impl BreakerGuard {
         let write = Cmd::hset(&name, "n", 1);
         let write = pipeline([write, Cmd::pexpire(&name, PROBE_LIVES_MS)]);
         let results = self.link.ask_each(&write).await.into_iter();
-        let result = results.collect::<Result<Vec<_>, _>>();
+        let mut result = results.collect::<Result<Vec<_>, _>>().map(drop);
+        if result.is_ok() {
+            let (mut argument, deadline) = (ChargeArgument::new(0, 1), self.link.deadline());
+            argument.push(&PRETENDED);
+            let (names, argument) = ([&name, &name], argument.packed());
+            let ran = self.link.run(&CHARGE, &names, &argument, deadline);
+            result = ran.await.map(|_: Value| ());
+        }
         // What opened the breaker may be over, such as the loss of a connection; this is why it remains open.
         self.note_failure(&result);
         outcome(&result, |_| true)
