@@ -253,8 +253,9 @@ fn journal_fields(journal: &JournalFacts) -> NamedValues {
 
 fn server_fields(server: &ServerFacts) -> NamedValues {
     let append_only = match server.append_only {
-        true => reported(server.append_fsync.as_ref()),
-        false => "off".to_owned(),
+        Some(false) => "off".to_owned(),
+        Some(true) if server.append_fsync.is_none() => "on".to_owned(),
+        Some(true) | None => reported(server.append_fsync.as_ref()),
     };
     let snapshots = match server.snapshots.as_deref() {
         Some("") => "off".to_owned(),

@@ -176,9 +176,9 @@ pub struct ServerFacts {
     pub uptime_seconds: u64,
     /// Connected replicas.
     pub replicas: u64,
-    /// Whether it writes an append-only file.
-    pub append_only: bool,
-    /// When that is on the disk, and when snapshots are made; `None` if it is not reported.
+    /// Whether it writes an append-only file; `None`, as of the next two, if that is not reported.
+    pub append_only: Option<bool>,
+    /// When that is on the disk, and when snapshots are made.
     pub append_fsync: Option<String>,
     /// See above; empty: never.
     pub snapshots: Option<String>,

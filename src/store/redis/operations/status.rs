@@ -165,7 +165,7 @@ async fn server(link: &RedisLink, master: &Master) -> Result<Examined, StoreErro
         role: info.get("role").unwrap_or_default(),
         uptime_seconds: info.get("uptime_in_seconds").unwrap_or_default(),
         replicas: info.get("connected_slaves").unwrap_or_default(),
-        append_only: info.get("aof_enabled") == Some(1),
+        append_only: info.get("aof_enabled").map(|enabled: u8| enabled == 1),
         append_fsync: settings.get("appendfsync").cloned(),
         snapshots: settings.get("save").cloned(),
         maxmemory_policy: info.get("maxmemory_policy").unwrap_or_default(),
@@ -378,10 +378,16 @@ fn refusal_warning(why: RefusedWritesFor, keeps_register: bool) -> String {
 /// Warnings about a server's settings.
 fn warnings_of(server: &ServerFacts, info: &InfoDict) -> Vec<String> {
     let mut warnings = Vec::new();
-    if !server.append_only {
+    if server.append_only.is_none() {
+        warnings.push(
+            "whether it writes an append-only file could not be checked: INFO does not report it"
+                .into(),
+        );
+    }
+    if server.append_only == Some(false) {
         warnings.push("it writes no append-only file, so a restart loses the writes since its last snapshot until the gateways write it back: set appendonly yes and appendfsync everysec".into());
     }
-    if server.append_only && server.append_fsync.as_deref() == Some("no") {
+    if server.append_only == Some(true) && server.append_fsync.as_deref() == Some("no") {
         warnings
             .push("its append-only file is never forced to disk: set appendfsync everysec".into());
     }
@@ -486,7 +492,7 @@ mod tests {
     #[test]
     fn settings_that_break_promises_are_warned_of() {
         let sound = ServerFacts {
-            append_only: true,
+            append_only: Some(true),
             append_fsync: Some("everysec".into()),
             maxmemory_policy: "noeviction".into(),
             ..ServerFacts::default()
@@ -497,7 +503,7 @@ mod tests {
         for (server, info, part) in [
             (
                 ServerFacts {
-                    append_only: false,
+                    append_only: Some(false),
                     ..sound.clone()
                 },
                 &none,
