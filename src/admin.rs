@@ -117,7 +117,8 @@ impl AdminService {
         let leap = health.clock_leap.map(|leap| leap.to_string());
         let in_part = health.partly_up.then(|| PARTLY_UP.to_owned());
         let of_store = leap.into_iter().chain(health.file_trouble);
-        let of_store = of_store.chain(health.keys_trouble).chain(in_part);
+        let of_store = of_store.chain(health.keys_trouble);
+        let of_store = of_store.chain(health.register_trouble).chain(in_part);
         let reasons: Vec<String> = of_store.chain(reasons).collect();
         Readiness {
             status: match (ready, health.up && reasons.is_empty()) {

@@ -187,6 +187,8 @@ pub struct Health {
     pub file_trouble: Option<String>,
     /// Why the key table does not follow the store until an operator acts, and the remedy.
     pub keys_trouble: Option<String>,
+    /// The same for the register of gateways.
+    pub register_trouble: Option<String>,
 }
 
 /// How current the replica of the key table is.

@@ -251,6 +251,7 @@ impl Store for RedisStore {
             },
             file_trouble: journal_trouble.or_else(|| feed?.save_trouble()),
             keys_trouble: feed.and_then(|feed| feed.trouble()),
+            register_trouble: parts.presence.as_ref().and_then(|own| own.trouble()),
         }
     }
 

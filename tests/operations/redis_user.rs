@@ -238,3 +238,24 @@ async fn charges_that_redis_refuses_count_as_its_outage_until_it_accepts_them() 
     }
     scene.assert_ledgers_agree().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_register_of_gateways_that_cannot_be_read_is_named_in_readyz_and_in_the_log() {
+    let node = Node::start(|_| Vec::new()).await;
+    let () = node.ask(documented()).await;
+    let (scene, _secrets) = scene(of(&node)).await;
+    let () = node.ask("ACL SETUSER touchline -hgetall").await;
+    let reason = "the register of gateways cannot be used";
+    eventually("the reason is reported", async || {
+        let (status, body) = scene.admin(0, "/readyz").await;
+        (status == 200 && body.contains(reason) && body.contains("degraded")).then_some(())
+    })
+    .await;
+    assert_eq!(scene.gateways[0].output().matches(reason).count(), 1);
+    let () = node.ask("ACL SETUSER touchline +hgetall").await;
+    eventually("the reason is gone", async || {
+        let (_, body) = scene.admin(0, "/readyz").await;
+        body.contains(r#""reasons":[]"#).then_some(())
+    })
+    .await;
+}

@@ -253,6 +253,7 @@ impl Store for EmbeddedStore {
             file_trouble: trouble.map(|trouble| trouble.text.clone()),
             trouble: failed.map(|error| error.to_string()),
             keys_trouble: None,
+            register_trouble: None,
         }
     }
 

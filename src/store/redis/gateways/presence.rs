@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 
 use super::gateway_id::GatewayId;
@@ -20,6 +21,7 @@ use crate::clock::{Periodic, next_tick};
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::wire::guard::BreakerGuard;
 use crate::store::redis::wire::link::RedisLink;
+use crate::store::redis::wire::request::with_remedy;
 use crate::store::{NodeName, StoreError, on_thread};
 
 /// How often a gateway reads the register.
@@ -37,6 +39,7 @@ pub struct Presence {
     gateway_id: Mutex<GatewayId>,
     /// The other gateways that were silent when the register was last read.
     silent: Mutex<Vec<RegisterEntry>>,
+    trouble: ArcSwapOption<String>,
 }
 
 /// What a gateway knows of the register.
@@ -68,6 +71,7 @@ impl Presence {
             replica,
             gateway_id: Mutex::new(gateway_id),
             silent: Mutex::default(),
+            trouble: ArcSwapOption::empty(),
         })
     }
 
@@ -87,21 +91,39 @@ impl Presence {
         let (mut known, mut look) = (Known::Nothing, Periodic::due_now(LOOK_EVERY));
         let mut failed_at = None::<Instant>;
         loop {
-            if self.beat(&heartbeat(), &mut known).await.is_err() {
+            let beaten = self.beat(&heartbeat(), &mut known).await;
+            if beaten.is_err() {
+                self.note(beaten);
                 failed_at = Some(Instant::now());
                 tokio::time::sleep(SIGN_IN_AGAIN).await;
                 continue;
             }
             let is_settled = failed_at.is_none_or(|at| at.elapsed() >= BEAT_HOLDS);
             if look.is_due() && is_settled {
-                // A failure is repeated the next time.
-                let _ = self.look_around(&see_live).await;
+                self.note(self.look_around(&see_live).await);
             }
             tokio::select! {
                 () = feed.advanced() => {}
                 () = next_tick(BEAT_EVERY) => {}
             }
         }
+    }
+
+    /// Notes whether the register can be used, unless Redis as a whole cannot, and logs each new reason.
+    fn note(&self, outcome: Result<(), StoreError>) {
+        let failed = outcome.err();
+        let failed = failed.filter(|error| !error.is_transient() && self.guard.is_closed());
+        let trouble = failed
+            .map(|error| with_remedy(format!("the register of gateways cannot be used: {error}")));
+        let before = self.trouble.swap(trouble.clone().map(Arc::new));
+        if let Some(trouble) = trouble.filter(|trouble| before.as_deref() != Some(trouble)) {
+            tracing::error!("{trouble}");
+        }
+    }
+
+    /// Why the register cannot be used until an operator acts, and the remedy: this gateway does not learn how many there are.
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.load().as_deref().cloned()
     }
 
     async fn beat(&self, heartbeat: &Heartbeat, known: &mut Known) -> Result<(), StoreError> {
