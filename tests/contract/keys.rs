@@ -214,6 +214,7 @@ async fn a_key_made_elsewhere_in_the_path_or_the_request_id_is_written_down_nowh
             }
         }
     }
+    scene.gateways[0].logged(8 * Protocol::ALL.len()).await;
     let log = std::fs::read_to_string(&scene.gateways[0].access_log).unwrap();
     for hidden in [elsewhere, &encoded, secret] {
         assert!(!log.contains(hidden), "{log}");

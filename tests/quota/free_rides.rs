@@ -36,6 +36,17 @@ async fn narrow(address: SocketAddr) -> TcpStream {
     socket.connect(address).await.unwrap()
 }
 
+/// The one request ended so, and is not refunded.
+async fn assert_charged(scene: &Scene, key: &IssuedKey, outcome: &str) {
+    let line = &scene.gateways[0].logged(1).await[0];
+    assert_eq!(
+        (&line["outcome"], &line["refunded"]),
+        (&outcome.into(), &false.into()),
+        "{line}"
+    );
+    scene.expect_used(key, 1).await;
+}
+
 /// Answers every request as soon as its header is there, and reads its body afterwards.
 async fn answers_early() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -72,7 +83,7 @@ async fn a_body_that_grows_too_large_after_the_answer_came_is_charged() {
     socket.write_all(more.as_bytes()).await.unwrap();
     // The gateway closes the connection once it has settled.
     let _ = socket.read_to_end(&mut Vec::new()).await;
-    scene.expect_used(&key, 1).await;
+    assert_charged(&scene, &key, "served").await;
 }
 
 #[tokio::test]
@@ -93,7 +104,7 @@ async fn a_client_that_reads_slower_than_the_whole_answer_may_take_is_charged() 
     while socket.read(&mut part).await.is_ok_and(|read| read > 0) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    scene.expect_used(&key, 1).await;
+    assert_charged(&scene, &key, "cut").await;
 }
 
 #[tokio::test]

@@ -344,11 +344,16 @@ impl Scene {
         )
     }
 
-    /// The value of a series of the first gateway, such as `touchline_connections`; 0 if there is none.
+    /// The value of a series of the first gateway, such as `touchline_connections`; 0 if there is none yet of these labels.
+    ///
+    /// # Panics
+    /// If a series without labels does not exist.
     pub async fn metric(&self, series: &str) -> f64 {
         let (_, text) = self.admin(0, "/metrics").await;
         let value = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok();
-        text.lines().find_map(value).unwrap_or_default()
+        let found = text.lines().find_map(value);
+        assert!(found.is_some() || series.contains('{'), "no {series}");
+        found.unwrap_or_default()
     }
 
     /// The end of every integration test: all four ledgers agree, by the rules of the contract alone.
