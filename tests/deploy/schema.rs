@@ -53,7 +53,7 @@ fn the_kept_schema_is_what_the_command_prints() {
     assert_eq!(
         printed,
         text_of(KEPT),
-        "touchline schema > deploy/gateway.schema.json"
+        "deploy/gateway.schema.json is behind: KEEP=yes cargo test --workspace --locked --test house reference"
     );
 }
 

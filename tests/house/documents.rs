@@ -14,6 +14,8 @@ const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
 /// Lines that a page may have, apart from tables that programs write into it.
 const README_LINES_MAX: usize = 250;
 const PAGE_LINES_MAX: usize = 400;
+/// Writes what the program prints into the page of the configuration and the schema.
+const RENEW: &str = "KEEP=yes cargo test --workspace --locked --test house reference";
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -419,7 +421,7 @@ fn comments_that_name_a_page_name_one_that_exists() {
     assert!(seen > 5, "{seen} mentions were found");
 }
 
-/// `KEEP=yes` writes what the program prints into the page.
+/// `KEEP=yes` writes what the program prints into the page, and its schema into the file that `tests/deploy` compares.
 #[test]
 fn the_reference_of_the_configuration_is_what_the_program_prints() {
     let (begin, end) = (
@@ -434,12 +436,11 @@ fn the_reference_of_the_configuration_is_what_the_program_prints() {
     let wanted = format!("\n{}\n\n", printed.trim());
     if std::env::var("KEEP").is_ok_and(|keep| keep == "yes") {
         let text = format!("{before}{begin}{wanted}{end}{after}");
-        return std::fs::write(&page.path, text).unwrap();
+        std::fs::write(&page.path, text).unwrap();
+        let schema = touchline(root(), &strings(&["schema"])).stdout;
+        return std::fs::write(root().join("deploy/gateway.schema.json"), schema).unwrap();
     }
-    assert!(
-        kept == wanted,
-        "docs/configuration.md is behind: KEEP=yes cargo test --workspace --locked --test house reference"
-    );
+    assert!(kept == wanted, "docs/configuration.md is behind: {RENEW}");
 }
 
 /// The paths of all keys of the configuration, by its JSON Schema; names of an operator's choice and items are `*`.
