@@ -165,7 +165,11 @@ fn an_import_against_the_order_is_found() {
 fn there_is_no_room_for_things_without_a_place() {
     for file in source_files(&source_root()) {
         let stem = file.file_stem().unwrap().to_str().unwrap();
-        assert!(!FORBIDDEN_ROOMS.contains(&stem), "{}", file.display());
+        assert!(
+            !FORBIDDEN_ROOMS.contains(&stem),
+            "{}: name the file after what it owns",
+            file.display()
+        );
     }
 }
 
@@ -175,11 +179,14 @@ fn every_room_of_the_map_exists() {
     for (name, floor) in FLOORS {
         assert!(
             source_root().join(format!("{name}.rs")).exists(),
-            "src/{name}.rs"
+            "there is no src/{name}.rs"
         );
         let row = map.lines().any(|line| {
             line.starts_with(&format!("//! | {floor} |")) && line.contains(&format!("`{name}`"))
         });
-        assert!(row, "src/lib.rs has {name} on floor {floor}");
+        assert!(
+            row,
+            "the table in src/lib.rs does not have {name} on floor {floor}"
+        );
     }
 }

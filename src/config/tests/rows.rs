@@ -258,7 +258,8 @@ fn changes(directory: &Path) -> Vec<(Leaf, String, String)> {
                 .cloned()
         };
         let file = files.iter().find(|file| value(file).is_some());
-        let file = file.unwrap_or_else(|| panic!("no file here has {}", leaf.path));
+        let file =
+            file.unwrap_or_else(|| panic!("neither EVERYTHING nor INSTEAD has {}", leaf.path));
         let now = value(file).unwrap();
         let named = OTHERWISE.iter().filter(|(end, _)| leaf.path.ends_with(end));
         let mut values: Vec<Value> = named.map(|(_, value)| yaml(value, directory)).collect();
@@ -282,7 +283,7 @@ fn changes(directory: &Path) -> Vec<(Leaf, String, String)> {
         let mut next = next.filter(|next| parse(next).is_ok());
         let next = next.next().unwrap_or_else(|| {
             panic!(
-                "no other value here of {}: {:?}",
+                "OTHERWISE has no other value of {}: {:?}",
                 leaf.path,
                 parse(&file).err()
             )
