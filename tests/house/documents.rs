@@ -17,14 +17,14 @@ const PAGE_LINES_MAX: usize = 400;
 /// Writes what the program prints into the page of the configuration and the schema.
 const RENEW: &str = "KEEP=yes cargo test --workspace --locked --test house reference";
 
-fn root() -> &'static Path {
+pub(super) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// A page of Markdown.
-struct Page {
+pub(super) struct Page {
     path: PathBuf,
-    text: String,
+    pub(super) text: String,
 }
 
 /// A fenced block.
@@ -39,7 +39,7 @@ impl Page {
         Page { path, text }
     }
 
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         self.path
             .strip_prefix(root())
             .unwrap()
@@ -93,7 +93,7 @@ impl Page {
     }
 
     /// The parts of the prose between single backquotes.
-    fn words(&self) -> Vec<String> {
+    pub(super) fn words(&self) -> Vec<String> {
         let prose = self.prose();
         let spans = prose
             .lines()
@@ -158,7 +158,7 @@ fn in_directory(directory: &Path, pages: &mut Vec<Page>) {
 }
 
 /// All pages for people.
-fn pages() -> Vec<Page> {
+pub(super) fn pages() -> Vec<Page> {
     let single = [
         "README.md",
         "CONTRIBUTING.md",
@@ -177,17 +177,17 @@ fn pages() -> Vec<Page> {
     pages
 }
 
-fn page(name: &str) -> Page {
+pub(super) fn page(name: &str) -> Page {
     Page::read(root().join(name))
 }
 
-fn touchline(directory: &Path, arguments: &[String]) -> Output {
+pub(super) fn touchline(directory: &Path, arguments: &[String]) -> Output {
     let mut command = Command::new(TOUCHLINE);
     command.args(arguments).current_dir(directory).env_clear();
     command.output().unwrap()
 }
 
-fn strings(words: &[&str]) -> Vec<String> {
+pub(super) fn strings(words: &[&str]) -> Vec<String> {
     words.iter().copied().map(str::to_owned).collect()
 }
 
@@ -444,7 +444,7 @@ fn the_reference_of_the_configuration_is_what_the_program_prints() {
 }
 
 /// The paths of all keys of the configuration, by its JSON Schema; names of an operator's choice and items are `*`.
-fn keys() -> BTreeSet<String> {
+pub(super) fn keys() -> BTreeSet<String> {
     fn walk(schema: &Value, at: &str, keys: &mut BTreeSet<String>) {
         let below = |name: &str| {
             if at.is_empty() {
@@ -591,7 +591,7 @@ fn every_limit_of_the_metric_of_hits_is_documented() {
 }
 
 /// The words in capitals of the table `Rejection::kind`.
-fn codes() -> BTreeSet<String> {
+pub(super) fn codes() -> BTreeSet<String> {
     let source = std::fs::read_to_string(root().join("src/policy/rejection.rs")).unwrap();
     let (_, body) = source.split_once("fn kind(&self)").unwrap();
     let (body, _) = body.split_once("\n    }\n").unwrap();

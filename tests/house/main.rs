@@ -7,6 +7,7 @@
 )]
 
 mod circles;
+mod described;
 mod documents;
 mod floors;
 mod guarantees;

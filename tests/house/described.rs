@@ -1,0 +1,93 @@
+//! A new command, error code, key or member of an access-log line is described wherever its readers look for it.
+
+use super::documents::{Page, codes, keys, page, pages, root, strings, touchline};
+
+/// The pages that describe the present version to its users.
+fn guides() -> Vec<Page> {
+    let mut pages = pages();
+    pages.retain(|page| !["CHANGELOG.md", "CONTRIBUTING.md"].contains(&&*page.name()));
+    pages
+}
+
+fn printed(arguments: &[&str]) -> String {
+    let output = touchline(root(), &strings(arguments));
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The commands below `above` by their whole names, such as `keys issue`.
+fn commands(above: &[&str]) -> Vec<String> {
+    let help = printed(&[above, &["--help"]].concat());
+    let Some((_, list)) = help.split_once("\nCommands:\n") else {
+        return Vec::new();
+    };
+    let lines = list.lines().take_while(|line| !line.is_empty());
+    let names = lines.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    let mut found = Vec::new();
+    for name in names.filter(|name| !["", "help"].contains(name)) {
+        let path = [above, &[name]].concat();
+        found.push(path.join(" "));
+        found.extend(commands(&path));
+    }
+    found
+}
+
+#[test]
+fn every_command_is_on_a_page() {
+    let commands = commands(&[]);
+    assert!(commands.len() > 25, "{commands:?}");
+    let pages = guides();
+    for command in commands {
+        let shown = format!("touchline {command}");
+        assert!(
+            pages.iter().any(|page| page.text.contains(&shown)),
+            "no page has `{shown}`: describe it on the page of its reader in docs/"
+        );
+    }
+}
+
+#[test]
+fn every_key_is_in_the_shipped_file() {
+    let file = std::fs::read_to_string(root().join("gateway.yaml")).unwrap();
+    let is_of_name = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
+    for key in keys().iter().filter(|key| !key.ends_with('*')) {
+        let name = key.rsplit('.').next().unwrap();
+        let written = format!("{name}:");
+        let mut before = file
+            .match_indices(&written)
+            .map(|(at, _)| &file.as_bytes()[..at]);
+        assert!(
+            before.any(|before| before.last().is_none_or(|byte| !is_of_name(byte))),
+            "gateway.yaml does not have {key}: give it there, or in a comment"
+        );
+    }
+}
+
+#[test]
+fn every_error_code_is_in_the_openapi_document() {
+    let document = printed(&["openapi"]);
+    for code in codes() {
+        assert!(
+            document.contains(&format!("\"{code}\"")),
+            "{code} is not in the OpenAPI document: add it to `errors` in src/policy/openapi/responses.rs"
+        );
+    }
+}
+
+/// The members are those that `src/telemetry/access_log/line.rs` writes.
+#[test]
+fn every_member_of_an_access_log_line_is_described() {
+    let source = root().join("src/telemetry/access_log/line.rs");
+    let source = std::fs::read_to_string(source).unwrap();
+    let (source, _) = source.split_once("#[cfg(test)]").unwrap();
+    let ends = source.split("\\\":").map(|part| part.rsplit_once("\\\""));
+    let members: Vec<&str> = ends.flatten().map(|(_, name)| name).collect();
+    assert!(members.len() > 20, "{members:?}");
+    let words = page("docs/operations.md").words();
+    for member in members {
+        assert!(
+            words.iter().any(|word| word == member),
+            "docs/operations.md, Logs, does not have the member `{member}` of an access-log line"
+        );
+    }
+}
