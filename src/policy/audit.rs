@@ -168,17 +168,33 @@ pub fn signed(
 /// The facts of a record that may be in the trail. A missing fact is `None`; a day without grants is left out.
 fn facts(record: &KeyRecord) -> PublicFacts {
     let instant = |instant: Option<Timestamp>| instant.map(|instant| instant.to_string());
-    let previous_until = record.previous.as_ref().map(|previous| previous.until);
+    // By name, so that a new field is not left out unnoticed.
+    let KeyRecord {
+        id: _,
+        customer,
+        label,
+        tier,
+        state,
+        expires,
+        digest: _,
+        previous,
+        ended: _,
+        grants,
+        created: _,
+        updated: _,
+        version: _,
+        last_change: _,
+    } = record;
+    let previous_until = previous.as_ref().map(|previous| previous.until);
     let named = [
-        ("customer", Some(record.customer.to_string())),
-        ("label", record.label.as_deref().map(str::to_owned)),
-        ("tier", Some(record.tier.to_string())),
-        ("state", Some(record.state.as_str().to_owned())),
-        ("expires", instant(record.expires)),
+        ("customer", Some(customer.to_string())),
+        ("label", label.as_deref().map(str::to_owned)),
+        ("tier", Some(tier.to_string())),
+        ("state", Some(state.as_str().to_owned())),
+        ("expires", instant(*expires)),
         ("previous_until", instant(previous_until)),
     ];
-    let grants = record
-        .grants
+    let grants = grants
         .iter()
         .map(|(date, units)| (format!("{GRANTS}{date}"), Some(units.to_string())));
     named

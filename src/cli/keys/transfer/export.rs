@@ -38,17 +38,8 @@ pub(in crate::cli::keys) async fn export(
         columns.extend(DIGEST_COLUMNS);
     }
     let records = session.store.all_keys().await?;
-    let rows = records.iter().map(|record| ExportedRow {
-        id: record.id,
-        customer: &record.customer,
-        label: record.label.as_deref(),
-        tier: &record.tier,
-        state: record.state,
-        expires: record.expires,
-        grants: rows::exported_grants(&record.grants, format),
-        created: record.created,
-        digests: order.with_digests.then(|| digests(record)),
-    });
+    let rows = records.iter();
+    let rows = rows.map(|record| row(record, format, order.with_digests.then(|| digests(record))));
     if is_standard(&order.file) {
         return rows::write(format, rows, &columns, BufWriter::new(out));
     }
@@ -62,6 +53,37 @@ pub(in crate::cli::keys) async fn export(
     Ok(())
 }
 
+fn row(record: &KeyRecord, format: FileFormat, digests: Option<Digests>) -> ExportedRow<'_> {
+    // By name, so that a new field is not left out unnoticed.
+    let KeyRecord {
+        id,
+        customer,
+        label,
+        tier,
+        state,
+        expires,
+        digest: _,
+        previous: _,
+        ended: _,
+        grants,
+        created,
+        updated: _,
+        version: _,
+        last_change: _,
+    } = record;
+    ExportedRow {
+        id: *id,
+        customer,
+        label: label.as_deref(),
+        tier,
+        state: *state,
+        expires: *expires,
+        grants: rows::exported_grants(grants, format),
+        created: *created,
+        digests,
+    }
+}
+
 fn digests(record: &KeyRecord) -> Digests {
     let previous = record.previous.as_ref();
     let ended: Vec<String> = record.ended.iter().map(KeyDigest::to_string).collect();
@@ -70,5 +92,45 @@ fn digests(record: &KeyRecord) -> Digests {
         previous_digest: previous.map(|previous| previous.digest),
         previous_until: previous.map(|previous| previous.until),
         ended_digests: (!ended.is_empty()).then(|| ended.join(" ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::Subcommand;
+
+    use super::rows::FIELDS;
+    use super::*;
+    use crate::cli::keys::KeysCommand;
+    use crate::policy::key_record::tests::key_of;
+
+    #[test]
+    fn an_exported_row_has_every_field_of_an_import_but_the_key() {
+        let (_, record) = key_of("pro");
+        let row = row(&record, FileFormat::Jsonl, Some(digests(&record)));
+        let row = serde_json::to_value(row).unwrap();
+        let members: BTreeSet<&str> = row
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(|name| &**name)
+            .collect();
+        assert_eq!(members, COLUMNS.into_iter().chain(DIGEST_COLUMNS).collect());
+        let fields = FIELDS.into_iter().filter(|name| *name != "key");
+        assert_eq!(members, fields.collect());
+    }
+
+    #[test]
+    fn every_field_is_in_the_help_of_an_import_and_on_its_page() {
+        let commands = KeysCommand::augment_subcommands(clap::Command::new("keys"));
+        let import = commands.find_subcommand("import").unwrap();
+        let help = import.get_long_about().unwrap().to_string();
+        let page = include_str!("../../../../docs/keys-and-billing.md");
+        for field in FIELDS.map(|name| format!("`{name}`")) {
+            assert!(help.contains(&field), "the help of keys import: {field}");
+            assert!(page.contains(&field), "docs/keys-and-billing.md: {field}");
+        }
     }
 }
