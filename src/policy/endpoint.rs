@@ -289,12 +289,13 @@ fn overlap(one: &[Segment<'_>], other: &[Segment<'_>]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn endpoint(pattern: &str) -> Endpoint {
+    /// An endpoint of the tier pro. The only whole one in tests: others change it, so that a new setting is added here only.
+    pub(crate) fn endpoint(pattern: &str) -> Endpoint {
         Endpoint {
             pattern: pattern.into(),
             methods: vec![Method::GET],

@@ -99,19 +99,15 @@ pub fn first_day(today: Day) -> Date {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::endpoint::Endpoint;
+    use crate::policy::endpoint::{self, Endpoint};
     use crate::policy::key_record::tests::key_of;
     use crate::store::ledger::{Ceiling, Cell};
 
     fn table() -> EndpointTable {
         let endpoint = |pattern: &str, tier: &str, cost: u32| Endpoint {
-            pattern: pattern.into(),
-            methods: vec![http::Method::GET],
             tiers: vec![tier.parse().unwrap()],
             cost: cost.try_into().unwrap(),
-            upstream: "u".into(),
-            retirement: crate::policy::retirement::Retirement::default(),
-            maintenance: None,
+            ..endpoint::tests::endpoint(pattern)
         };
         EndpointTable::new(vec![endpoint("/a", "pro", 2), endpoint("/b", "other", 1)]).unwrap()
     }

@@ -174,27 +174,14 @@ mod tests {
 
     pub(super) fn line(path: &str) -> Line<'_> {
         Line {
-            time: Timestamp::UNIX_EPOCH,
             request_id: "r",
-            client: None,
             protocol: "HTTP/1.1",
             method: "GET",
             path,
-            endpoint: None,
-            key_id: None,
-            tier: None,
             status: 401,
             outcome: "INVALID_API_KEY",
-            policy: None,
-            would_refuse: None,
-            sample_percent: None,
-            units: 0,
-            refunded: false,
             duration_ms: Duration::from_nanos(1_234_567),
-            store_ms: Duration::ZERO,
-            upstream_ms: None,
-            bytes_sent: 0,
-            cause: None,
+            ..Line::default()
         }
     }
 

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::policy::api_key::{KeyDigest, KeyPrefix};
 use crate::policy::calendar::Calendar;
+use crate::policy::endpoint;
 use crate::policy::key_record::tests::key_of;
 use crate::policy::maintenance::Maintenance;
 use crate::policy::rejection::Malformed;
@@ -116,13 +117,9 @@ impl Case {
         };
         let maintenance = self.has(Fault::Maintenance);
         let endpoint = Endpoint {
-            pattern: MARKETS.into(),
-            methods: vec![Method::GET],
             tiers: vec![tier.parse().unwrap()],
-            cost: NonZeroU32::MIN,
-            upstream: "data".into(),
-            retirement: Default::default(),
             maintenance: maintenance.then(Maintenance::default),
+            ..endpoint::tests::endpoint(MARKETS)
         };
         EndpointTable::new(vec![endpoint]).unwrap()
     }

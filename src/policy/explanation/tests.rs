@@ -5,7 +5,7 @@ use jiff::Timestamp;
 
 use super::*;
 use crate::policy::admission::Terms;
-use crate::policy::endpoint::{Endpoint, EndpointTable};
+use crate::policy::endpoint::{self, Endpoint, EndpointTable};
 use crate::policy::enforcement::{Enforcement, ShadowViolation};
 use crate::policy::key_record::tests::key_of;
 use crate::policy::rejection::{ExceededLimit, Malformed, Rejection};
@@ -16,13 +16,9 @@ const RANKINGS: &str = "/d/rankings";
 
 fn table() -> EndpointTable {
     let endpoint = |pattern: &str, tiers: &[&str], cost| Endpoint {
-        pattern: pattern.into(),
-        methods: vec![Method::GET],
         tiers: tiers.iter().map(|tier| tier.parse().unwrap()).collect(),
         cost: NonZeroU32::new(cost).unwrap(),
-        upstream: "data".into(),
-        retirement: Default::default(),
-        maintenance: None,
+        ..endpoint::tests::endpoint(pattern)
     };
     EndpointTable::new(vec![
         endpoint(MARKETS, &["starter", "pro"], 2),

@@ -3,20 +3,18 @@
 use std::num::NonZeroU32;
 
 use super::*;
-use crate::policy::endpoint::EndpointTable;
+use crate::policy::endpoint::{self, EndpointTable};
 use crate::policy::rejection::ProblemTerms;
 use crate::policy::target::Target;
 use crate::policy::token_bucket::Rate;
 
 fn endpoint(pattern: &str, methods: &[http::Method], tier: &str) -> Endpoint {
     Endpoint {
-        pattern: pattern.into(),
         methods: methods.to_vec(),
         tiers: vec![tier.parse().unwrap()],
         cost: 3.try_into().unwrap(),
         upstream: "secret-upstream".into(),
-        retirement: Default::default(),
-        maintenance: None,
+        ..endpoint::tests::endpoint(pattern)
     }
 }
 
@@ -229,7 +227,6 @@ fn an_endpoint_that_is_retired_announces_it_and_the_others_do_not() {
     );
     let old = Endpoint {
         retirement: ending.unwrap(),
-        maintenance: None,
         ..endpoint("/old", &[http::Method::GET], "pro")
     };
     let other = endpoint("/other", &[http::Method::GET], "pro");
