@@ -33,8 +33,8 @@ pub(super) enum Grouping {
     Month,
 }
 
-/// The names of the numbers of [`UsageCounts`], in their order.
-pub(super) const NUMBERS: [&str; 13] = [
+/// The names of the numbers of [`UsageCounts`], in their order: those of [`Totals`], and four more.
+pub(super) const NUMBERS: [&str; 4 + Totals::NUMBERS] = [
     "used",
     "requests",
     "charged",
