@@ -288,6 +288,12 @@ mod tests {
                 },
             })
         );
+        let page = include_str!("../../docs/keys-and-billing.md");
+        let begin = page.find("{\"type\":").unwrap();
+        let mut examples = serde_json::Deserializer::from_str(&page[begin..]).into_iter();
+        let mut example: serde_json::Value = examples.next().unwrap().unwrap();
+        example["data"]["key_id"] = body["data"]["key_id"].clone();
+        assert_eq!(example, body, "the example of docs/keys-and-billing.md");
         let later = ThresholdEvent {
             at: "2026-11-21T13:00:00Z".parse().unwrap(),
             ..threshold_event()
