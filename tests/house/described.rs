@@ -91,3 +91,22 @@ fn every_member_of_an_access_log_line_is_described() {
         );
     }
 }
+
+#[test]
+fn every_member_of_readyz_is_described() {
+    let source = std::fs::read_to_string(root().join("src/admin/readiness.rs")).unwrap();
+    let fields = source.split("pub(super) ").skip(1);
+    let fields: Vec<&str> = fields
+        .filter_map(|field| Some(field.split_once(':')?.0))
+        .collect();
+    assert!(fields.len() > 10, "{fields:?}");
+    let page = page("docs/operations.md").text;
+    let (_, section) = page.split_once("\n## Health and readiness\n").unwrap();
+    let (section, _) = section.split_once("\n## ").unwrap();
+    for field in fields {
+        assert!(
+            section.contains(&format!("`{field}")),
+            "docs/operations.md, Health and readiness, does not have the member `{field}` of /readyz"
+        );
+    }
+}
