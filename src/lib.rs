@@ -34,15 +34,15 @@
 //!
 //! A module imports only from lower floors, and modules of one floor do not know each other; `tests/house` enforces it.
 //!
-//! | Floor | Room | Job |
+//! | Floor | Module | Job |
 //! |---|---|---|
 //! | 5 | `main`, [`cli`] | arguments, subcommands, exit codes |
-//! | 4 | [`server`] | composition: configuration → store, services, listeners; reload, drain |
+//! | 4 | [`server`] | composition: configuration → store, services, listeners; reload, drain, upgrade |
 //! | 3 | [`proxy`] | the edge: the request path, forwarding, answers; connections to upstreams are made by pingora |
 //! | 3 | [`admin`] | the admin listener: `/livez`, `/readyz`, `/config`, `/metrics`, the dashboard |
 //! | 2 | [`config`] | `gateway.yaml`: a row for each key → checked `Config`; problems with positions |
 //! | 2 | [`store`] | keys, counts, ledger: one trait, `embedded` and `redis` |
-//! | 1 | [`telemetry`] | metric families, the last hour of them, access log, diagnostic log |
+//! | 1 | [`telemetry`] | metric families, the last hour of them, access log, diagnostic log, traces |
 //! | 0 | [`policy`] | the decisions of the contract as pure functions |
 //! | 0 | [`clock`] | the wall clock as a value; periods, and background work that a panic does not end |
 //!
@@ -55,7 +55,8 @@
 //! - A revoked key is refused from the next request on every gateway that can reach the store: the charge itself compares record
 //!   versions.
 //! - An API key exists in memory only while its request is checked; its digest is stored, its id is logged and forwarded.
-//! - No request waits without a timeout, and nothing that a client sends becomes a metric label.
+//! - No request waits without a timeout; every queue, cache, header and body has a limit; nothing that a client sends becomes a
+//!   metric label.
 //!
 //! # Vocabulary
 //!

@@ -175,18 +175,29 @@ fn there_is_no_room_for_things_without_a_place() {
 
 #[test]
 fn every_room_of_the_map_exists() {
-    let map = std::fs::read_to_string(source_root().join("lib.rs")).unwrap();
+    let root = source_root();
+    let maps = [("lib.rs", "//! "), ("../docs/architecture.md", "")];
+    let maps = maps.map(|(file, begin)| {
+        (
+            file,
+            begin,
+            std::fs::read_to_string(root.join(file)).unwrap(),
+        )
+    });
     for (name, floor) in FLOORS {
         assert!(
             source_root().join(format!("{name}.rs")).exists(),
             "there is no src/{name}.rs"
         );
-        let row = map.lines().any(|line| {
-            line.starts_with(&format!("//! | {floor} |")) && line.contains(&format!("`{name}`"))
-        });
-        assert!(
-            row,
-            "the table in src/lib.rs does not have {name} on floor {floor}"
-        );
+        for (file, begin, map) in &maps {
+            let row = map.lines().any(|line| {
+                line.starts_with(&format!("{begin}| {floor} |"))
+                    && line.contains(&format!("`{name}`"))
+            });
+            assert!(
+                row,
+                "the table in src/{file} does not have {name} on floor {floor}"
+            );
+        }
     }
 }
