@@ -63,7 +63,8 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// The number of totals. Later versions may append more to the stored order.
+    /// The number of totals. Later versions may append more to the stored order; the hashes of closed days then need another canonical
+    /// form (`chain::ROW_NUMBERS`).
     pub const NUMBERS: usize = 9;
 
     /// The totals in the order in which they are stored.
