@@ -110,3 +110,30 @@ fn every_member_of_readyz_is_described() {
         );
     }
 }
+
+#[test]
+fn the_row_of_every_metric_has_its_labels() {
+    let source = std::fs::read_to_string(root().join("src/telemetry/metrics.rs")).unwrap();
+    let (source, _) = source.split_once("#[cfg(test)]").unwrap();
+    let page = page("docs/operations.md").text;
+    let mut seen = 0;
+    for declared in source.split("(\"touchline_").skip(1) {
+        let (declared, _) = declared.split_once(";\n").unwrap();
+        let Some((name, labels)) = declared.split_once("&[") else {
+            continue;
+        };
+        let name = format!("`touchline_{}`", name.split('"').next().unwrap());
+        let (labels, _) = labels.split_once(']').unwrap();
+        let labels = labels.replace('"', "");
+        let mut rows = page.lines().filter(|line| line.starts_with("| `"));
+        let row = rows.find(|row| row.split('|').nth(1).unwrap().contains(&name));
+        let listed = row.and_then(|row| Some(row.split('|').nth(2)?.trim()));
+        assert_eq!(
+            listed,
+            Some(&*labels),
+            "docs/operations.md, Metrics: the labels of {name}"
+        );
+        seen += 1;
+    }
+    assert!(seen > 20, "{seen} metrics with labels were found");
+}
