@@ -229,6 +229,7 @@ fn made<T: Scalar + 'static, U: 'static>(
     )
 }
 
+/// A scalar without a default: `None` if the key is not given. [`Kind::or`] adds one.
 pub(super) fn leaf<T: Scalar + 'static>() -> Kind<Option<T>> {
     made(Ok)
 }
@@ -271,7 +272,7 @@ pub(super) fn secret_file() -> Kind<Option<Secret>> {
     Kind::new(|check, at, written| check.secret_file(at, &written?), form)
 }
 
-/// A quantity within bounds.
+/// A quantity within bounds, without a default: `None` if the key is not given. See [`within`].
 pub(super) fn between<T: Scalar + PartialOrd + 'static>(
     bounds: RangeInclusive<T>,
 ) -> Kind<Option<T>> {
@@ -342,7 +343,7 @@ impl<T: 'static> Kind<Vec<T>> {
     }
 }
 
-/// A quantity with default and bounds.
+/// A quantity within bounds, with a default. See [`between`].
 pub(super) fn within<T: Scalar + PartialOrd + 'static>(
     default: T,
     bounds: RangeInclusive<T>,
@@ -355,6 +356,7 @@ pub(super) fn fitting<T, U: TryFrom<T>>(number: T) -> U {
     U::try_from(number).unwrap_or_else(|_| unreachable!("the bounds are in the type's range"))
 }
 
+/// A whole number with default and bounds, as any type whose range includes them.
 pub(super) fn number<U: TryFrom<u64> + 'static>(
     default: u64,
     bounds: RangeInclusive<u64>,
@@ -370,6 +372,7 @@ pub(super) fn positive<U: TryFrom<NonZeroU64> + 'static>(
     within(default, bounds).map(non_zero)
 }
 
+/// A number that the bounds of its row keep above 0, as a type without 0.
 pub(super) fn non_zero<U: TryFrom<NonZeroU64>>(number: u64) -> U {
     fitting(NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN))
 }

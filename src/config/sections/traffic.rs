@@ -96,7 +96,7 @@ rows! {
 }
 
 impl Tier {
-    /// Converts the rows into a tier.
+    /// What its keys are held to, without its price.
     pub fn terms(&self) -> Terms {
         Terms {
             daily: self.daily.get(),
