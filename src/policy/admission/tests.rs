@@ -155,6 +155,7 @@ impl Case {
         loop {
             next = match next {
                 Next::Key(ask) => {
+                    assert_eq!(ask.at(), (changes < self.changes).then_some(now));
                     let values = (!self.has(Fault::NoKey)).then(|| key.reveal().as_bytes());
                     let found = presented(values.into_iter(), &KeyPrefix::default());
                     ask.answer(found.and_then(|_| match self.has(Fault::UnusableKey) {
