@@ -298,6 +298,12 @@ fn units_served_and_refunded_during_a_call_change_nothing_of_its_count() {
     account.settle(call.number, &reply(Code::Granted, 1, 11), now);
     let known = account.known().unwrap().used;
     assert_eq!(known + account.offline(), 11 + 4 - 4);
+    account.ask("b", 1, terms(10), now);
+    let call = begin(&mut account).unwrap();
+    account.refund(1);
+    let verdicts = account.settle(call.number, &reply(Code::Exhausted, 0, 10), now);
+    assert_eq!(verdicts, [("b", 1, WaiterResult::Exhausted { used: 9 })]);
+    assert_eq!(account.refused(1, &terms(10)), None, "the refund left room");
 }
 
 #[test]
