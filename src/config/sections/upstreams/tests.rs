@@ -285,6 +285,16 @@ fn the_secret_header_comes_from_a_variable_or_a_file_and_is_never_shown() {
             "sets or removes",
         ),
         (
+            "name: Traceparent, value: a",
+            "header.name",
+            "sets or removes",
+        ),
+        (
+            "name: tracestate, value: a",
+            "header.name",
+            "sets or removes",
+        ),
+        (
             "name: 'a b', value: a",
             "header.name",
             "not the name of a header",
