@@ -75,7 +75,7 @@ pub(super) struct Statements<'c> {
     /// The counts of that version.
     known: HashMap<(KeyId, Date), KnownCount, RandomState>,
     /// How many counts there may be before those are forgotten that can be.
-    known_max: usize,
+    pub(super) known_max: usize,
     /// The last group whose entries are in the counts, and the number of rewrites in the `folding` row; `None` if nothing is
     /// known.
     seen: Option<(i64, i64)>,
