@@ -175,6 +175,8 @@ fn recover_totals(connection: &Connection, held: &TotalsRow) -> rusqlite::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Totals;
+    use crate::store::ledger::Ceiling;
 
     #[test]
     fn a_process_is_seen_at_the_present_again_after_its_clock_was_ahead() {
@@ -186,6 +188,37 @@ mod tests {
         let seen = others(&connection, "b").unwrap();
         assert_eq!(seen.first().map(|process| process.seen), Some(102));
     }
+
+    #[test]
+    fn totals_of_which_redis_has_a_part_only_are_not_settled() {
+        let connection = Connection::open_in_memory().unwrap();
+        connection.execute_batch(row::TABLES).unwrap();
+        let row = |requests, charged| TotalsRow {
+            key: "0123456789Ab".parse().unwrap(),
+            day: Day {
+                date: jiff::civil::date(2026, 11, 21),
+                start: 1_795_219_200,
+                end: 1_795_305_600,
+            },
+            producer: "one.1".into(),
+            tier: Some("pro".parse().unwrap()),
+            ceiling: Ceiling::default(),
+            endpoint: "/a".into(),
+            totals: Totals {
+                requests,
+                charged,
+                ..Totals::default()
+            },
+            settled: true,
+        };
+        row::write_totals(&connection, &row(2, 1)).unwrap();
+        recover_totals(&connection, &row(1, 2)).unwrap();
+        let merged = "SELECT requests, charged, settled FROM sheets";
+        let read = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+        let merged = connection.query_row(merged, [], read);
+        assert_eq!(merged, Ok((2_i64, 2_i64, false)));
+    }
+
     #[test]
     fn a_process_that_was_not_seen_for_long_is_dropped() {
         let connection = Connection::open_in_memory().unwrap();
