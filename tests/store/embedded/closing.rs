@@ -318,6 +318,10 @@ async fn the_entries_of_days_that_the_retention_dropped_stay_in_the_chain() {
     hands.set("2026-03-04T12:00:00Z");
     let closed = dates.map(|date| (date, DayState::Closed));
     eventually_has(&store, &closed).await;
+    // A gateway that was killed had begun to close it again.
+    let file = Connection::open(fixture.path()).unwrap();
+    let mark = "INSERT INTO meta (name, value) VALUES ('closing', '2026-01-01 0')";
+    file.execute(mark, []).unwrap();
     hands.set("2026-03-05T12:00:00Z");
     let dropped = [&closed[..], &[("2026-01-01", DayState::Dropped)]].concat();
     eventually_has(&store, &dropped).await;
@@ -328,4 +332,7 @@ async fn the_entries_of_days_that_the_retention_dropped_stay_in_the_chain() {
     .await;
     let (_, _, checked) = chain_of(&store).await;
     assert_eq!((checked.faults.len(), checked.closed_days), (0, 2));
+    let marks = "SELECT count(*) FROM meta WHERE name = 'closing'";
+    let marks: i64 = file.query_row(marks, [], |row| row.get(0)).unwrap();
+    assert_eq!(marks, 0, "it is not closed after it was dropped");
 }
