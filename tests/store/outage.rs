@@ -361,6 +361,35 @@ async fn an_emptied_redis_gets_the_counts_of_accounts_that_a_clock_which_leapt_d
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn units_of_a_day_long_over_stay_in_memory_until_redis_has_them() {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let settings = crowded(&server, directory.path());
+    let role = Role::Gateway(NodeName("crowded".into()));
+    let (keys, log) = ([issued(&server).await, issued(&server).await], log_lines());
+    let store = open(settings, role, ZONE, Clock::system()).await.unwrap();
+    server.kill();
+    away(&store).await;
+    let over = Day {
+        end: Timestamp::now().as_second() - 300,
+        ..day_around_now("2099-11-20")
+    };
+    for key in &keys {
+        granted(store.charge(charge(key, over, 100, 1)).await);
+    }
+    let looked = || log.with(&["too many accounts of keys and days"]);
+    let before = looked();
+    eventually("accounts are looked through", async || {
+        (looked() > before).then_some(())
+    })
+    .await;
+    server.restart().await;
+    back(&store).await;
+    for key in &keys {
+        eventually_counted(&server, key, over, 1).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn counts_stay_known_after_a_clock_leapt_over_the_end_of_their_day() {
     const STALENESS: Duration = Duration::from_secs(1);
     let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
