@@ -161,6 +161,7 @@ async fn a_client_that_waits_to_be_asked_for_its_body_is_asked_or_refused_at_onc
     let asked = std::time::Instant::now();
     let exchange = client.raw(expecting("wrong"), Until::Answers(1)).await;
     assert_problem(&exchange.answers[0], 401, "INVALID_API_KEY");
+    assert_eq!(exchange.answers[0].header("connection"), Some("close"));
     assert!(asked.elapsed() < SLACK, "waited for the body");
 
     let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();

@@ -139,6 +139,7 @@ async fn chunks_that_servers_read_in_different_ways_are_refused_and_refunded() {
         assert!(exchange.closed, "{body:?}");
         assert_eq!(exchange.answers.len(), 1, "{body:?}: {exchange:?}");
         assert_problem(&exchange.answers[0], 400, "BAD_REQUEST");
+        assert_eq!(exchange.answers[0].header("connection"), Some("close"));
     }
     assert_nothing_smuggled(&scene);
     scene.expect_used(&key, 0).await;
