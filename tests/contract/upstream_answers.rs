@@ -104,6 +104,7 @@ async fn an_answer_without_content_shows_nothing_of_its_length() {
 async fn an_upstream_that_takes_longer_than_the_total_before_its_header_has_failed() {
     let scene = Scene::builder(TOUCHLINE)
         .timeout("total", "500ms")
+        .spec(|spec| spec.upstream_extra = "ejection: { failures: 2 }".into())
         .start()
         .await;
     let key = scene.issue("starter").await;
@@ -118,6 +119,8 @@ async fn an_upstream_that_takes_longer_than_the_total_before_its_header_has_fail
         assert_problem(&answer, 500, "INTERNAL_ERROR");
     }
     scene.expect_used(&key, 0).await;
+    let ejections = "touchline_upstream_ejections_total{upstream=\"prediction-data\"}";
+    assert_eq!(scene.metric(ejections).await, 1.0, "the server is blamed");
 }
 
 #[tokio::test]
