@@ -597,6 +597,25 @@ async fn an_http2_client_that_makes_an_answer_late_pays_for_it() {
 }
 
 #[tokio::test]
+async fn an_http2_client_that_takes_nothing_pays_for_an_answer_that_breaks_off_meanwhile() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    scene
+        .upstream
+        .always(Behaviour::CloseMidBody { after: 1_000 });
+    let mut wire = Wire::with_settings(&scene, &[(4, 0)]).await;
+    wire.get(1, MARKETS, &key.key).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let open = Frame::new(SETTINGS, 0, 0, [0, 4, 0, 0x10, 0, 0]);
+    assert!(wire.send(&open).await);
+    while wire.next().await.expect("the connection stays").kind != RST_STREAM {}
+    let lines = scene.gateways[0].logged(1).await;
+    assert_eq!(lines[0]["outcome"], "cut", "{}", lines[0]);
+    assert_eq!(lines[0]["refunded"], false, "{}", lines[0]);
+    scene.expect_used(&key, 1).await;
+}
+
+#[tokio::test]
 async fn a_client_that_sends_its_body_steadily_is_not_to_blame_for_the_end_of_the_upstreams_time() {
     let scene = Scene::builder(TOUCHLINE)
         .timeout("total", "1s")
