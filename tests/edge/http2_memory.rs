@@ -9,7 +9,7 @@ use harness::upstream::{Release, Script};
 use harness::{Behaviour, Call, EndpointSpec, IssuedKey, PATIENCE, Protocol, Scene, eventually};
 use tokio::sync::Semaphore;
 
-use super::frames::{DATA, END_STREAM, Frame, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire};
+use super::frames::{DATA, END_STREAM, Frame, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire};
 use super::{MARKETS, TOUCHLINE, limit_hits};
 
 /// SETTINGS_INITIAL_WINDOW_SIZE.
@@ -167,6 +167,24 @@ async fn answers_that_no_client_takes_are_given_up_and_charged_and_those_that_fo
     assert!(wire.get(1_001, "/api/v1/data/small", &key.key).await);
     assert!(!wire.body(1_001).await.is_empty());
     scene.expect_used(&key, forwarded + 1).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_waits_for_its_client_takes_no_place_of_its_key() {
+    let scene = Scene::builder(TOUCHLINE)
+        .tier("starter", "concurrent: 1")
+        .spec(|spec| spec.extra_yaml = "limits: { response_write: 10m }".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let mut wire = Wire::with_settings(&scene, CLOSED).await;
+    assert!(wire.get(1, MARKETS, &key.key).await);
+    while wire.next().await.expect("the connection stays").kind != HEADERS {}
+    let client = scene.client(Protocol::Http1);
+    eventually("the place is free", async || {
+        (client.get(&key, MARKETS).await.status == 200).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
