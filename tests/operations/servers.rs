@@ -474,7 +474,8 @@ async fn a_get_that_one_server_breaks_off_is_answered_by_another_and_a_post_is_n
     let mut scene = Scene::builder(TOUCHLINE)
         .more_servers(1)
         .spec(|spec| {
-            spec.endpoints[0].methods.push("POST".into());
+            let methods = ["POST", "PUT"].map(String::from);
+            spec.endpoints[0].methods.extend(methods);
             spec.upstream_extra = "ejection: { failures: 0 }".into();
         })
         .start()
@@ -487,8 +488,8 @@ async fn a_get_that_one_server_breaks_off_is_answered_by_another_and_a_post_is_n
     }
     assert_eq!(counts(&scene), [2, 4]);
     let (mut served, mut failed) = (0, 0);
-    for _ in 0..4 {
-        let call = Call::new("POST", MARKETS).key(&key).body("{}");
+    for method in ["POST", "POST", "PUT", "PUT"] {
+        let call = Call::new(method, MARKETS).key(&key).body("{}");
         match client.call(call).await.status {
             200 => served += 1,
             500 => failed += 1,
