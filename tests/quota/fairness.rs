@@ -97,15 +97,19 @@ async fn a_retry_on_a_stale_pooled_connection_is_charged_once() {
     for store in [Store::Embedded, Store::Redis] {
         let (mut scene, key) = scene(store).await;
         scene.upstream.behave(|request| match request.place {
-            1 => Behaviour::Echo,
+            1 => Behaviour::Delay(Duration::from_millis(100), Box::new(Behaviour::Echo)),
             _ => Behaviour::ResetBeforeHeader,
         });
         let client = scene.client(Protocol::Http1);
+        let other = scene.client(Protocol::Http1);
+        // Two kept connections: the second attempt is on neither.
+        let both = tokio::join!(client.get(&key, MARKETS), other.get(&key, MARKETS));
+        assert_eq!((both.0.status, both.1.status), (200, 200));
         for _ in 0..3 {
             assert_eq!(client.get(&key, MARKETS).await.status, 200);
         }
-        assert!(scene.upstream.count() > 3, "no connection was reused");
-        assert_eq!(scene.used(&key).await, 3);
+        assert!(scene.upstream.count() > 5, "no connection was reused");
+        assert_eq!(scene.used(&key).await, 5);
         let retries = Allowances {
             retries: true,
             ..Allowances::default()
