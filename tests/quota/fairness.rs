@@ -219,6 +219,17 @@ async fn a_client_that_hangs_up_on_a_slow_upstream_is_refunded() {
             refunded.insert(id);
         }
         scene.expect_used(&key, 0).await;
+        // The server has done its part once its answer has begun.
+        scene.upstream.always(Behaviour::StallAfterHeader);
+        let patience = async {
+            arrived(&scene, Protocol::ALL.len() + 1).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        };
+        let client = scene.client(Protocol::Http1);
+        let call = Call::get(MARKETS).key(&key);
+        client.call_and_hang_up(call, patience).await;
+        scene.gateways[0].logged(refunded.len() + 1).await;
+        scene.expect_used(&key, 1).await;
         let allowed = Allowances {
             refunded_hang_ups: refunded,
             ..Allowances::default()
