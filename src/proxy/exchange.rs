@@ -269,7 +269,6 @@ impl Forwarding {
         let now = Instant::now();
         self.attempts += 1;
         self.header_after = None;
-        (self.encoder, self.encoder_held) = (None, None);
         self.request_body_bytes = 0;
         if let Some(before) = self.assignment.take() {
             self.tried.push(before.server.clone());
