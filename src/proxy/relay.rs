@@ -140,8 +140,8 @@ impl Relay<'_, '_> {
             Fate::Stale => method.is_idempotent() && forwarding.may_retry(),
             Fate::Unprocessed => forwarding.may_retry(),
             Fate::Unknown => {
-                let harmless = method.is_safe() && !passed_on;
-                blamed && harmless && failure.is_worth_another() && forwarding.may_try_another()
+                let harmless = method.is_safe() && failure.is_worth_another();
+                blamed && harmless && forwarding.may_try_another()
             }
         };
         if !again || passed_on || !upload.can_be_sent_again() {
