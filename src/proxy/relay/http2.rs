@@ -225,7 +225,7 @@ impl Http2 {
                 let (parts, mut body) = answer.map_err(|error| ended(true, &error))?.into_parts();
                 let is_over = has_ended(&mut body)?;
                 let length = length_of(&parts.headers)?;
-                self.left = length.filter(|_| !self.answers_head);
+                self.left = length;
                 let head = Head {
                     status: parts.status,
                     length: length.filter(|_| parts.status != StatusCode::NO_CONTENT),
