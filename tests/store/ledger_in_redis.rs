@@ -341,6 +341,13 @@ async fn a_journal_that_comes_after_the_day_was_closed_adjusts_it_and_the_day_st
         (next.used(key.record.id, day, 100).await.ok()? == 15).then_some(())
     })
     .await;
+    // By this, an invoice finds the units months later.
+    let mut ask = redis::cmd("HEXISTS");
+    ask.arg(format!("touchline:k:{{{}}}", key.record.id));
+    ask.arg(format!("l{}", day.date));
+    let connection = &mut server.connect().await;
+    let is_marked: bool = ask.query_async(connection).await.unwrap();
+    assert!(is_marked, "the record names the day");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
