@@ -622,6 +622,10 @@ async fn deny_serves_nothing_and_open_knows_no_bound() {
     })
     .await;
     granted(open.charge(charge(&key, day, 10, 1)).await);
+    let full = issued(&server).await;
+    granted(open.charge(charge(&full, day, 1, 1)).await);
+    let refused = open.charge(charge(&full, day, 1, 1)).await;
+    assert!(matches!(refused, Ok(Decision::Exhausted { used: 1 })));
     server.kill();
     away(&deny).await;
     away(&open).await;
@@ -630,6 +634,9 @@ async fn deny_serves_nothing_and_open_knows_no_bound() {
     for _ in 0..20 {
         granted(open.charge(charge(&key, day, 10, 1)).await);
     }
+    // What Redis itself had refused stays refused.
+    let refused = open.charge(charge(&full, day, 1, 1)).await;
+    assert!(matches!(refused, Ok(Decision::Exhausted { used: 1 })));
     server.restart().await;
     back(&open).await;
     eventually_counted(&server, &key, day, 21).await;
