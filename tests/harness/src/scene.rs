@@ -20,6 +20,18 @@ pub use crate::ledger::IssuedKey;
 const GATHER_PAUSE: Duration = Duration::from_millis(100);
 /// Days around today that are read from the store.
 const USAGE_DAYS: u64 = 2;
+const DAY_SECONDS: u64 = 86_400;
+/// Longer than most tests take.
+const MIDNIGHT_MARGIN: Duration = Duration::from_secs(60);
+
+/// Waits for the next day of UTC if this one ends before a test may.
+async fn pass_midnight() {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let left = Duration::from_secs(DAY_SECONDS - now.as_secs() % DAY_SECONDS);
+    if left < MIDNIGHT_MARGIN {
+        tokio::time::sleep(left).await;
+    }
+}
 
 /// The store of a scene.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,8 +117,11 @@ impl SceneBuilder {
         self
     }
 
-    /// Starts everything.
+    /// Starts everything. Shortly before midnight of UTC it waits until after it, because tests count the units of one day.
     pub async fn start(self) -> Scene {
+        if !self.faketime {
+            pass_midnight().await;
+        }
         let directory = TempDir::new().expect("a temporary directory");
         let clock = self.faketime.then(|| Faketime::new(directory.path()));
         let upstream = RecordingUpstream::start().await;
