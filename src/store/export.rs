@@ -253,3 +253,25 @@ pub fn accounts_of(sheets: &[Sheet]) -> Vec<ProducerAccount> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_exports_of_a_sheet_the_larger_of_each_number_is_kept() {
+        let sheet = |numbers: [u64; 2], limit, granted| Sheet {
+            producer: "one.1".into(),
+            tier: None,
+            endpoint: "/a".into(),
+            numbers: numbers.into(),
+            limit,
+            granted,
+        };
+        let mut merged = sheet([3, 1], 10, 5);
+        merged.merge(&sheet([2, 4], 8, 7));
+        let (totals, ceiling) = (merged.totals(), merged.ceiling());
+        assert_eq!((totals.requests, totals.charged), (3, 4));
+        assert_eq!((ceiling.limit, ceiling.granted), (10, 7));
+    }
+}

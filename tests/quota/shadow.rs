@@ -145,3 +145,18 @@ async fn a_shadow_tier_is_served_without_redis_whatever_the_policy_and_settled_e
         agree_at(&mut scene, &key, 22).await;
     }
 }
+
+#[tokio::test]
+async fn each_request_that_would_be_refused_has_a_line_in_a_sampled_log() {
+    let builder = shadow_scene(Store::Embedded).gateways(1);
+    let builder = builder.spec(|spec| spec.logging_extra = "access_log_sample: 1%".into());
+    let scene = builder.start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    for _ in 0..20 {
+        assert_eq!(client.get(&key, RANKINGS).await.status, 200);
+    }
+    for line in scene.gateways[0].logged(20).await {
+        assert_eq!(line["would_refuse"], "tier", "{line}");
+    }
+}
