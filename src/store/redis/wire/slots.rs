@@ -119,6 +119,12 @@ impl ClusterView {
 
     /// Adds the parts that only `CLUSTER NODES` reports: masters without slots, and moving slots.
     fn read_nodes(&mut self, asked: &Address, nodes: &str) {
+        // After its address, a node may have a name, which its certificate is for; used if the owners of slots are called by theirs.
+        let name = |place: &str| place.split(',').nth(1).unwrap_or_default().to_owned();
+        let mut places = nodes
+            .lines()
+            .filter_map(|line| line.split_ascii_whitespace().nth(1));
+        let has_names = places.any(|place| self.nodes.iter().any(|node| node.host == name(place)));
         for line in nodes.lines() {
             let fields: Vec<&str> = line.split_ascii_whitespace().collect();
             let [_, place, flags, _, _, _, _, _, slots @ ..] = fields.as_slice() else {
@@ -137,7 +143,10 @@ impl ClusterView {
             let address = place
                 .split_once('@')
                 .and_then(|(address, _)| Address::parse(address))
-                .map(|address| address.or_host(&asked.host));
+                .map(|address| match name(place) {
+                    host if has_names && !host.is_empty() => Address { host, ..address },
+                    _ => address.or_host(&asked.host),
+                });
             if let Some(address) = address.filter(|address| !self.nodes.contains(address)) {
                 self.nodes.push(address);
             }
@@ -265,6 +274,12 @@ mod tests {
         assert_eq!(view.nodes(), all);
         assert!(view.is_healthy() && view.moving && view.epoch == 7);
         assert!(!view.is_as_still_as(&view));
+        // Called by names, a master without slots is, too.
+        let named = "a 10.0.0.1:1@11,one myself,master - 0 0 1 connected 0-16383\n\
+                     b 10.0.0.2:2@12,two,shard-id=x master - 0 0 2 connected\n";
+        let slots = vec![(0, 16_383, "one", 1)];
+        let view = ClusterView::read(&address("one:1"), answers(slots, named, info)).unwrap();
+        assert_eq!(view.nodes(), ["one:1", "two:2"].map(address));
     }
 
     #[test]
