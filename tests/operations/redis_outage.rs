@@ -82,6 +82,8 @@ async fn without_redis_calls_end_in_500_uncharged_until_it_returns() {
             assert_internal_error(&client.get(&key, "/api/v1/usage").await);
             assert!(began.elapsed() < USAGE_DEADLINE, "{loss:?}");
         };
+        let before = scene.client_ledger().entries().len();
+        scene.gateways[0].logged(before).await;
         lose(&mut scene, loss);
         read_usage().await;
         let mut slow = 0;
@@ -96,6 +98,14 @@ async fn without_redis_calls_end_in_500_uncharged_until_it_returns() {
         // The first calls find out, at most by two timeouts; from then on none waits for the store.
         assert!(slow < 50, "{loss:?}: {slow} calls waited for the store");
         read_usage().await;
+        let lines = scene.gateways[0].logged(before + 102).await;
+        let waited = |line: &serde_json::Value| {
+            Duration::from_secs_f64(line["store_ms"].as_f64().unwrap() / 1e3)
+        };
+        let mut waits: Vec<Duration> = lines[before..].iter().map(waited).collect();
+        waits.sort();
+        assert!(waits[91] < TIMEOUT, "{loss:?}: {waits:?}");
+        assert!(waits[101] < USAGE_DEADLINE, "{loss:?}: {waits:?}");
         assert_eq!(scene.upstream.count(), 1, "nothing was forwarded");
         find_again(&mut scene, loss).await;
         served(&client, &key).await;
