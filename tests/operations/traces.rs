@@ -1,8 +1,10 @@
 //! Traces: W3C trace context through the gateway, spans to a collector that speaks OTLP.
 
+use std::time::Duration;
+
 use harness::collector::{Collecting, Collector, ReceivedSpan, SpanKind};
 use harness::upstream::Script;
-use harness::{Behaviour, Call, Protocol, Scene, SceneBuilder, eventually};
+use harness::{Behaviour, Call, Protocol, SLACK, Scene, SceneBuilder, eventually};
 
 use super::{MARKETS, RANKINGS, TOUCHLINE};
 
@@ -324,6 +326,13 @@ async fn a_collector_that_hangs_holds_up_no_request_and_the_queue_has_an_end() {
         (counted(&scene, "dropped").await > 0.0).then_some(())
     })
     .await;
+    for line in scene.gateways[0].logged(2_800).await {
+        let milliseconds = line["duration_ms"].as_f64().unwrap();
+        assert!(
+            Duration::from_secs_f64(milliseconds / 1e3) < SLACK,
+            "{line}"
+        );
+    }
     assert_eq!(collector.spans(), []);
     // It ends all the same.
     let status = scene.gateways[0].terminate();
