@@ -600,14 +600,36 @@ async fn an_emptied_redis_receives_the_claims_again_without_a_second_line() {
         (scene.used(&key).await == LIMIT).then_some(())
     })
     .await;
+    assert_eq!(counted(&scene).await.values().sum::<u64>(), 3);
     // A gateway that was not there before meets the claims.
     scene.gateways[0].kill9();
     scene.gateways[0].restart().await;
+    let mut shares = counted(&scene).await;
     assert_eq!(calls(&scene, &key, 30).await, 0);
-    assert_eq!(logged(&scene), events, "no line is written twice");
+    // A second line would be written before those of later events.
+    for gateway in 0..3 {
+        let (client, other) = (
+            scene.client_of(gateway, Protocol::Http1),
+            scene.issue("starter").await,
+        );
+        for _ in 0..32 {
+            assert_eq!(client.get(&other, MARKETS).await.status, 200);
+        }
+    }
+    let all = logged_all(&scene, 6).await;
+    let (own, others): (Vec<_>, Vec<_>) = all.iter().partition(|event| event.contains(&key.id));
+    assert_eq!(
+        own,
+        events.iter().collect::<Vec<_>>(),
+        "no line is written twice"
+    );
+    assert_eq!(others.len(), 3, "{others:?}");
+    *shares.entry(80).or_default() += 3;
+    let shares: Vec<(u64, u64)> = shares.into_iter().collect();
+    expect_counted(&scene, &shares).await;
     for delivery in receiver.recorded() {
         assert!(
-            events.contains(&verified(&delivery).0),
+            all.contains(&verified(&delivery).0),
             "delivered again by the same id"
         );
     }
