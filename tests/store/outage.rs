@@ -471,23 +471,32 @@ async fn a_charge_whose_reply_is_lost_is_served_and_charged_once() {
     let (key, day) = (issued(&server).await, today());
     let proxy = TcpProxy::before(server.port()).await;
     let store = gateway(proxy.url(), directory.path(), |_| ()).await;
-    granted(store.charge(charge(&key, day, 10, 1)).await);
-    proxy.swallow_replies();
-    let asked = Instant::now();
-    granted(store.charge(charge(&key, day, 10, 4)).await);
-    assert!(asked.elapsed() < TIMEOUT + SLACK);
-    assert_eq!(
-        counted(&server, key.record.id, day).await,
-        5,
-        "it had run in Redis"
+    granted(store.charge(charge(&key, day, 20, 1)).await);
+    let mut waited = Vec::new();
+    for used in [5, 9, 13] {
+        proxy.swallow_replies();
+        let asked = Instant::now();
+        granted(store.charge(charge(&key, day, 20, 4)).await);
+        waited.push(asked.elapsed());
+        assert_eq!(
+            counted(&server, key.record.id, day).await,
+            used,
+            "it had run in Redis"
+        );
+        proxy.pass_replies();
+        back(&store).await;
+        eventually("nothing is pending", async || {
+            (store.health().pending_units == 0).then_some(())
+        })
+        .await;
+        eventually_counted(&server, &key, day, used).await;
+    }
+    assert!(
+        waited.iter().all(|one| *one < TIMEOUT + SLACK),
+        "{waited:?}"
     );
-    proxy.pass_replies();
-    back(&store).await;
-    eventually("nothing is pending", async || {
-        (store.health().pending_units == 0).then_some(())
-    })
-    .await;
-    eventually_counted(&server, &key, day, 5).await;
+    // For the lost call alone, unless the machine stalls.
+    assert!(waited.iter().any(|one| *one < 2 * TIMEOUT), "{waited:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
