@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use harness::problem::assert_problem;
 use harness::{Call, IssuedKey, Protocol, Scene, Store, StoreSpec, eventually};
 
 use super::{MARKETS, TOUCHLINE};
@@ -261,7 +262,7 @@ impl Drop for Disk {
 }
 
 #[tokio::test]
-async fn a_full_disk_of_an_embedded_store_is_named_by_its_status() {
+async fn a_full_disk_of_an_embedded_store_ends_requests_in_500_and_is_named_by_its_status() {
     let directory = tempfile::tempdir().unwrap();
     let disk = Disk::at(directory.path().join("disk"));
     let database = disk.path().join("touchline.db");
@@ -278,17 +279,45 @@ async fn a_full_disk_of_an_embedded_store_is_named_by_its_status() {
     gateway.restart().await;
     let shown = scene.cli(&["store", "status"]).await;
     assert!(!shown.contains("warning"), "{shown}");
+    let key = scene.issue("starter").await;
+    served(&scene, 0, &key, CALLS).await;
     disk.fill(&mut scene);
+    let client = scene.client(Protocol::Http1);
+    // Its log has room for some more.
+    let refused = eventually("a charge cannot be written", async || {
+        let answer = client.get(&key, MARKETS).await;
+        (answer.status != 200).then_some(answer)
+    })
+    .await;
+    assert_problem(&refused, 500, "INTERNAL_ERROR");
+    let forwarded = scene.upstream.count();
+    for _ in 0..CALLS {
+        assert_eq!(client.get(&key, MARKETS).await.status, 500);
+    }
+    assert_eq!(scene.upstream.count(), forwarded);
     match disk {
         Disk::Mounted(_) => {
             let shown = status(&scene).await;
             let warning = "so requests are answered with 500: its disk is full (0 bytes are free)";
             assert!(shown.contains(warning), "{shown}");
-            scene.gateways[0].terminate();
+        }
+        // The limit of the gateway's process is unknown to others.
+        Disk::Limited(_) => {}
+    }
+    disk.free(&mut scene);
+    eventually("it is served again", async || {
+        (client.get(&key, MARKETS).await.status == 200).then_some(())
+    })
+    .await;
+    scene.expect_used(&key, forwarded as u64 + 1).await;
+    scene.assert_ledgers_agree().await;
+    disk.fill(&mut scene);
+    scene.gateways[0].terminate();
+    match disk {
+        Disk::Mounted(_) => {
             let shown = status(&scene).await;
             assert!(shown.contains("its disk is full"), "{shown}");
         }
-        // The limit of the gateway's process is unknown to others.
         Disk::Limited(_) => {}
     }
 }
