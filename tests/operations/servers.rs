@@ -482,24 +482,29 @@ async fn a_get_that_one_server_breaks_off_is_answered_by_another_and_a_post_is_n
         .await;
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);
-    scene.upstream.always(Behaviour::ResetBeforeHeader);
-    for _ in 0..4 {
-        assert_eq!(client.get(&key, MARKETS).await.status, 200);
-    }
-    assert_eq!(counts(&scene), [2, 4]);
-    let (mut served, mut failed) = (0, 0);
-    for method in ["POST", "POST", "PUT", "PUT"] {
-        let call = Call::new(method, MARKETS).key(&key).body("{}");
-        match client.call(call).await.status {
-            200 => served += 1,
-            500 => failed += 1,
-            other => panic!("{other}"),
+    let failures = [502, 503, 504].map(Behaviour::Status);
+    let failures = [Behaviour::ResetBeforeHeader].into_iter().chain(failures);
+    for (round, failure) in failures.enumerate() {
+        scene.upstream.always(failure);
+        for _ in 0..4 {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
         }
+        assert_eq!(counts(&scene), [4 * round + 2, 6 * round + 4]);
+        let (mut served, mut failed) = (0, 0);
+        for method in ["POST", "POST", "PUT", "PUT"] {
+            let call = Call::new(method, MARKETS).key(&key).body("{}");
+            match client.call(call).await.status {
+                200 => served += 1,
+                500 => failed += 1,
+                other => panic!("{other}"),
+            }
+        }
+        assert_eq!((served, failed), (2, 2));
+        let once = [4 * round + 4, 6 * round + 6];
+        assert_eq!(counts(&scene), once, "none of them twice");
     }
-    assert_eq!((served, failed), (2, 2));
-    assert_eq!(counts(&scene), [4, 6], "none of them twice");
     // Charged once each, and what failed is given back.
-    scene.expect_used(&key, 6).await;
+    scene.expect_used(&key, 24).await;
     scene.assert_ledgers_agree_with(&retries()).await;
 }
 
