@@ -266,8 +266,11 @@ async fn a_file_that_is_no_database_of_ours_is_refused_and_left_alone() {
         .execute_batch("CREATE TABLE songs (name TEXT)")
         .unwrap();
     drop(other);
+    let before = std::fs::read(&path).unwrap();
     let message = refused_at_open(&path).await;
     assert!(message.contains("another program"), "{message}");
+    assert!(message.contains(path.to_str().unwrap()), "{message}");
+    assert!(std::fs::read(&path).unwrap() == before, "it was changed");
 }
 
 #[tokio::test]
@@ -282,9 +285,11 @@ async fn a_damaged_database_is_refused() {
     for ending in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(format!("{}{ending}", path.display()));
     }
-    std::fs::write(&path, bytes).unwrap();
+    std::fs::write(&path, &bytes).unwrap();
     let message = refused_at_open(&path).await;
     assert!(message.contains("damaged"), "{message}");
+    assert!(message.contains(path.to_str().unwrap()), "{message}");
+    assert!(std::fs::read(&path).unwrap() == bytes, "it was changed");
 }
 
 #[tokio::test]

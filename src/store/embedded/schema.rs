@@ -153,7 +153,11 @@ fn set_up(path: &Path, durability: Durability) -> rusqlite::Result<Connection> {
     connection.busy_handler(Some(wait_for_lock()))?;
     // Without effect on a file that already has pages.
     connection.execute_batch(&format!("PRAGMA page_size = {PAGE_BYTES}"))?;
-    switch_to_log(&connection)?;
+    // A file of another program stays unchanged.
+    let is_ours = |found: SqliteFormat| found.application_id == FORMAT.application_id;
+    if sqlite::is_new(&connection)? || is_ours(SqliteFormat::of(&connection)?) {
+        switch_to_log(&connection)?;
+    }
     connection.set_prepared_statement_cache_capacity(STATEMENTS_KEPT);
     let synchronous = match durability {
         Durability::Commit => "FULL",
