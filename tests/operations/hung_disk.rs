@@ -66,24 +66,39 @@ async fn a_disk_that_hangs_under_the_embedded_store_is_reported_until_a_write_re
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    let not_ready = async || {
+        let trouble = eventually("it is not ready", async || {
+            let (status, body) = readiness(&scene).await;
+            (status == 503).then(|| body["store_trouble"].as_str().unwrap().to_owned())
+        });
+        let trouble = trouble.await;
+        let silent = "touchline.db did not answer within 5s: its disk hangs";
+        assert!(trouble.contains(silent), "{trouble}");
+    };
+    let ready = async || {
+        eventually("it is ready", async || {
+            (readiness(&scene).await.0 == 200).then_some(())
+        })
+        .await;
+    };
+    // Without a request.
     disk.hang("touchline.db-wal");
-    let not_ready = eventually("it is not ready", async || {
-        let (status, body) = readiness(&scene).await;
-        (status == 503).then(|| body["store_trouble"].as_str().unwrap().to_owned())
-    });
+    not_ready().await;
+    disk.go_on();
+    ready().await;
+    // With one that waits.
+    disk.hang("touchline.db-wal");
     let command = eventually("a command waits for the gateway", async || {
         let ran = run_beside(&scene.gateways[0], &["store", "status"]).await;
         (ran.code != Some(0)).then_some(ran)
     });
-    let (answer, trouble, command) = tokio::join!(client.get(&key, MARKETS), not_ready, command);
+    let (answer, (), command) = tokio::join!(client.get(&key, MARKETS), not_ready(), command);
     assert_eq!(answer.status, 500);
     let locked = command.failed(1);
     assert!(
         locked.contains("that process may be waiting for the disk"),
         "{locked}"
     );
-    let silent = "touchline.db did not answer within 5s: its disk hangs";
-    assert!(trouble.contains(silent), "{trouble}");
     assert_eq!(scene.metric("touchline_store_up").await, 0.0);
     // Once that is known, requests do not wait five seconds each.
     let at_once = tokio::time::timeout(Duration::from_secs(60), async {
@@ -93,11 +108,9 @@ async fn a_disk_that_hangs_under_the_embedded_store_is_reported_until_a_write_re
     });
     at_once.await.unwrap();
     disk.go_on();
-    eventually("it is ready", async || {
-        (readiness(&scene).await.0 == 200).then_some(())
-    })
-    .await;
+    ready().await;
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    // Once a minute.
     for line in [
         "the database cannot be written",
         "the database is written again",
