@@ -67,7 +67,8 @@ async fn refusal(settings: RedisSettings) -> String {
 async fn without_its_certificate_a_gateway_is_not_let_in() {
     let mut settings = Server::shared().await.settings();
     settings.tls.as_mut().unwrap().identity = None;
-    refusal(settings).await;
+    let why = refusal(settings).await;
+    assert!(why.to_lowercase().contains("certificate"), "{why}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -86,6 +87,7 @@ async fn a_wrong_password_is_refused_without_being_shown() {
         ..Server::shared().await.settings()
     };
     let why = refusal(settings).await;
+    assert!(why.contains("WRONGPASS"), "{why}");
     assert!(!why.contains("wr0ng"), "{why}");
 }
 
