@@ -125,6 +125,25 @@ async fn a_gateway_without_redis_and_without_a_replica_is_not_ready_and_refuses_
 }
 
 #[tokio::test]
+async fn without_redis_a_saved_replica_serves_up_to_max_staleness_and_then_forwards_nothing() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .faketime()
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    assert_eq!(status_of(&scene, &key).await, 200);
+    scene.gateways[0].terminate();
+    scene.redis.as_mut().unwrap().kill9();
+    for (hours, status) in [(23.9, 200), (24.1, 500)] {
+        scene.clock().set_offset(hours * 3_600.0);
+        scene.gateways[0].restart().await;
+        assert_eq!(status_of(&scene, &key).await, status, "{hours} h");
+    }
+    assert_eq!(scene.upstream.count(), 2);
+}
+
+#[tokio::test]
 async fn while_redis_is_away_a_secret_that_a_rotation_ended_is_a_401_and_an_unknown_one_a_500() {
     let mut scene = scene().await;
     let old = scene.issue("starter").await;
