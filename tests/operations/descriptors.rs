@@ -3,9 +3,10 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use harness::{Protocol, Scene, eventually};
+use harness::{Behaviour, Protocol, Scene, Store, eventually};
 use tokio::net::TcpStream;
 
+use super::servers::is_up;
 use super::{MARKETS, TOUCHLINE};
 
 /// A program that runs the gateway after these commands.
@@ -59,16 +60,31 @@ async fn the_soft_limit_of_open_files_is_raised_and_a_hard_one_that_is_too_small
 
 #[tokio::test]
 async fn idle_clients_leave_open_files_to_requests_and_to_the_admin_listener() {
+    idle_clients_of_a_process_with("128", 64).await;
+    idle_clients_of_a_process_with("1000", 744).await;
+}
+
+/// More idle clients than are `allowed` to a process with this limit of open files.
+async fn idle_clients_of_a_process_with(files: &str, allowed: usize) {
     let directory = tempfile::tempdir().unwrap();
-    let mut scene = Scene::builder(after(&directory, "ulimit -n 128"))
+    let mut scene = Scene::builder(after(&directory, &format!("ulimit -n {files}")))
+        .store(Store::Redis)
+        .durable_redis()
+        .spec(|spec| {
+            spec.redis_extra = "timeout: 1s".into();
+            spec.upstream_extra = "health: { path: /healthz, interval: 100ms }".into();
+        })
         .start()
         .await;
+    // Each request and each check needs a connection of its own.
+    let close = Behaviour::ThenClose(Box::new(Behaviour::Echo));
+    scene.upstream.always(close);
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
-    // More than there are files; those beyond the limit are closed at once.
+    // Those beyond the limit are closed at once.
     let mut idle = Vec::new();
-    for _ in 0..200 {
+    for _ in 0..allowed + 136 {
         idle.push(TcpStream::connect(scene.gateways[0].http).await.unwrap());
     }
     let limit = "touchline_limit_hits_total{limit=\"connections\"}";
@@ -82,13 +98,38 @@ async fn idle_clients_leave_open_files_to_requests_and_to_the_admin_listener() {
     .await;
     let answer = client.get(&key, MARKETS).await;
     assert_eq!(answer.status, 200, "the client's connection was kept");
-    assert_eq!(scene.admin(0, "/readyz").await.0, 200);
-    drop(idle);
-    eventually("further clients are served", async || {
-        let answer = TcpStream::connect(scene.gateways[0].http).await.ok()?;
-        (!is_closed(&answer).await).then_some(())
+    let redis = scene.redis.as_mut().unwrap();
+    redis.kill9();
+    redis.restart().await;
+    for (is_running, status) in [(false, Some(false)), (true, Some(true))] {
+        match is_running {
+            true => scene.upstream.restart().await,
+            false => scene.upstream.stop().await,
+        }
+        eventually("a health check finds it", async || {
+            (is_up(&scene, &scene.upstream).await == status).then_some(())
+        })
+        .await;
+    }
+    eventually("Redis is connected", async || {
+        let (status, body) = scene.admin(0, "/readyz").await;
+        assert_eq!(status, 200, "{body}");
+        body.contains("\"status\":\"ready\"").then_some(())
     })
     .await;
+    let served = async || {
+        eventually("there is room for further clients", async || {
+            let client = TcpStream::connect(scene.gateways[0].http).await.ok()?;
+            (!is_closed(&client).await).then_some(())
+        })
+        .await;
+        let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+    };
+    idle.drain(..10);
+    served().await;
+    drop(idle);
+    served().await;
     scene.assert_ledgers_agree().await;
 }
 
