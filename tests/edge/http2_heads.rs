@@ -112,6 +112,7 @@ async fn over_http2_the_host_comes_from_either_field() {
             (&[authority][..], None),
             (&[authority], Some("api.example:8443")),
             (&[], Some("api.example:8443")),
+            (&[], Some(" api.example:8443\t")),
         ] {
             let id = next_request_id();
             let mut more = vec![("x-api-key", &*key.key), ("x-request-id", &*id)];

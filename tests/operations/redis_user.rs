@@ -251,6 +251,8 @@ async fn a_register_of_gateways_that_cannot_be_read_is_named_in_readyz_and_in_th
         (status == 200 && body.contains(reason) && body.contains("degraded")).then_some(())
     })
     .await;
+    // It is read several times meanwhile.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert_eq!(scene.gateways[0].output().matches(reason).count(), 1);
     let () = node.ask("ACL SETUSER touchline +hgetall").await;
     eventually("the reason is gone", async || {

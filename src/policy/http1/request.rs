@@ -274,23 +274,24 @@ impl RequestHead {
         let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
         let authority = uri.authority().map(|authority| authority.as_str());
         let authority = authority.map(|text| Bytes::copy_from_slice(text.as_bytes()));
-        let host = parts.headers.get(HOST).map(HeaderValue::as_bytes);
-        let length = parts.headers.get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
-        let expected = parts.headers.get(EXPECT).map(HeaderValue::as_bytes);
+        let fields = FieldList::from(parts.headers);
+        let host = fields.first(&HOST).map(Bytes::copy_from_slice);
+        let length = fields.first(&CONTENT_LENGTH).and_then(grammar::length);
+        let expects_continue = fields.first(&EXPECT).is_some_and(is_continue);
         RequestHead {
             target: ReceivedTarget::new(target),
-            host: host.map(Bytes::copy_from_slice),
+            host,
             authority,
-            framing: match length.and_then(grammar::length) {
+            framing: match length {
                 Some(bytes) => Framing::Length(bytes),
                 // A body need not be announced (RFC 9113 section 8.1).
                 None => Framing::Chunked,
             },
             keeps_open: true,
-            expects_continue: expected.is_some_and(is_continue),
+            expects_continue,
             method: parts.method,
             version: Version::Http2,
-            fields: parts.headers.into(),
+            fields,
             is_oversized: false,
         }
     }

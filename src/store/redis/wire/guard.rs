@@ -21,7 +21,8 @@ use crate::store::status::{BreakerFacts, BreakerState};
 /// The lifetime of the probe's entry in Redis (milliseconds).
 const PROBE_LIVES_MS: i64 = 5_000;
 
-/// An account that merges a unit, for which the script runs the commands of a charge on the probe's entry.
+/// An account that merges a unit, for which the script runs on an empty entry the commands of a day's first charge; in a day that never
+/// closes.
 const PRETENDED: AccountCall<'_> = AccountCall {
     producer: "probe",
     ack: 1,
@@ -34,7 +35,7 @@ const PRETENDED: AccountCall<'_> = AccountCall {
     day: Day {
         date: Date::ZERO,
         start: 0,
-        end: 0,
+        end: 1 << 52,
     },
 };
 
@@ -206,7 +207,8 @@ impl BreakerGuard {
         let name = self.link.names.probe();
         // The kind of write that a charge makes, which may be the only one that is refused.
         let write = Cmd::hset(&name, "n", 1);
-        let write = pipeline([write, Cmd::pexpire(&name, PROBE_LIVES_MS)]);
+        let write = [Cmd::del(&name), write, Cmd::pexpire(&name, PROBE_LIVES_MS)];
+        let write = pipeline(write);
         let results = self.link.ask_each(&write).await.into_iter();
         let mut result = results.collect::<Result<Vec<_>, _>>().map(drop);
         if result.is_ok() {
