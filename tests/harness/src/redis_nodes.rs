@@ -2,7 +2,7 @@
 //! process, however that ends, so that tests may share some in a static.
 
 use std::collections::HashSet;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -17,8 +17,10 @@ use crate::eventually;
 const START_PATIENCE: Duration = Duration::from_secs(30);
 const PORTS_TRIED_MAX: u32 = 50;
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Prints the pid of its child process, and kills that when its own standard input ends.
-const GUARD: &str = r#""$@" >/dev/null 2>&1 & echo $!; read -r _; kill -9 $!; wait"#;
+/// Prints the pid of its child process, and kills that at a line of its own standard input; at its end, which is that of the test
+/// process, the directory in the first argument is removed as well.
+const GUARD: &str = r#"own=$1; shift; "$@" >/dev/null 2>&1 & echo $!
+read -r _; ended=$?; kill -9 $!; wait; [ $ended = 0 ] || rm -rf "$own""#;
 
 /// A process that ends with this value or with the test process.
 pub struct Guarded {
@@ -28,9 +30,11 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    fn spawn(program: &str, arguments: &[String]) -> Guarded {
+    fn spawn(directory: &Path, program: &str, arguments: &[String]) -> Guarded {
         let mut shell = Command::new("sh")
-            .args(["-c", GUARD, "sh", program])
+            .args(["-c", GUARD, "sh"])
+            .arg(directory)
+            .arg(program)
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -62,7 +66,9 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        drop(self.stdin.take());
+        if let Some(mut stdin) = self.stdin.take() {
+            let _ = stdin.write_all(b"\n");
+        }
         let _ = self.shell.wait();
     }
 }
@@ -112,7 +118,7 @@ impl Node {
             arguments.extend(["--port".into(), self.port.to_string()]);
         }
         arguments.extend_from_slice(more);
-        let process = Guarded::spawn("redis-server", &arguments);
+        let process = Guarded::spawn(self.directory.path(), "redis-server", &arguments);
         let deadline = Instant::now() + START_PATIENCE;
         while process.is_running() {
             if self.try_connect().await.is_ok() {
@@ -304,7 +310,7 @@ impl SentinelSet {
             }
             std::fs::write(&file, text).unwrap();
             let arguments = [file.display().to_string(), "--sentinel".into()];
-            let process = Guarded::spawn("redis-server", &arguments);
+            let process = Guarded::spawn(directory.path(), "redis-server", &arguments);
             let ours = format!("process_id:{}\r\n", process.pid);
             while process.is_running() {
                 if sentinel_info(port)
