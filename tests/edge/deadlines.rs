@@ -605,7 +605,8 @@ async fn an_http2_client_that_takes_nothing_pays_for_an_answer_that_breaks_off_m
         .always(Behaviour::CloseMidBody { after: 1_000 });
     let mut wire = Wire::with_settings(&scene, &[(4, 0)]).await;
     wire.get(1, MARKETS, &key.key).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // Much longer than the upstream takes to break off.
+    tokio::time::sleep(Duration::from_secs(3)).await;
     let open = Frame::new(SETTINGS, 0, 0, [0, 4, 0, 0x10, 0, 0]);
     assert!(wire.send(&open).await);
     while wire.next().await.expect("the connection stays").kind != RST_STREAM {}

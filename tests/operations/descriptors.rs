@@ -61,7 +61,7 @@ async fn the_soft_limit_of_open_files_is_raised_and_a_hard_one_that_is_too_small
 #[tokio::test]
 async fn idle_clients_leave_open_files_to_requests_and_to_the_admin_listener() {
     idle_clients_of_a_process_with("128", 64).await;
-    idle_clients_of_a_process_with("1000", 744).await;
+    idle_clients_of_a_process_with("600", 344).await;
 }
 
 /// More idle clients than are `allowed` to a process with this limit of open files.

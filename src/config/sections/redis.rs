@@ -59,7 +59,7 @@ rows! {
         /// How long a gateway that cannot reach Redis accepts the keys in that copy, also those revoked since.
         max_staleness: Duration = within(HOUR * 24, MINUTE..=HOUR * 24 * 30);
         /// Charges while Redis is unreachable: `bounded`, each gateway serves its share of what remained of each key's quota; `deny`,
-        /// nothing is served; `open`, everything is, unless Redis itself had refused the key's quota that day.
+        /// nothing is served; `open`, everything is, unless Redis itself had refused the key a charge that day for its quota.
         outage: OutagePolicy = leaf().or(OutagePolicy::Bounded);
         /// The file in which gateways record the units served without Redis, on a local disk, one for each machine and store.
         journal: PathBuf = leaf().or("var/journal.db".into());

@@ -96,7 +96,7 @@ rows! {
 }
 
 impl Tier {
-    /// What its keys are held to, without its price.
+    /// The limits of its keys.
     pub fn terms(&self) -> Terms {
         Terms {
             daily: self.daily.get(),

@@ -386,7 +386,7 @@ impl FieldList {
 
 impl From<HeaderMap> for FieldList {
     /// The fields of a message over HTTP/2, without the white space around values that is invalid there (RFC 9113 section 8.2.1) and
-    /// that the library passes on. Cost: they are moved, with one allocation in all.
+    /// that the library passes on. Cost: they are moved, with one allocation in all but for values with such white space.
     fn from(map: HeaderMap) -> FieldList {
         let mut fields = FieldList::with_capacity(map.len());
         let mut last = None;

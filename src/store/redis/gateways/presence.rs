@@ -112,7 +112,10 @@ impl Presence {
     /// Notes whether the register can be used, unless Redis as a whole cannot, and logs each new reason.
     fn note(&self, outcome: Result<(), StoreError>) {
         let failed = outcome.err();
-        let failed = failed.filter(|error| !error.is_transient() && self.guard.is_closed());
+        if failed.as_ref().is_some_and(StoreError::is_transient) {
+            return;
+        }
+        let failed = failed.filter(|_| self.guard.is_closed());
         let trouble = failed
             .map(|error| with_remedy(format!("the register of gateways cannot be used: {error}")));
         let before = self.trouble.swap(trouble.clone().map(Arc::new));

@@ -20,8 +20,8 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// The shortest and the longest time between two probes.
 const PROBE_MIN: Duration = Duration::from_millis(250);
 const PROBE_MAX: Duration = Duration::from_secs(1);
-/// How long a probe may take: longer than the longest timeout of a call.
-const PROBE_LASTS_MAX: Duration = Duration::from_secs(15);
+/// After this time a probe that has not ended counts as lost: its two calls take twice the longest timeout of a call at most.
+const PROBE_LASTS_MAX: Duration = Duration::from_secs(25);
 /// How soon after it closed the breaker has to open again because of refused writes to wait twice as long for its next first probe,
 /// and the longest such wait.
 const RELAPSE: Duration = Duration::from_secs(30);

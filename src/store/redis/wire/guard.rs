@@ -198,7 +198,7 @@ impl BreakerGuard {
         })
     }
 
-    /// Sends one write and a charge of its own, because a server that answers but rejects these is of no use; a cluster, whose
+    /// Sends one write and a pretended charge, because a server that answers but rejects these is of no use; a cluster, whose
     /// masters may differ, gets a `PING`.
     async fn probe(&self) -> CallOutcome {
         if self.link.is_cluster() {

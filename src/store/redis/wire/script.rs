@@ -7,7 +7,7 @@ use redis::{Cmd, ToRedisArgs, Value};
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Code, Reply};
 
-/// Nothing, by a script that does not declare itself as free of writes.
+/// A script that does nothing, but does not declare that it writes nothing; servers before Redis 7 cannot load it.
 pub static NOTHING: Script = Script::new("#!lua\nreturn 1");
 /// The charge.
 pub static CHARGE: Script = Script::new(include_str!("../charge.lua"));
