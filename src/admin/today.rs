@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::{KeyState, TierName};
-use crate::policy::nearest::{Nearest, Nearness};
+use crate::policy::nearest::{self, Nearness};
 use crate::store::{DAY_OF_KEYS_MAX, DayUsage, Store, StoreError, Totals};
 
 /// Keys that are listed by name.
@@ -198,7 +198,7 @@ struct SurveySums {
     unattributed: i64,
     tiers: BTreeMap<String, (u64, Totals)>,
     reached: [ReachedShare; SHARES.len()],
-    nearest: Nearest,
+    nearest: Vec<Nearness>,
 }
 
 impl SurveySums {
@@ -208,7 +208,7 @@ impl SurveySums {
             unattributed: 0,
             tiers: BTreeMap::new(),
             reached: SHARES.map(|percent| ReachedShare { percent, keys: 0 }),
-            nearest: Nearest::new(NEAREST_MAX),
+            nearest: Vec::new(),
         }
     }
 
@@ -226,12 +226,12 @@ impl SurveySums {
         for share in &mut self.reached {
             share.keys += u64::from(near.has_reached(share.percent));
         }
-        self.nearest.put(near);
+        nearest::put(near, NEAREST_MAX, &mut self.nearest);
     }
 
     fn day(self, store: &dyn Store, terms: &SurveyTerms, took: Duration) -> Today {
         let tiers = self.tiers.into_iter();
-        let nearest = self.nearest.into_vec().into_iter();
+        let nearest = self.nearest.into_iter();
         let named = |near: Nearness| {
             let record = &store.keys().get(near.key)?.record;
             Some(NearKey {

@@ -40,36 +40,11 @@ impl PartialOrd for Nearness {
     }
 }
 
-/// The keys nearest to their limits among all that were added, in bounded memory.
-#[derive(Debug, Clone)]
-pub struct Nearest {
-    most: usize,
-    /// In descending order.
-    held: Vec<Nearness>,
-}
-
-impl Nearest {
-    /// Keeps the `most` nearest keys.
-    pub fn new(most: usize) -> Nearest {
-        Nearest {
-            most,
-            held: Vec::with_capacity(most.saturating_add(1)),
-        }
-    }
-
-    /// Adds a key, unless enough others are nearer.
-    pub fn put(&mut self, one: Nearness) {
-        let place = self.held.partition_point(|held| *held > one);
-        if place < self.most {
-            self.held.insert(place, one);
-            self.held.truncate(self.most);
-        }
-    }
-
-    /// The kept keys, the nearest first.
-    pub fn into_vec(self) -> Vec<Nearness> {
-        self.held
-    }
+/// Adds a key to the `most` nearest ones, of which the nearest is the first, unless enough others are nearer.
+pub fn put(one: Nearness, most: usize, nearest: &mut Vec<Nearness>) {
+    let place = nearest.partition_point(|held| *held > one);
+    nearest.insert(place, one);
+    nearest.truncate(most);
 }
 
 #[cfg(test)]
@@ -105,11 +80,11 @@ mod tests {
             most in 0_usize..8,
         ) {
             let mut all: Vec<Nearness> = all.into_iter().map(|(id, used, limit)| near(id, used, limit)).collect();
-            let mut nearest = Nearest::new(most);
-            all.iter().for_each(|one| nearest.put(*one));
+            let mut nearest = Vec::new();
+            all.iter().for_each(|one| put(*one, most, &mut nearest));
             all.sort_unstable_by(|one, other| other.cmp(one));
             all.truncate(most);
-            prop_assert_eq!(nearest.into_vec(), all);
+            prop_assert_eq!(nearest, all);
         }
     }
 }
