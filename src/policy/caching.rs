@@ -6,6 +6,8 @@
 
 use http::HeaderValue;
 
+use super::http1::fields::list;
+
 /// Forbids all caching.
 pub const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 /// Forbids shared caching.
@@ -90,12 +92,8 @@ fn directives(line: &str) -> Option<Vec<&str>> {
 
 /// Whether `Vary` already names `header`.
 pub fn varies_by<'a>(values: impl IntoIterator<Item = &'a [u8]>, header: &str) -> bool {
-    values.into_iter().any(|value| {
-        value.split(|byte| *byte == b',').any(|name| {
-            let name = name.trim_ascii();
-            name == b"*" || name.eq_ignore_ascii_case(header.as_bytes())
-        })
-    })
+    let mut names = values.into_iter().flat_map(list);
+    names.any(|name| name == b"*" || name.eq_ignore_ascii_case(header.as_bytes()))
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::endpoint::Endpoint;
+use super::http1::fields::list;
 use super::key_record::TierName;
 use super::own_path::OwnPath;
 use super::retirement::Retirement;
@@ -66,9 +67,8 @@ impl Document {
     /// Whether these `If-None-Match` values match this document (RFC 9110 section 13.1.2: a list of tags, compared weakly, or
     /// `*`).
     pub fn is_held<'a>(&self, if_none_match: impl Iterator<Item = &'a [u8]>) -> bool {
-        let mut tags = if_none_match.flat_map(|value| value.split(|byte| *byte == b','));
+        let mut tags = if_none_match.flat_map(list);
         tags.any(|tag| {
-            let tag = tag.trim_ascii();
             let strong = tag.strip_prefix(b"W/").unwrap_or(tag);
             tag == b"*" || strong == self.etag.as_bytes()
         })
