@@ -73,11 +73,6 @@ impl Names {
         [&self.prefix, ":k:{", id.as_str(), "}"].concat()
     }
 
-    /// The audit trail of a key.
-    pub fn audit_trail(&self, id: KeyId) -> String {
-        format!("{}:a:{{{id}}}", self.prefix)
-    }
-
     /// A pattern that all records match.
     pub fn records(&self) -> String {
         format!("{}:k:{{*}}", escaped(&self.prefix))
@@ -110,80 +105,9 @@ impl Names {
         field.strip_prefix('l')?.parse().ok()
     }
 
-    /// The ledger of a key's day.
-    pub fn ledger(&self, id: KeyId, date: Date) -> String {
-        format!("{}:e:{{{id}}}:{date}", self.prefix)
-    }
-
-    /// The claims of a day's events.
-    pub fn claims(&self, date: Date) -> String {
-        format!("{}:{{events}}:claimed:{date}", self.prefix)
-    }
-
-    /// The events that await delivery.
-    pub fn events(&self) -> String {
-        format!("{}:{{events}}:pending", self.prefix)
-    }
-
-    /// The node that delivers the events.
-    pub fn courier(&self) -> String {
-        format!("{}:{{events}}:courier", self.prefix)
-    }
-
-    /// The holder of a digest.
-    pub fn digest(&self, digest: &KeyDigest) -> String {
-        format!("{}:d:{digest}", self.prefix)
-    }
-
     /// The number of the set of ids that contains this one.
     pub fn id_set(id: KeyId) -> u32 {
         crc32fast::hash(id.as_bytes()) % ID_SETS
-    }
-
-    /// One of the [`ID_SETS`] sets of ids.
-    pub fn ids(&self, set: u32) -> String {
-        format!("{}:ids:{{{set}}}", self.prefix)
-    }
-
-    /// The ids, each with the search text of its key, of one of the sets of ids; in the same slot as that set.
-    pub fn search_texts(&self, set: u32) -> String {
-        format!("{}:texts:{{{set}}}", self.prefix)
-    }
-
-    /// The incarnation, which changes when the store is emptied.
-    pub fn incarnation(&self) -> String {
-        format!("{}:incarnation", self.prefix)
-    }
-
-    /// The incarnation whose ids and texts are complete in one of the [`ID_SETS`] sets of each; in the same slot as these.
-    pub fn complete(&self, set: u32) -> String {
-        // `indexed` was the mark of 0.1.0, which had no search texts.
-        format!("{}:complete:{{{set}}}", self.prefix)
-    }
-
-    /// The changes of records.
-    pub fn feed(&self) -> String {
-        format!("{}:feed", self.prefix)
-    }
-
-    /// The gateways that did not sign off.
-    pub fn register(&self) -> String {
-        format!("{}:{{gateways}}:register", self.prefix)
-    }
-
-    /// The audit trail of the register.
-    pub fn gateway_audit_trail(&self) -> String {
-        format!("{}:{{gateways}}:trail", self.prefix)
-    }
-
-    /// The dates that have counts.
-    pub fn days(&self) -> String {
-        format!("{}:days", self.prefix)
-    }
-
-    /// The last date whose counts were dropped.
-    pub fn dropped(&self) -> String {
-        format!("{}:dropped", self.prefix)
     }
 
     /// Set if no date is missing from the set of [`Names::days`]; in the same slot, so that a master loses both together.
@@ -191,18 +115,58 @@ impl Names {
         format!("{}:complete:{{{}}}", self.prefix, self.days())
     }
 
-    /// Written to check that Redis accepts writes.
-    pub fn probe(&self) -> String {
-        format!("{}:write_probe", self.prefix)
-    }
-
-    /// The zone.
-    pub fn zone(&self) -> String {
-        format!("{}:zone", self.prefix)
-    }
-
     /// The copies of the zone in a cluster.
     pub fn zone_copies(&self) -> impl Iterator<Item = String> {
         (0..ID_SETS).map(|set| format!("{}:zone:{{{set}}}", self.prefix))
     }
+}
+
+/// Methods of [`Names`], each with its text after the prefix.
+macro_rules! names {
+    ($($(#[$doc:meta])* $name:ident($($part:ident: $kind:ty),*) = $text:literal;)*) => {
+        impl Names {
+            $($(#[$doc])*
+            pub fn $name(&self $(, $part: $kind)*) -> String {
+                format!("{}:{}", self.prefix, format_args!($text))
+            })*
+        }
+    };
+}
+
+names! {
+    /// The audit trail of a key.
+    audit_trail(id: KeyId) = "a:{{{id}}}";
+    /// The ledger of a key's day.
+    ledger(id: KeyId, date: Date) = "e:{{{id}}}:{date}";
+    /// The claims of a day's events.
+    claims(date: Date) = "{{events}}:claimed:{date}";
+    /// The events that await delivery.
+    events() = "{{events}}:pending";
+    /// The node that delivers the events.
+    courier() = "{{events}}:courier";
+    /// The holder of a digest.
+    digest(digest: &KeyDigest) = "d:{digest}";
+    /// One of the [`ID_SETS`] sets of ids.
+    ids(set: u32) = "ids:{{{set}}}";
+    /// The ids, each with the search text of its key, of one of the sets of ids; in the same slot as that set.
+    search_texts(set: u32) = "texts:{{{set}}}";
+    /// The incarnation, which changes when the store is emptied.
+    incarnation() = "incarnation";
+    /// The incarnation whose ids and texts are complete in one of the [`ID_SETS`] sets of each; in the same slot as these.
+    // `indexed` was the mark of 0.1.0, which had no search texts.
+    complete(set: u32) = "complete:{{{set}}}";
+    /// The changes of records.
+    feed() = "feed";
+    /// The gateways that did not sign off.
+    register() = "{{gateways}}:register";
+    /// The audit trail of the register.
+    gateway_audit_trail() = "{{gateways}}:trail";
+    /// The dates that have counts.
+    days() = "days";
+    /// The last date whose counts were dropped.
+    dropped() = "dropped";
+    /// Written to check that Redis accepts writes.
+    probe() = "write_probe";
+    /// The zone.
+    zone() = "zone";
 }
