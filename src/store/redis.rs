@@ -64,7 +64,7 @@ mod yielding;
 pub use crate::policy::store_settings::{
     OutagePolicy, OutageSettings, RedisSettings, RedisTls, Servers,
 };
-use counts::accounts::{ChargeResult, other_calendar};
+use counts::accounts::other_calendar;
 pub use journal::facts as journal_facts;
 use operations::preparing::check_zone;
 use operations::upkeep::tasks;
@@ -166,9 +166,20 @@ impl Store for RedisStore {
             cost: charge.cost.max(1),
             ..charge
         };
-        match self.parts.accounts.charge(&charge).await {
-            ChargeResult::Granted(units) => {
-                let used = units.take();
+        let (verdict, units) = match self.parts.accounts.charge(&charge).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                return match &self.parts.outage {
+                    Some(outage) => outage.serve(charge, error).await,
+                    None => Err(error),
+                };
+            }
+        };
+        match verdict {
+            WaiterResult::Granted { used } => {
+                if let Some(units) = units {
+                    units.keep();
+                }
                 self.parts.ledger.charged(&charge, |_| ());
                 let receipt = Receipt::of(&charge);
                 Ok(Decision::Granted {
@@ -177,22 +188,12 @@ impl Store for RedisStore {
                     receipt,
                 })
             }
-            ChargeResult::Failed(error) => match &self.parts.outage {
-                Some(outage) => outage.serve(charge, error).await,
-                None => Err(error),
-            },
-            ChargeResult::Other(verdict) => match verdict {
-                WaiterResult::Granted { used }
-                | WaiterResult::Exhausted { used }
-                | WaiterResult::Counted { used } => Ok(Decision::Exhausted { used }),
-                WaiterResult::KeyChanged => Ok(Decision::KeyChanged),
-                WaiterResult::OtherDay { now } => Ok(Decision::OtherDay {
-                    now: Timestamp::from_second(now).unwrap_or_else(|_| self.now()),
-                }),
-                WaiterResult::OtherCalendar => {
-                    Err(other_calendar(charge.key.record.id, charge.day))
-                }
-            },
+            WaiterResult::Exhausted { used } => Ok(Decision::Exhausted { used }),
+            WaiterResult::KeyChanged => Ok(Decision::KeyChanged),
+            WaiterResult::OtherDay { now } => Ok(Decision::OtherDay {
+                now: Timestamp::from_second(now).unwrap_or_else(|_| self.now()),
+            }),
+            WaiterResult::OtherCalendar => Err(other_calendar(charge.key.record.id, charge.day)),
         }
     }
 

@@ -50,19 +50,14 @@ pub enum Asked<W> {
 /// The result for a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaiterResult {
-    /// Its units are granted. `used` includes them, and differs for every waiter of a day unless units are refunded or a call is
-    /// abandoned.
+    /// Its units are granted. `used` includes them, and differs for every waiter of a day that requested any unless units are refunded
+    /// or a call is abandoned.
     Granted {
         /// Units used on the day.
         used: u64,
     },
     /// Too few units are left.
     Exhausted {
-        /// Units used on the day.
-        used: u64,
-    },
-    /// It requested only the count, no units.
-    Counted {
         /// Units used on the day.
         used: u64,
     },
@@ -513,7 +508,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
 
 fn verdict(reply: &Reply, cost: u32, granted: Option<u64>, used: u64) -> WaiterResult {
     if cost == 0 && reply.code != Code::OtherCalendar {
-        return WaiterResult::Counted { used };
+        return WaiterResult::Granted { used };
     }
     match (reply.code, granted) {
         (Code::Granted | Code::Exhausted, Some(used)) => WaiterResult::Granted { used },

@@ -211,7 +211,7 @@ impl OutageService {
                 };
                 entry.kept = true;
                 drop(entry);
-                reserved.take();
+                reserved.keep();
                 self.served.fetch_add(units.into(), Ordering::Relaxed);
                 let left = allowance.saturating_sub(unsettled_units + others);
                 let counted = counted + others;

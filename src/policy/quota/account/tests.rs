@@ -89,7 +89,7 @@ fn waiters_with_other_costs_wait_for_calls_of_their_own() {
     account.settle(second.number, &reply(Code::Exhausted, 5, 7), now);
     let third = begin(&mut account).unwrap();
     assert_eq!((third.want, third.cost), (0, 0));
-    let counted = ("e", 0, WaiterResult::Counted { used: 7 });
+    let counted = ("e", 0, WaiterResult::Granted { used: 7 });
     assert_eq!(
         account.settle(third.number, &reply(Code::Granted, 0, 7), now),
         [counted]

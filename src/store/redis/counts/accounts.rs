@@ -50,15 +50,8 @@ impl PartialEq for Context {
     }
 }
 
-/// The result for a waiter.
-pub enum ChargeResult {
-    /// The granted units.
-    Granted(Units),
-    /// Any other verdict of the store.
-    Other(WaiterResult),
-    /// No reply.
-    Failed(StoreError),
-}
+/// The result for a waiter, with the units that it grants; an error if there was no reply.
+pub type ChargeResult = Result<(WaiterResult, Option<Units>), StoreError>;
 
 type ChargeWaiter = oneshot::Sender<ChargeResult>;
 type CallAccount = Account<ChargeWaiter, Context>;
@@ -110,21 +103,19 @@ pub struct Pending {
     last_took_several: bool,
 }
 
-/// Granted units: taken by the caller, or refunded when dropped.
+/// Granted units: kept by the caller, or refunded when dropped.
 pub struct Units {
     accounts: Arc<Accounts>,
     slot: Arc<AccountSlot>,
-    used: u64,
     units: u32,
     /// How they are rolled back: units that Redis granted are refunded; those of this node's share are withdrawn.
     undo: fn(&mut CallAccount, u32),
 }
 
 impl Units {
-    /// Takes the units. Returns the units used on the day, including these.
-    pub fn take(mut self) -> u64 {
+    /// Keeps the units.
+    pub fn keep(mut self) {
         self.units = 0;
-        self.used
     }
 }
 

@@ -122,22 +122,16 @@ impl Accounts {
         cost: u32,
         verdict: WaiterResult,
     ) -> ChargeResult {
-        match verdict {
-            WaiterResult::Granted { used } => ChargeResult::Granted(Units {
-                accounts: self.clone(),
-                slot: slot.clone(),
-                used,
-                units: cost,
-                undo: |account, units| {
-                    account.refund(units);
-                },
-            }),
-            WaiterResult::Exhausted { .. }
-            | WaiterResult::Counted { .. }
-            | WaiterResult::KeyChanged
-            | WaiterResult::OtherDay { .. }
-            | WaiterResult::OtherCalendar => ChargeResult::Other(verdict),
-        }
+        let is_granted = matches!(verdict, WaiterResult::Granted { .. });
+        let units = is_granted.then(|| Units {
+            accounts: self.clone(),
+            slot: slot.clone(),
+            units: cost,
+            undo: |account, units| {
+                account.refund(units);
+            },
+        });
+        Ok((verdict, units))
     }
 
     /// Sends the calls of different accounts in one round trip, with a reply each. A newer record in a reply is in the key table
@@ -485,7 +479,7 @@ fn is_of_one(error: &LinkError) -> bool {
 
 fn fail(waiters: Vec<ChargeWaiter>, error: &LinkError) {
     for waiter in waiters {
-        let _ = waiter.send(ChargeResult::Failed(error.clone().into()));
+        let _ = waiter.send(Err(error.clone().into()));
     }
 }
 

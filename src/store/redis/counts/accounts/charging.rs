@@ -47,16 +47,13 @@ impl Accounts {
             return Ok(used);
         }
         let terms = self.terms(key, slot.day.or(day));
-        match self.ask(&slot, 0, terms).await {
-            ChargeResult::Other(
-                WaiterResult::Counted { used } | WaiterResult::Exhausted { used },
-            ) => Ok(used),
-            ChargeResult::Other(WaiterResult::OtherCalendar) => Err(other_calendar(key, day)),
-            ChargeResult::Failed(error) => Err(error),
-            ChargeResult::Granted(units) => Ok(units.used),
-            ChargeResult::Other(verdict) => Err(StoreError::Failed(format!(
-                "a read of the count returned {verdict:?}"
-            ))),
+        let (verdict, _) = self.ask(&slot, 0, terms).await?;
+        match verdict {
+            WaiterResult::Granted { used } | WaiterResult::Exhausted { used } => Ok(used),
+            WaiterResult::OtherCalendar => Err(other_calendar(key, day)),
+            WaiterResult::KeyChanged | WaiterResult::OtherDay { .. } => Err(StoreError::Failed(
+                format!("a read of the count returned {verdict:?}"),
+            )),
         }
     }
 
@@ -67,9 +64,7 @@ impl Accounts {
         terms: WaiterTerms<Context>,
     ) -> ChargeResult {
         let now = std::time::Instant::now();
-        if let Err(error) = self.guard.require() {
-            return ChargeResult::Failed(error.into());
-        }
+        self.guard.require()?;
         let (sender, receiver) = oneshot::channel();
         let due = {
             let SlotState {
@@ -83,7 +78,7 @@ impl Accounts {
             }
             match account.ask(sender, cost, terms, now) {
                 Asked::Denied { used, .. } => {
-                    return ChargeResult::Other(WaiterResult::Exhausted { used });
+                    return Ok((WaiterResult::Exhausted { used }, None));
                 }
                 // The task that awaits a call of the account sends the next one too.
                 Asked::Waiting => !account.is_awaited() && !std::mem::replace(queued, true),
@@ -95,10 +90,8 @@ impl Accounts {
         let deadline = Instant::from_std(now) + self.timeout;
         match self.timers.wait(deadline, receiver).await {
             Some(Ok(answer)) => answer,
-            Some(Err(_)) => {
-                ChargeResult::Failed(StoreError::Unavailable("the store is closed".into()))
-            }
-            None => ChargeResult::Failed(StoreError::Unavailable(format!(
+            Some(Err(_)) => Err(StoreError::Unavailable("the store is closed".into())),
+            None => Err(StoreError::Unavailable(format!(
                 "no answer within {:?}",
                 self.timeout
             ))),

@@ -111,7 +111,6 @@ impl Accounts {
         let units = Units {
             accounts: self.clone(),
             slot,
-            used: 0,
             units: cost,
             undo: CallAccount::withdraw,
         };
