@@ -324,9 +324,11 @@ impl KeyRecord {
         outcome
     }
 
-    /// The digest of the current secret, and that of the one before the last rotation, valid or not.
+    /// The digests by which the key is found, each once: that of the current secret, and that of the one before the last rotation,
+    /// valid or not.
     pub fn digests(&self) -> impl Iterator<Item = KeyDigest> + use<> {
         let previous = self.previous.as_ref().map(|previous| previous.digest);
+        let previous = previous.filter(|digest| *digest != self.digest);
         std::iter::once(self.digest).chain(previous)
     }
 

@@ -222,13 +222,13 @@ impl KeyTable {
         writing.common.replace_parts(&mut record);
         writing.count(old.as_ref().map(|old| &old.record), &record);
         let id = record.id;
-        let kept: Vec<KeyDigest> = digests(&record).collect();
+        let kept: Vec<KeyDigest> = record.digests().collect();
         let change = self.changes.load(Ordering::Relaxed) + 1;
         by_id.insert(id, Arc::new(KeyEntry { record, change }));
         // A new digest is found only once those that it replaces are gone. One that another key has had since is that key's: of several
         // changes of a record only the last may arrive, and after the other key's.
         if let Some(old) = old {
-            let replaced = digests(&old.record).filter(|digest| !kept.contains(digest));
+            let replaced = old.record.digests().filter(|digest| !kept.contains(digest));
             for digest in replaced.filter(|digest| by_digest.get(digest) == Some(&id)) {
                 by_digest.remove(&digest);
             }
@@ -272,12 +272,6 @@ impl KeyTable {
 /// The version of a new record that is written at this instant; one that replaces another is larger than that, too.
 pub(super) fn version_at(now: Timestamp) -> u64 {
     u64::try_from(now.as_microsecond()).unwrap_or(1).max(1)
-}
-
-/// The digests by which a key is found, each once.
-pub(super) fn digests(record: &KeyRecord) -> impl Iterator<Item = KeyDigest> + '_ {
-    let previous = record.previous.iter().map(|previous| previous.digest);
-    std::iter::once(record.digest).chain(previous.filter(|digest| *digest != record.digest))
 }
 
 #[cfg(test)]

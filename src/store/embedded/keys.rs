@@ -13,7 +13,7 @@ use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
 use crate::store::export::{ExportedKey, ImportCounts, secret_in_use};
-use crate::store::key_table::{digests, version_at};
+use crate::store::key_table::version_at;
 use crate::store::sqlite::{execute, first, packed, parsed, rows, signed, unpacked, value};
 use crate::store::{ChangeError, Imported, KeyTable, StoreError};
 
@@ -167,7 +167,7 @@ pub(super) fn import(
     for mut record in records {
         record.updated = now;
         record.version = version_at(now);
-        let holders = digests(&record).map(|digest| holder(&transaction, &digest));
+        let holders = record.digests().map(|digest| holder(&transaction, &digest));
         let outcome = match holders.filter_map(Result::transpose).next().transpose()? {
             Some(holder) => Imported::Held(holder),
             None => match one(&transaction, record.id)? {
@@ -198,7 +198,7 @@ fn put(
         execute(connection, DROP_DIGESTS, (old.digest.as_bytes(), previous))?;
     }
     let id = record.id.as_str();
-    for digest in digests(record) {
+    for digest in record.digests() {
         if execute(connection, ADD_DIGEST, (digest.as_bytes(), id))? == 0
             && let Some(holder) = holder(connection, &digest)?
             && holder != record.id

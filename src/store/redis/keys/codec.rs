@@ -8,7 +8,7 @@ use redis::{Cmd, FromRedisValue, Value};
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
-use crate::store::key_table::{digests, packed};
+use crate::store::key_table::packed;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::script::{COUNT_MAX, RECORD};
 use crate::store::{ChangeMark, StoreError};
@@ -71,8 +71,8 @@ pub fn stream_id(place: u128) -> String {
 
 /// The commands that make the digests of a record lead to it, and drop those that only the record which it replaces held.
 pub fn put_digests(names: &Names, record: &KeyRecord, old: Option<&KeyRecord>) -> Vec<Cmd> {
-    let wanted = Vec::from_iter(digests(record));
-    let held = old.into_iter().flat_map(digests);
+    let wanted = Vec::from_iter(record.digests());
+    let held = old.into_iter().flat_map(KeyRecord::digests);
     let held = held.filter(|digest| !wanted.contains(digest));
     let drop = held.map(|digest| Cmd::del(names.digest(&digest)));
     let put = |digest| Cmd::set(names.digest(digest), record.id.as_str());

@@ -11,7 +11,6 @@ use redis::{Cmd, Value};
 use super::{codec, index};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
-use crate::store::key_table::digests;
 use crate::store::redis::wire::link::RedisLink;
 use crate::store::{ChangeMark, Imported, StoreError};
 
@@ -51,14 +50,16 @@ pub async fn import(
 /// Claims the digests of each record. Returns, for each record, the other id that holds or has claimed one of them, if any.
 async fn claim(link: &RedisLink, records: &[KeyRecord]) -> Result<Vec<Option<KeyId>>, StoreError> {
     let claims = records.iter().flat_map(|record| {
-        digests(record).map(|digest| codec::claim(&link.names, &digest, record.id))
+        record
+            .digests()
+            .map(|digest| codec::claim(&link.names, &digest, record.id))
     });
     let mut replies = link
         .replies::<Vec<Option<String>>>(claims)
         .await?
         .into_iter();
     let holders = records.iter().map(|record| {
-        let held_by = replies.by_ref().take(digests(record).count());
+        let held_by = replies.by_ref().take(record.digests().count());
         let others = held_by.filter_map(|holder| holder?.parse().ok());
         // All replies of this record are consumed: the next record's follow.
         let others: Vec<KeyId> = others.filter(|holder| *holder != record.id).collect();

@@ -15,7 +15,6 @@ use super::codec::unpacked;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
-use crate::store::key_table::digests;
 use crate::store::redis::names::{ID_SETS, Names, drawn, escaped};
 use crate::store::redis::wire::link::{RedisLink, ScanPlace};
 
@@ -220,7 +219,7 @@ pub async fn holders<'r>(
     link: &RedisLink,
     records: impl Iterator<Item = &'r KeyRecord>,
 ) -> Result<Vec<(KeyId, KeyDigest, Option<String>)>, StoreError> {
-    let wanted = records.flat_map(|record| digests(record).map(|digest| (record.id, digest)));
+    let wanted = records.flat_map(|record| record.digests().map(|digest| (record.id, digest)));
     let wanted: Vec<(KeyId, KeyDigest)> = wanted.collect();
     let ask = wanted
         .iter()

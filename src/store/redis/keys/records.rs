@@ -19,7 +19,7 @@ use super::{audit, codec, import};
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
-use crate::store::key_table::{digests, version_at};
+use crate::store::key_table::version_at;
 use crate::store::redis::wire::link::{Master, RedisLink};
 use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
@@ -209,9 +209,9 @@ impl RecordTable {
         self.written_on.store(self.link.made(), Ordering::Release);
         let id = record.id;
         let expected = old.map_or(0, |old| i64::try_from(old.version).unwrap_or(i64::MAX));
-        let held: Vec<_> = old.into_iter().flat_map(digests).collect();
+        let held: Vec<_> = old.into_iter().flat_map(KeyRecord::digests).collect();
         let mut claimed = Vec::new();
-        for digest in digests(&record).filter(|digest| !held.contains(digest)) {
+        for digest in record.digests().filter(|digest| !held.contains(digest)) {
             let claim = codec::claim(&self.link.names, &digest, id);
             if self.link.read::<Option<String>>(&claim).await?.is_none() {
                 claimed.push(digest);
@@ -270,7 +270,7 @@ pub async fn write_back(
             if part == WrittenBack::Whole {
                 write.push(codec::put(&link.names, record, -1, None));
             }
-            write.extend(digests(record).map(|digest| {
+            write.extend(record.digests().map(|digest| {
                 let mut hold = redis::cmd("SET");
                 hold.arg((link.names.digest(&digest), record.id.as_str(), "NX"));
                 hold
