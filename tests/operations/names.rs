@@ -38,7 +38,7 @@ impl Resolver {
         self.0.file("names")
     }
 
-    /// Makes it answer only when somebody writes into the pipe that is returned.
+    /// Makes it answer only once something is written into the pipe that is returned.
     fn waits(&self) -> PathBuf {
         let names = self.names();
         std::fs::remove_file(&names).unwrap();
