@@ -3,7 +3,7 @@
 //! Each on the same small store, so that the order on a page does not matter, and at the time at which the pages were written.
 
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,13 +13,6 @@ use super::readme::{Place, blocks, root};
 
 /// 2026-11-21T12:30:00Z: the pages have dates of that day, before it and after it.
 const WRITTEN: Duration = Duration::from_secs(1_795_264_200);
-/// The pages with commands on a store.
-const PAGES: [&str; 4] = [
-    "configuration",
-    "keys-and-billing",
-    "operations",
-    "redis-and-outages",
-];
 /// The keys that the pages name, as rows of an import.
 const KEYS: &str = r#"{"id":"4fZk09QwXy2B","key":"a-key-of-24-characters-a","customer":"Acme","tier":"pro","label":"live site"}
 {"id":"zq8w3C1GdT0m","key":"a-key-of-24-characters-b","customer":"Demo","tier":"starter"}
@@ -46,9 +39,16 @@ const LEFT_OUT: [(&str, &str); 4] = [
     ),
 ];
 
+/// The pages of `docs/`, without its directories.
+fn pages() -> Vec<PathBuf> {
+    let files = std::fs::read_dir(root().join("docs")).unwrap();
+    let files = files.map(|file| file.unwrap().path());
+    files.filter(|file| file.is_file()).collect()
+}
+
 /// The lines that a page has one type, without what they print.
-fn typed(page: &str) -> Vec<String> {
-    let text = std::fs::read_to_string(root().join("docs").join(format!("{page}.md"))).unwrap();
+fn typed(page: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(page).unwrap();
     let (plain, console) = (blocks(&text, "sh"), blocks(&text, "console"));
     let console = console.iter().flat_map(|block| block.lines());
     let console = console.filter_map(|line| line.strip_prefix("$ "));
@@ -96,8 +96,8 @@ async fn every_command_on_a_store_in_the_pages_can_be_carried_out() {
 
     let mut left_out = Vec::new();
     let (mut count, mut failed) = (0, Vec::new());
-    for page in PAGES {
-        for line in typed(page) {
+    for page in pages() {
+        for line in typed(&page) {
             if let Some((begin, _)) = LEFT_OUT.iter().find(|(begin, _)| line.starts_with(begin)) {
                 left_out.push(*begin);
                 continue;
@@ -112,7 +112,7 @@ async fn every_command_on_a_store_in_the_pages_can_be_carried_out() {
             copy(&place.at("prepared"), &place.at("var"));
             let output = carried_out(&place, &clock, &line);
             if !output.status.success() {
-                failed.push(format!("{page}: {line}: {output:?}"));
+                failed.push(format!("{}: {line}: {output:?}", page.display()));
             }
             count += 1;
         }
