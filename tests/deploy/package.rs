@@ -82,7 +82,7 @@ fn the_unit_keeps_every_line_of_the_logs() {
 fn the_unit_and_the_page_name_a_password_file_that_commands_can_read_too() {
     for text in [
         text_of("systemd/touchline.service"),
-        text_of("../docs/operations.md"),
+        text_of("../docs/deployment.md"),
     ] {
         let file = "password_file: /etc/touchline/redis.password";
         assert!(text.contains(file) && text.contains("-g touchline redis.password"));
@@ -96,7 +96,7 @@ fn the_unit_and_the_page_name_the_same_command_for_operators() {
     let command = "sudo -u touchline env -C /var/lib/touchline TOUCHLINE_CONFIG=/etc/touchline/gateway.yaml touchline ";
     for text in [
         text_of("systemd/touchline.service"),
-        text_of("../docs/operations.md"),
+        text_of("../docs/deployment.md"),
     ] {
         assert!(!text.contains("cd /var/lib/touchline"));
         assert!(text.contains(command));
