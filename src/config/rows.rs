@@ -318,11 +318,12 @@ impl<T: Default + 'static> Kind<Option<T>> {
 }
 
 impl<T: 'static> Kind<Vec<T>> {
-    /// Adds a default to a list.
-    pub(super) fn or_list(self, default: &'static [&'static str]) -> Kind<Vec<T>> {
-        let kind = self.formed(move |form| form.default = Some(default.into()));
+    /// Adds a default to a list: words separated by spaces.
+    pub(super) fn or_list(self, default: &'static str) -> Kind<Vec<T>> {
+        let words = || default.split_whitespace();
+        let kind = self.formed(move |form| form.default = Some(words().collect()));
         kind.around(move |read, check, at, written| {
-            let default = || default.iter().copied().map(Value::from).collect();
+            let default = || words().map(Value::from).collect();
             let written = written.unwrap_or_else(|| Value::Sequence(default()));
             read(check, at, Some(written))
         })

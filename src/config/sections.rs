@@ -136,11 +136,11 @@ rows! {
     pub struct Forward {
         /// Request headers that are not forwarded to upstreams, besides X-API-Key, X-Consumer-*, X-Forwarded-* and hop-by-hop headers.
         /// A * at the end matches any rest of a name.
-        headers_denied: Vec<HeaderPattern> = distinct(|| text(header_pattern)).or_list(&HEADERS_DENIED);
+        headers_denied: Vec<HeaderPattern> = distinct(|| text(header_pattern)).or_list(HEADERS_DENIED);
         /// Headers of upstreams' answers that are not passed on to clients, besides Server, X-RateLimit-* and hop-by-hop headers. A * at
         /// the end matches any rest of a name. The gateway's own Strict-Transport-Security is not removed. Headers without which clients
         /// and caches would misread answers cannot be listed.
-        answer_headers_denied: Vec<HeaderPattern> = distinct(|| text(answer_header_pattern)).or_list(&ANSWER_HEADERS_DENIED);
+        answer_headers_denied: Vec<HeaderPattern> = distinct(|| text(answer_header_pattern)).or_list(ANSWER_HEADERS_DENIED);
     }
 
     /// Threads of the process.
@@ -183,51 +183,18 @@ fn in_a_directory(
 }
 
 /// Headers with which clients could bypass the gateway's decision at an upstream, or that are meant for the gateway.
-const HEADERS_DENIED: [&str; 31] = [
-    "cookie",
-    "authorization",
-    "proxy-authorization",
-    "proxy",
-    "x-original-uri",
-    "x-original-url",
-    "x-rewrite-url",
-    "x-http-method",
-    "x-http-method-override",
-    "x-method-override",
-    "x-method",
-    "x-host",
-    "x-http-host-override",
-    "x-original-host",
-    "x-real-ip",
-    "x-client-ip",
-    "client-ip",
-    "true-client-ip",
-    "x-cluster-client-ip",
-    "cf-connecting-ip",
-    "fastly-client-ip",
-    "x-remote-ip",
-    "x-remote-addr",
-    "x-originating-ip",
-    "x-original-forwarded-for",
-    "x-remote-user",
-    "remote-user",
-    "x-auth-request-*",
-    "x-forwarded-user",
-    "x-forwarded-prefix",
-    "forwarded",
-];
+const HEADERS_DENIED: &str = "\
+    cookie authorization proxy-authorization proxy x-original-uri x-original-url \
+    x-rewrite-url x-http-method x-http-method-override x-method-override x-method x-host \
+    x-http-host-override x-original-host x-real-ip x-client-ip client-ip true-client-ip \
+    x-cluster-client-ip cf-connecting-ip fastly-client-ip x-remote-ip x-remote-addr \
+    x-originating-ip x-original-forwarded-for x-remote-user remote-user x-auth-request-* \
+    x-forwarded-user x-forwarded-prefix forwarded";
 /// Headers of answers that name the caller or the upstream's software, report another quota, or instruct browsers and proxies in the
 /// gateway's place.
-const ANSWER_HEADERS_DENIED: [&str; 8] = [
-    "x-consumer-*",
-    "x-ratelimit-*",
-    "x-rate-limit-*",
-    "ratelimit-*",
-    "x-powered-by",
-    "x-accel-*",
-    "alt-svc",
-    "strict-transport-security",
-];
+const ANSWER_HEADERS_DENIED: &str = "\
+    x-consumer-* x-ratelimit-* x-rate-limit-* ratelimit-* x-powered-by x-accel-* alt-svc \
+    strict-transport-security";
 
 /// A checked configuration. If it was read for another purpose than serving, values that were not read are defaults: in sections
 /// that only a gateway uses ([`Commands`](super::Purpose::Commands)), or anywhere ([`Offline`](super::Purpose::Offline)).

@@ -16,7 +16,7 @@ rows! {
     pub struct Events {
         /// Shares of a key's limit, such as 80%. Each is reported once for a key and day, by log line, metric and webhook; [] reports
         /// nothing.
-        shares: Shares = distinct(|| text(share)).or_list(&["80%", "95%", "100%"]).then(shares);
+        shares: Shares = distinct(|| text(share)).or_list("80% 95% 100%").then(shares);
         /// The webhook that receives events by HTTP POST; without it, none is sent.
         webhook: Option<Webhook> = section(webhook);
     }

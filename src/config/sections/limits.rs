@@ -34,7 +34,7 @@ rows! {
         /// arrive at once.
         failed_authentications: u32 = number(20, 1..=10_000);
         /// Networks exempt from the limits of one client address.
-        exempt_addresses: Vec<Network> = distinct(|| text(network)).or_list(&["127.0.0.0/8", "::1/128"]);
+        exempt_addresses: Vec<Network> = distinct(|| text(network)).or_list("127.0.0.0/8 ::1/128");
         /// A connection accepts no further request after this many.
         requests_per_connection: u64 = number(100_000, 1..=1_000_000_000);
         /// A connection accepts no further request after this time.

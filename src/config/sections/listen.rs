@@ -30,7 +30,7 @@ rows! {
         redirect: Option<RedirectListener> = optional();
         /// Networks of the proxies in front of the gateway. X-Forwarded-For, -Proto and -Host and the PROXY protocol are accepted from
         /// these only.
-        trusted_proxies: Vec<Network> = distinct(|| text(network)).or_list(&[]);
+        trusted_proxies: Vec<Network> = distinct(|| text(network)).or_list("");
         /// Metrics and health for operators; an address outside loopback needs a token.
         admin: Admin = always(admin);
         /// The Unix socket, of this gateway only, through which `touchline serve --upgrade` takes over the listeners without losing a
@@ -59,7 +59,7 @@ rows! {
         /// The HTTPS port that clients connect to.
         port: u16 = number(443, 1..=65_535);
         /// The hosts that clients may be redirected to; without it, the host of the request.
-        hosts: Vec<String> = distinct(|| text(host)).or_list(&[]);
+        hosts: Vec<String> = distinct(|| text(host)).or_list("");
         /// If true, every connection must begin with a PROXY protocol header from one of listen.trusted_proxies.
         proxy_protocol: ProxyProtocol = leaf().or(ProxyProtocol::Absent);
     }

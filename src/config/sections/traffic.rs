@@ -68,7 +68,7 @@ rows! {
         /// The path, matched exactly; `{name}` matches one segment, `{rest...}` at the end one or more.
         path: Option<Arc<str>> = required("write path: /api/v1/data/…", text(any).like("^/"));
         /// The allowed methods: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS. HEAD is allowed wherever GET is.
-        methods: Vec<Method> = distinct(leaf).or_list(&["GET"]).not_empty("there is no method", Method::HINT);
+        methods: Vec<Method> = distinct(leaf).or_list("GET").not_empty("there is no method", Method::HINT);
         /// The tiers that include the endpoint.
         tiers: Vec<(Path, Arc<str>)> = required_as(NO_TIER, TIERS_HINT, placed(|| text(any)).not_empty(NO_TIER, TIERS_HINT));
         /// The units that one request takes from the daily quota.

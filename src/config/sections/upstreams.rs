@@ -75,7 +75,7 @@ rows! {
 
     struct CompressionRows {
         /// The codings, zstd or gzip; of those that a client prefers equally (Accept-Encoding), the first is used.
-        codings: Vec<Coding> = distinct(leaf).or_list(&["zstd", "gzip"]).not_empty("there is no coding", Coding::HINT);
+        codings: Vec<Coding> = distinct(leaf).or_list("zstd gzip").not_empty("there is no coding", Coding::HINT);
         // Below this size, an answer and its header fit into one packet whether compressed or not.
         /// An answer known to be shorter is passed on uncompressed.
         min_bytes: u64 = size(1024, 1..=1024 * 1024);
