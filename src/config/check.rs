@@ -65,9 +65,12 @@ pub(super) struct Check<'a> {
     /// The effects, by path, of every value whose change needs a restart. Sections with such values are included, so that adding
     /// or removing one is noticed.
     pub(super) foundation: BTreeMap<String, Secret>,
-    in_foundation: bool,
-    in_service: bool,
-    is_silent: bool,
+    /// Whether a change of any value read now needs a restart.
+    pub(super) in_foundation: bool,
+    /// Whether all values read now are used only by a serving gateway, by no command.
+    pub(super) in_service: bool,
+    /// Whether the leaves read now are not noted: what is made of them is noted as a whole.
+    pub(super) is_silent: bool,
 }
 
 impl<'a> Check<'a> {
@@ -86,22 +89,6 @@ impl<'a> Check<'a> {
             in_service: false,
             is_silent: false,
         }
-    }
-
-    /// Runs `read`; a change of any value noted in it needs a restart.
-    pub(super) fn needing_restart<T>(&mut self, read: impl FnOnce(&mut Check<'a>) -> T) -> T {
-        let outer = std::mem::replace(&mut self.in_foundation, true);
-        let value = read(self);
-        self.in_foundation = outer;
-        value
-    }
-
-    /// Runs `read`; all values in it are used only by a serving gateway, by no command.
-    pub(super) fn serving<T>(&mut self, read: impl FnOnce(&mut Check<'a>) -> T) -> T {
-        let outer = std::mem::replace(&mut self.in_service, true);
-        let value = read(self);
-        self.in_service = outer;
-        value
     }
 
     /// Whether variables and files are read here.
@@ -127,14 +114,6 @@ impl<'a> Check<'a> {
             self.problems.truncate(problems);
         }
         made
-    }
-
-    /// Runs `read` without noting its leaves: the result is noted as a whole.
-    pub(super) fn silently<T>(&mut self, read: impl FnOnce(&mut Check<'a>) -> T) -> T {
-        let outer = std::mem::replace(&mut self.is_silent, true);
-        let value = read(self);
-        self.is_silent = outer;
-        value
     }
 
     /// Notes the value at `at`, as shown and in effect. A user and password in a URL are never shown.

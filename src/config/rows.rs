@@ -422,11 +422,12 @@ pub(super) fn placed<T: PartialEq + 'static>(
             let texts: Vec<&str> = items.iter().filter_map(|(_, item)| item.as_str()).collect();
             check.note(at, texts.join(", "), texts.join(", "));
         }
-        let item = item();
+        let item = flagged(item(), |check| &mut check.is_silent);
         let mut values: Vec<(Path, T)> = Vec::new();
         for (at, written) in items {
-            let value = check.silently(|check| item.read(check, &at, Some(written)));
-            let Some(value) = value else { continue };
+            let Some(value) = item.read(check, &at, Some(written)) else {
+                continue;
+            };
             if values.iter().any(|(_, known)| *known == value) {
                 check.wrong(&at, "it is in the list already", "remove one of them");
             } else {
@@ -544,12 +545,24 @@ pub(super) fn needed<T: Default + 'static>(hint: &'static str, kind: Kind<Option
 
 /// A value that only a serving gateway uses, no command on the store; also all values beneath it.
 pub(super) fn serving<T: 'static>(kind: Kind<T>) -> Kind<T> {
-    kind.around(|read, check, at, written| check.serving(|check| read(check, at, written)))
+    flagged(kind, |check| &mut check.in_service)
 }
 
 /// A value whose change needs a restart; also all values beneath it.
 pub(super) fn restart<T: 'static>(kind: Kind<T>) -> Kind<T> {
-    let kind = kind
-        .around(|read, check, at, written| check.needing_restart(|check| read(check, at, written)));
+    let kind = flagged(kind, |check| &mut check.in_foundation);
     kind.formed(|form| form.needs_restart = true)
+}
+
+/// A value during whose reading a flag is set.
+pub(super) fn flagged<T: 'static>(
+    kind: Kind<T>,
+    flag: for<'a> fn(&'a mut Check<'_>) -> &'a mut bool,
+) -> Kind<T> {
+    kind.around(move |read, check, at, written| {
+        let outer = std::mem::replace(flag(check), true);
+        let value = read(check, at, written);
+        *flag(check) = outer;
+        value
+    })
 }

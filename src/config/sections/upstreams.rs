@@ -16,8 +16,8 @@ use crate::config::check::{Check, Wrong};
 use crate::config::choices::Protocol;
 use crate::config::outline::Path;
 use crate::config::rows::{
-    Form, Kind, always, distinct, leaf, list, needed, number, optional, plain, positive, required,
-    rows, secret_file, section, size, text, within,
+    Form, Kind, always, distinct, flagged, leaf, list, needed, number, optional, plain, positive,
+    required, rows, secret_file, section, size, text, within,
 };
 use crate::config::scalar::Scalar;
 use crate::policy::choice::Choice;
@@ -229,27 +229,25 @@ struct ServerItem {
 
 /// A server as written: a text, or a section of its own. The list is noted as a whole.
 fn server_item() -> Kind<ServerItem> {
-    Kind::new(
+    let item = Kind::new(
         |check, at, written| {
-            check.silently(|check| {
-                let shown = shown(written.as_ref());
-                let (at, name, weight) = if written.as_ref().is_some_and(Value::is_mapping) {
-                    let rows: ServerRows = plain().read(check, at, written);
-                    (at.key("address"), rows.address, rows.weight)
-                } else {
-                    (
-                        at.clone(),
-                        text(server).read(check, at, written),
-                        NonZeroU32::MIN,
-                    )
-                };
-                ServerItem {
-                    at,
-                    name,
-                    weight,
-                    shown,
-                }
-            })
+            let shown = shown(written.as_ref());
+            let (at, name, weight) = if written.as_ref().is_some_and(Value::is_mapping) {
+                let rows: ServerRows = plain().read(check, at, written);
+                (at.key("address"), rows.address, rows.weight)
+            } else {
+                (
+                    at.clone(),
+                    text(server).read(check, at, written),
+                    NonZeroU32::MIN,
+                )
+            };
+            ServerItem {
+                at,
+                name,
+                weight,
+                shown,
+            }
         },
         || {
             Form::either(
@@ -257,7 +255,8 @@ fn server_item() -> Kind<ServerItem> {
                 plain::<ServerRows>().form(),
             )
         },
-    )
+    );
+    flagged(item, |check| &mut check.is_silent)
 }
 
 /// The address of a server as written, with its variables.
