@@ -102,24 +102,6 @@ pub struct Sample {
     pub connections: i64,
 }
 
-/// The values of the families.
-#[derive(Debug, Default)]
-struct FamilyValues {
-    requests: Answered,
-    durations: Durations,
-    store: Durations,
-}
-
-impl FamilyValues {
-    fn of(metrics: &Metrics) -> FamilyValues {
-        FamilyValues {
-            requests: Answered::of(metrics),
-            durations: Durations::of(&metrics.request_duration),
-            store: Durations::of(&metrics.store_duration),
-        }
-    }
-}
-
 /// The last hour.
 #[derive(Debug, Default)]
 pub struct History {
@@ -128,26 +110,29 @@ pub struct History {
 
 #[derive(Debug, Default)]
 struct HistoryState {
-    last: FamilyValues,
+    /// The values of the families at the end of the last sample.
+    last: (Answered, Durations, Durations),
     samples: VecDeque<Sample>,
 }
 
 impl History {
     /// Ends a sample at `at` that began `span` before. Costs a walk over some families, at most a millisecond.
     pub fn note(&self, metrics: &Metrics, at: Timestamp, span: Duration) {
-        let now = FamilyValues::of(metrics);
+        let requests = Answered::of(metrics);
+        let durations = Durations::of(&metrics.request_duration);
+        let store = Durations::of(&metrics.store_duration);
         let mut state = self.state.lock();
-        let last = &state.last;
+        let (last_requests, last_durations, last_store) = &state.last;
         let sample = Sample {
             at,
             seconds: span.as_secs_f64(),
-            requests: now.requests.since(last.requests),
-            duration_seconds: Quantiles::of(&now.durations.since(&last.durations)),
-            store_seconds: Quantiles::of(&now.store.since(&last.store)),
+            requests: requests.since(*last_requests),
+            duration_seconds: Quantiles::of(&durations.since(last_durations)),
+            store_seconds: Quantiles::of(&store.since(last_store)),
             in_flight: metrics.in_flight.get(),
             connections: metrics.connections.get(),
         };
-        state.last = now;
+        state.last = (requests, durations, store);
         if state.samples.len() == SAMPLES_MAX {
             state.samples.pop_front();
         }
