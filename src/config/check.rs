@@ -359,19 +359,6 @@ impl<'a> Check<'a> {
         self.surroundings.purpose == Purpose::Check
     }
 
-    /// The result of `read` for a file whose name was read.
-    pub(super) fn named_file<U>(
-        &mut self,
-        at: &Path,
-        name: &str,
-        read: impl FnOnce(&str) -> Result<U, Wrong>,
-    ) -> Option<U> {
-        match self.looks_outside() {
-            true => self.accept(at, read(name)),
-            false => None,
-        }
-    }
-
     /// The secret in the file of a `…_file` key, without the newline at its end.
     pub(super) fn secret_file(&mut self, at: &Path, written: &Value) -> Option<Secret> {
         let secret = self.file(at, written, |file| {

@@ -154,10 +154,9 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https 
             let hint = "write private_key: FILE beside the certificate";
             check.wrong(&key_at, "the key is missing", hint);
         }
-        let surroundings = check.surroundings;
-        let certificate = check.named_file(&certificate_at, &rows.certificate, |name| {
-            surroundings.listener_file(name)
-        });
+        let file = check.looks_outside().then_some(&rows.certificate);
+        let read = file.map(|file| check.surroundings.listener_file(file));
+        let certificate = read.and_then(|read| check.accept(&certificate_at, read));
         vec![Certificate::Files {
             certificate: certificate.unwrap_or_default(),
             private_key: rows.private_key.unwrap_or_default(),
