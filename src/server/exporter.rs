@@ -14,8 +14,7 @@ use super::outgoing::{OutgoingClient, shown};
 use crate::config::Otlp;
 use crate::proxy::Gate;
 use crate::store::NodeName;
-use crate::telemetry::traces::Span;
-use crate::telemetry::traces::otlp::{self, PartialSuccess};
+use crate::telemetry::traces::{self, PartialSuccess, Span};
 
 /// The most spans of one export.
 const BATCH: usize = 512;
@@ -98,7 +97,7 @@ impl Exporter {
     }
 
     async fn export(&mut self, batch: &[Span], otlp: &Otlp) {
-        let body = otlp::encoded(batch, &self.node.0);
+        let body = traces::encoded(batch, &self.node.0);
         let mut pauses = PAUSES.iter();
         loop {
             let failed = match self.attempt(otlp, body.clone()).await {
@@ -189,5 +188,5 @@ async fn partial_success_in(mut answer: reqwest::Response) -> Option<PartialSucc
         }
         body.extend_from_slice(&part);
     }
-    otlp::partial_success(&body)
+    traces::partial_success(&body)
 }
