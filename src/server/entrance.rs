@@ -50,8 +50,8 @@ pub async fn open(
         Offer::prepare(place, listeners.spares()?, known)
     });
     let offer = offer.transpose().map_err(not_offered)?;
-    let ready = listeners.prepare(gate, admin);
-    let ready = ready.map_err(|error| ServeError::System(error.to_string()))?;
+    let open = listeners.prepare(gate, admin);
+    let open = open.map_err(|error| ServeError::System(error.to_string()))?;
     if let Some(predecessor) = predecessor {
         tracing::info!("ready to take over from the running gateway");
         predecessor.take_over().await?;
@@ -65,7 +65,7 @@ pub async fn open(
         }
         offer.publish().map_err(not_offered)?;
     }
-    let bound = ready.open(watch);
+    let bound = open(watch);
     let offering = offer.map(|offer| tokio::spawn(offer.serve(succeeded.clone())));
     Ok((bound, offering))
 }

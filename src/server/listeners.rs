@@ -47,55 +47,50 @@ const HTTP: &str = "listen.http.address";
 const HTTPS: &str = "listen.https.address";
 const REDIRECT: &str = "listen.redirect.address";
 
-/// The bound addresses with the service behind each.
+/// The bound sockets with the service behind each.
 pub struct Listeners {
-    clients: Vec<(Socket, Behind)>,
-    admin: Socket,
+    clients: Vec<(Handed, Behind)>,
+    admin: Handed,
 }
 
-struct Socket {
-    label: Label,
-    address: SocketAddr,
-    listener: TcpListener,
+/// The socket handed over for this address, or a new one.
+fn bind(
+    path: &'static str,
+    configured: SocketAddr,
+    handed: &mut Vec<Handed>,
+) -> Result<Handed, ListenError> {
+    let label = Label {
+        path: path.to_owned(),
+        configured,
+    };
+    let own = handed.iter().position(|one| one.label == label);
+    let listener = match own {
+        Some(own) => Ok(handed.swap_remove(own).listener),
+        None => TcpListener::bind(configured),
+    };
+    let bound = listener.and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        // Reports here that the address is unknown.
+        listener.local_addr()?;
+        Ok(Handed { label, listener })
+    });
+    bound.map_err(|error| ListenError {
+        path,
+        address: configured,
+        error,
+    })
 }
 
-impl Socket {
-    /// The socket handed over for this address, or a new one.
-    fn bind(
-        path: &'static str,
-        configured: SocketAddr,
-        handed: &mut Vec<Handed>,
-    ) -> Result<Socket, ListenError> {
-        let label = Label {
-            path: path.to_owned(),
-            configured,
-        };
-        let own = handed.iter().position(|one| one.label == label);
-        let listener = match own {
-            Some(own) => Ok(handed.swap_remove(own).listener),
-            None => TcpListener::bind(configured),
-        };
-        let bound = listener.and_then(|listener| {
-            listener.set_nonblocking(true)?;
-            Ok((listener.local_addr()?, listener))
-        });
-        let (address, listener) = bound.map_err(|error| ListenError {
-            path,
-            address: configured,
-            error,
-        })?;
-        Ok(Socket {
-            label,
-            address,
-            listener,
-        })
-    }
+/// The address of a bound socket, with the port that the system chose for port 0.
+fn address_of(socket: &Handed) -> SocketAddr {
+    let address = socket.listener.local_addr();
+    address.unwrap_or(socket.label.configured)
 }
 
 impl Listeners {
     /// Binds every configured address except those `handed` over, and reads the certificates.
     pub fn bind(listen: &Listen, mut handed: Vec<Handed>) -> Result<Listeners, ServeError> {
-        let mut bind = |path, address| Socket::bind(path, address, &mut handed);
+        let mut bind = |path, address| bind(path, address, &mut handed);
         let mut clients = Vec::new();
         if let Some(http) = &listen.http {
             clients.push((bind(HTTP, http.address)?, Behind::Clear));
@@ -134,87 +129,77 @@ impl Listeners {
         })
     }
 
-    /// The gateway's addresses, with the ports that the system chose for port 0.
+    /// The gateway's addresses.
     pub fn addresses(&self) -> Addresses {
         let of = |path: &str| {
             let mut sockets = self.clients.iter().map(|(socket, _)| socket);
             let socket = sockets.find(|socket| socket.label.path == path);
-            socket.map(|socket| socket.address)
+            socket.map(address_of)
         };
         Addresses {
             event: "listening",
             http: of(HTTP),
             https: of(HTTPS),
             redirect: of(REDIRECT),
-            admin: self.admin.address,
+            admin: address_of(&self.admin),
         }
     }
 
-    /// Prepares the services behind every address, including everything that can fail. None accepts a connection before
-    /// [`Ready::open`]. Needs a tokio runtime.
+    /// Prepares the services behind every address, including everything that can fail. The result opens them: it accepts connections
+    /// at every address. Client listeners close when its argument changes; the admin listener continues until the [`Bound`] is
+    /// dropped, so that a stopping gateway can be observed. Both need a tokio runtime.
     ///
     /// # Errors
     /// If the runtime does not accept a socket.
-    pub fn prepare(self, gate: &Arc<Gate>, admin: AdminService) -> std::io::Result<Ready> {
+    pub fn prepare(
+        self,
+        gate: &Arc<Gate>,
+        admin: AdminService,
+    ) -> std::io::Result<impl FnOnce(&watch::Receiver<bool>) -> Bound> {
         let clients = self.clients.into_iter().map(|(socket, behind)| {
             let listener = tokio::net::TcpListener::from_std(socket.listener)?;
             Ok((listener, behind))
         });
+        let clients = clients.collect::<std::io::Result<Vec<_>>>()?;
         let admin = LimitedAdmin::new(admin, gate.metrics.limit_hits.clone());
-        Ok(Ready {
-            clients: clients.collect::<std::io::Result<_>>()?,
-            gate: gate.clone(),
-            admin: admin_service(admin, self.admin),
+        let (mut service, fds) = admin_service(admin, self.admin);
+        let gate = gate.clone();
+        Ok(move |watch: &watch::Receiver<bool>| {
+            let (admin_stop, admin_watch) = watch::channel(false);
+            let mut bound = Bound {
+                services: JoinSet::new(),
+                admin: JoinSet::new(),
+                admin_stop,
+            };
+            let connections = gate.metrics.connections.clone();
+            let limiter = ConnectionLimiter::new(descriptors::clients_max(), connections);
+            for (listener, behind) in clients {
+                let door = Arc::new(Door {
+                    behind,
+                    gate: gate.clone(),
+                    limiter: limiter.clone(),
+                    shutdown: watch.clone(),
+                });
+                bound.services.spawn(door.serve(listener));
+            }
+            bound.admin.spawn(async move {
+                let fds = Some(Arc::new(Mutex::new(fds)));
+                service.start_service(fds, admin_watch, 1).await;
+            });
+            bound
         })
     }
 }
 
 /// pingora's own service, with its socket, for operators, who are few and trusted.
-fn admin_service(admin: LimitedAdmin, socket: Socket) -> (Service<LimitedAdmin>, Fds) {
-    let address = socket.address.to_string();
+fn admin_service(admin: LimitedAdmin, socket: Handed) -> (Service<LimitedAdmin>, Fds) {
+    let address = address_of(&socket).to_string();
     let mut fds = Fds::new();
     fds.add(address.clone(), socket.listener.into_raw_fd());
     let buffers = L4BufferSettings::new(ADMIN_BUFFER_BYTES, ADMIN_BUFFER_BYTES);
     let mut service = Service::new("admin".into(), admin);
     service.add_listener(ListenerConfig::tcp(address).l4_buffer(buffers));
     (service, fds)
-}
-
-/// Services that are ready to be opened.
-pub struct Ready {
-    clients: Vec<(tokio::net::TcpListener, Behind)>,
-    gate: Arc<Gate>,
-    admin: (Service<LimitedAdmin>, Fds),
-}
-
-impl Ready {
-    /// Accepts connections at every address. Client listeners close when `watch` changes; the admin listener continues until the
-    /// [`Bound`] is dropped, so that a stopping gateway can be observed. Needs a tokio runtime.
-    pub fn open(self, watch: &watch::Receiver<bool>) -> Bound {
-        let (admin_stop, admin_watch) = watch::channel(false);
-        let mut bound = Bound {
-            services: JoinSet::new(),
-            admin: JoinSet::new(),
-            admin_stop,
-        };
-        let connections = self.gate.metrics.connections.clone();
-        let limiter = ConnectionLimiter::new(descriptors::clients_max(), connections);
-        for (listener, behind) in self.clients {
-            let door = Arc::new(Door {
-                behind,
-                gate: self.gate.clone(),
-                limiter: limiter.clone(),
-                shutdown: watch.clone(),
-            });
-            bound.services.spawn(door.serve(listener));
-        }
-        let (mut service, fds) = self.admin;
-        bound.admin.spawn(async move {
-            let fds = Some(Arc::new(Mutex::new(fds)));
-            service.start_service(fds, admin_watch, 1).await;
-        });
-        bound
-    }
 }
 
 /// The running services; dropping them ends them.
