@@ -21,11 +21,9 @@ use tokio::task::JoinSet;
 use crate::clock::{Periodic, lasting, next_tick};
 use crate::config::HealthCheck;
 use crate::policy::address;
-use crate::policy::server_health::HealthCheckResult;
 use crate::proxy::Gate;
 use crate::proxy::relay::connections::reason;
 use crate::proxy::upstreams::{Server, Upstream};
-use crate::telemetry::metrics::Metrics;
 
 /// The longest pause between two looks for due chores: a changed configuration waits this long for its first checks.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -39,10 +37,6 @@ const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 const UNRESOLVED_PAUSE: Duration = Duration::from_secs(1);
 /// The user agent of health checks.
 const AGENT: &str = concat!("touchline/", env!("CARGO_PKG_VERSION"), " health check");
-
-/// Why requests are retried: no connection, a connection that had ended before its use, a request that the server did not process,
-/// a broken-off answer, a 502, 503 or 504.
-const RETRY_REASONS: [&str; 5] = ["connect", "stale", "refused", "broken", "status"];
 
 /// Maintains the upstreams of the running configuration.
 pub struct Upkeep {
@@ -194,7 +188,6 @@ impl Upkeep {
         let [up, last, in_flight] = families;
         let mut shown = HashSet::new();
         for upstream in upstreams {
-            show_counters(metrics, &upstream.name);
             let places = upstream.places();
             let mut by_address: BTreeMap<SocketAddr, Vec<&Server>> = BTreeMap::new();
             for place in places.iter() {
@@ -229,25 +222,6 @@ impl Upkeep {
             }
         }
         self.shown = shown;
-    }
-}
-
-/// Creates counters before anything is counted, so that Prometheus sees the first count as an increase.
-fn show_counters(metrics: &Metrics, upstream: &str) {
-    for (counter, values) in [
-        (&metrics.upstream_connections, ["new", "reused"].as_slice()),
-        (&metrics.upstream_retries, &RETRY_REASONS),
-        (&metrics.upstream_checks, HealthCheckResult::WORDS),
-    ] {
-        for value in values {
-            counter.with_label_values(&[upstream, value]);
-        }
-    }
-    for counter in [
-        &metrics.upstream_ejections,
-        &metrics.upstream_resolve_failures,
-    ] {
-        counter.with_label_values(&[upstream]);
     }
 }
 
