@@ -11,7 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use http::HeaderValue;
 use jiff::Timestamp;
-use prometheus::IntGaugeVec;
+use prometheus::{IntCounterVec, IntGaugeVec};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -158,25 +158,15 @@ pub fn upstreams(metrics: &Metrics) -> Vec<UpstreamNow> {
             server: place.1,
         });
     }
-    let mut add = |family: Vec<Series>, count: &dyn Fn(&mut UpstreamNow) -> &mut u64| {
-        for one in family {
-            if let Some(upstream) = all.get_mut(one.label("upstream")) {
-                *count(upstream) += one.count();
-            }
-        }
-    };
-    add(series(&metrics.upstream_retries), &|upstream| {
-        &mut upstream.retries
-    });
-    add(series(&metrics.upstream_ejections), &|upstream| {
-        &mut upstream.ejections
-    });
-    add(series(&metrics.upstream_resolve_failures), &|upstream| {
-        &mut upstream.resolve_failures
-    });
-    let mut checks = series(&metrics.upstream_checks);
-    checks.retain(|one| one.label("outcome") == "failed");
-    add(checks, &|upstream| &mut upstream.checks_failed);
+    let retries = series(&metrics.upstream_retries);
+    let counted = |family: &IntCounterVec, labels: &[&str]| family.with_label_values(labels).get();
+    for (name, upstream) in &mut all {
+        let own = retries.iter().filter(|one| one.label("upstream") == name);
+        upstream.retries = own.map(Series::count).sum();
+        upstream.ejections = counted(&metrics.upstream_ejections, &[name]);
+        upstream.resolve_failures = counted(&metrics.upstream_resolve_failures, &[name]);
+        upstream.checks_failed = counted(&metrics.upstream_checks, &[name, "failed"]);
+    }
     all.into_values().collect()
 }
 
