@@ -7,16 +7,13 @@ use std::fmt;
 use std::io::{self, BufRead, Write};
 use std::marker::PhantomData;
 
-use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serializer};
 use serde_json::{Value, json};
 
 use super::file::{FileFormat, or_problems};
 use crate::cli::output::write_csv;
-use crate::policy::api_key::{KeyDigest, KeyId};
-use crate::policy::key_record::{KeyState, TierName};
 
 /// Every field of a row, by its name in CSV headers and JSON objects.
 pub(super) const FIELDS: [&str; 13] = [
@@ -291,21 +288,6 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for MembersVisitor<T> {
     }
 }
 
-/// A key as a row.
-#[derive(Serialize)]
-pub(super) struct ExportedRow<'a> {
-    pub(super) id: KeyId,
-    pub(super) customer: &'a str,
-    pub(super) label: Option<&'a str>,
-    pub(super) tier: &'a TierName,
-    pub(super) state: KeyState,
-    pub(super) expires: Option<Timestamp>,
-    pub(super) grants: Value,
-    pub(super) created: Timestamp,
-    #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    pub(super) digests: Option<Digests>,
-}
-
 /// Grants as a file of this format has them: an object of dates and units, or a text such as `2026-11-21=500 2026-11-28=200`.
 pub(super) fn exported_grants(days: &BTreeMap<Date, u64>, format: FileFormat) -> Value {
     let text = |(date, units)| format!("{date}={units}");
@@ -315,16 +297,7 @@ pub(super) fn exported_grants(days: &BTreeMap<Date, u64>, format: FileFormat) ->
     }
 }
 
-/// The digests of a key that a row may have.
-#[derive(Serialize)]
-pub(super) struct Digests {
-    pub(super) digest: KeyDigest,
-    pub(super) previous_digest: Option<KeyDigest>,
-    pub(super) previous_until: Option<Timestamp>,
-    pub(super) ended_digests: Option<String>,
-}
-
-/// The columns of a CSV file that always are in it, and those of [`Digests`].
+/// The columns that always are in a file, and those of an export with digests.
 pub(super) const COLUMNS: [&str; 8] = [
     "id", "customer", "label", "tier", "state", "expires", "grants", "created",
 ];
@@ -335,10 +308,10 @@ pub(super) const DIGEST_COLUMNS: [&str; 4] = [
     "ended_digests",
 ];
 
-/// Writes rows; CSV has these columns.
-pub(super) fn write<'a>(
+/// Writes these columns of rows.
+pub(super) fn write(
     format: FileFormat,
-    rows: impl Iterator<Item = ExportedRow<'a>>,
+    rows: impl Iterator<Item = Value>,
     columns: &[&str],
     mut out: impl Write,
 ) -> anyhow::Result<()> {
@@ -346,7 +319,8 @@ pub(super) fn write<'a>(
         FileFormat::Csv => write_csv(&mut out, columns, rows),
         FileFormat::Jsonl => {
             for row in rows {
-                serde_json::to_writer(&mut out, &row)?;
+                let members = columns.iter().map(|name| (name, row.get(*name)));
+                serde_json::Serializer::new(&mut out).collect_map(members)?;
                 out.write_all(b"\n")?;
             }
             Ok(out.flush()?)
