@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -222,8 +222,8 @@ impl Http2 {
                     return Poll::Ready(Ok(Piece::Head(Box::new(head), false)));
                 }
                 let answer = ready!(Pin::new(response).poll(context));
-                let (parts, mut body) = answer.map_err(|error| ended(true, &error))?.into_parts();
-                let is_over = has_ended(&mut body)?;
+                let (parts, body) = answer.map_err(|error| ended(true, &error))?.into_parts();
+                let is_over = body.is_end_stream();
                 let length = length_of(&parts.headers)?;
                 self.left = length;
                 let head = Head {
@@ -244,37 +244,20 @@ impl Http2 {
                     let part = part.map_err(|error| ended(false, &error))?;
                     let released = body.flow_control().release_capacity(part.len());
                     released.map_err(|error| ended(false, &error))?;
-                    if !has_ended(body)? {
+                    if !body.is_end_stream() {
                         // The end of the stream may arrive after that of the body.
                         self.left = self.left.map(|left| left.saturating_sub(part.len() as u64));
                         return Poll::Ready(Ok(Piece::Part(part, self.left == Some(0))));
                     }
                     (Piece::Part(part, true), Http2Reading::Over)
                 }
-                None => {
-                    if !body.is_end_stream() {
-                        // Trailers are not forwarded, but they end the stream.
-                        let trailers = ready!(body.poll_trailers(context));
-                        trailers.map_err(|error| ended(false, &error))?;
-                    }
-                    (Piece::Part(Bytes::new(), true), Http2Reading::Over)
-                }
+                // The stream has ended, perhaps with trailers, which are not forwarded.
+                None => (Piece::Part(Bytes::new(), true), Http2Reading::Over),
             },
             Http2Reading::Over => return Poll::Pending,
         };
         self.reading = reading;
         Poll::Ready(Ok(piece))
-    }
-}
-
-/// Whether the server has ended the stream, and not an error: the library takes both for its end until it is asked for more.
-fn has_ended(body: &mut RecvStream) -> Result<bool, Failure> {
-    if !body.is_end_stream() {
-        return Ok(false);
-    }
-    match body.poll_data(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(Some(Err(error))) => Err(ended(false, &error)),
-        Poll::Ready(_) | Poll::Pending => Ok(true),
     }
 }
 

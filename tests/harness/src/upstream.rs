@@ -233,6 +233,14 @@ pub enum Behaviour {
         /// The code.
         code: u32,
     },
+    /// Over HTTP/2: a 200 of no announced length with this body, and a reset of the stream with this code, in one packet. Over HTTP/1.1,
+    /// reset the connection.
+    ResetStreamAtEnd {
+        /// The body.
+        body: &'static str,
+        /// The code.
+        code: u32,
+    },
     /// Over HTTP/2: a GOAWAY with this code that leaves the request out, and nothing more of it. Over HTTP/1.1, reset the connection.
     GoAway(u32),
     /// Over HTTP/2: an invalid frame of the connection, and nothing of the answer. Over HTTP/1.1, reset the connection.
@@ -532,6 +540,7 @@ async fn perform(
             }
             Behaviour::ResetBeforeHeader
             | Behaviour::ResetStream(_)
+            | Behaviour::ResetStreamAtEnd { .. }
             | Behaviour::GoAway(_)
             | Behaviour::InvalidFrame => {
                 record(Outcome::Reset);

@@ -13,7 +13,7 @@ use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version};
-use socket2::{SockRef, Socket};
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
@@ -29,19 +29,22 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const RESETS_MAX: usize = 100_000;
 /// The pause between two reads of a beginning that may be a preface.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
-/// Length, type, flags and stream of a GOAWAY frame without words.
-const GO_AWAY: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
 
-/// A WINDOW_UPDATE of nothing, a connection error (RFC 9113 section 6.9).
-const NO_UPDATE: [u8; 13] = [0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+// Types of frames, a flag of HEADERS (RFC 9113 section 6), and `:status: 200` (RFC 7541 appendix A).
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+const END_HEADERS: u8 = 4;
+const STATUS_200: u8 = 0x88;
 
 /// A request of a stream to its connection.
 enum Wish {
     Reset,
     Close,
-    InvalidFrame,
-    /// A GOAWAY with this code and this last stream.
-    GoAway(u32, u32),
+    /// Write these frames past the library.
+    Frames(Vec<u8>),
     /// Record the request at this place as answered, once the answer is written.
     Answered(usize, Outcome),
 }
@@ -92,8 +95,7 @@ pub(super) async fn serve(
             wished = wishes.recv() => match wished {
                 Some(Wish::Reset) => return handle.set_linger(Some(Duration::ZERO)),
                 Some(Wish::Close) | None => return Ok(()),
-                Some(Wish::GoAway(code, last)) => go_away(&handle, code, last)?,
-                Some(Wish::InvalidFrame) => handle.send(&NO_UPDATE).map(drop)?,
+                Some(Wish::Frames(frames)) => handle.send(&frames).map(drop)?,
                 Some(Wish::Answered(index, outcome)) => shared.note(index, outcome),
             },
             Ok(()) = farewells.recv() => wire.graceful_shutdown(),
@@ -106,10 +108,12 @@ pub(super) async fn serve(
     Ok(())
 }
 
-/// Writes a GOAWAY past the library, which would never leave out a request that it has read.
-fn go_away(socket: &Socket, code: u32, last: u32) -> io::Result<()> {
-    let frame = [&GO_AWAY[..], &last.to_be_bytes(), &code.to_be_bytes()].concat();
-    socket.send(&frame).map(|_| ())
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
 }
 
 /// One request's stream.
@@ -170,10 +174,11 @@ impl Stream {
         Ok(())
     }
 
-    /// A GOAWAY that leaves this request out.
+    /// A GOAWAY that leaves this request out, as the library would never do with a request that it has read.
     fn leave_out(&self, code: u32) -> Wish {
-        let own = self.respond.stream_id().as_u32();
-        Wish::GoAway(code, own.saturating_sub(2))
+        let last = self.respond.stream_id().as_u32().saturating_sub(2);
+        let payload = [last.to_be_bytes(), code.to_be_bytes()].concat();
+        Wish::Frames(frame(GOAWAY, 0, 0, &payload))
     }
 
     async fn perform(
@@ -246,7 +251,8 @@ impl Stream {
                 }
                 Behaviour::InvalidFrame => {
                     record(Outcome::Reset);
-                    self.ask(Wish::InvalidFrame)?;
+                    // An update of nothing, a connection error (RFC 9113 section 6.9).
+                    self.ask(Wish::Frames(frame(WINDOW_UPDATE, 0, 0, &[0; 4])))?;
                     self.given_up().await;
                     return Ok(());
                 }
@@ -307,6 +313,18 @@ impl Stream {
                 record(Outcome::Cut);
                 tokio::time::sleep(BREAK_OFF_DELAY).await;
                 body.send_reset(Reason::from(code));
+                Ok(())
+            }
+            Behaviour::ResetStreamAtEnd { body, code } => {
+                let stream = self.respond.stream_id().as_u32();
+                let mut frames = frame(HEADERS, END_HEADERS, stream, &[STATUS_200]);
+                if !body.is_empty() {
+                    frames.extend(frame(DATA, 0, stream, body.as_bytes()));
+                }
+                frames.extend(frame(RST_STREAM, 0, stream, &code.to_be_bytes()));
+                record(Outcome::Cut);
+                self.ask(Wish::Frames(frames))?;
+                self.given_up().await;
                 Ok(())
             }
             Behaviour::ResetWhenStuck => {
