@@ -1,12 +1,14 @@
 //! What a client does itself never gives it an answer that is not charged, nor takes a refund away from it.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use harness::upstream::Script;
 use harness::{Behaviour, IssuedKey, Protocol, Scene};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::Semaphore;
 
 use super::{MARKETS, TOUCHLINE};
 
@@ -134,6 +136,29 @@ async fn a_slowly_read_answer_does_not_cost_the_next_one_its_refund() {
     scene.expect_used(&key, 1).await;
     let lines = scene.gateways[0].logged(2).await;
     assert_eq!(lines.last().unwrap()["outcome"], "cut");
+}
+
+#[tokio::test]
+async fn a_wait_for_the_client_long_before_the_upstream_falls_silent_takes_no_refund() {
+    let scene = Scene::builder(TOUCHLINE)
+        .timeout("read", "6s")
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    scene.upstream.always(Behaviour::Parts {
+        kind: "text/plain",
+        parts: vec!["x".repeat(LARGE_BODY_BYTES).leak(), "end", "never"],
+        allowed: Arc::new(Semaphore::new(2)),
+    });
+    let mut socket = narrow(scene.gateways[0].http).await;
+    socket.write_all(&head("GET", &key, "")).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    read_to(&mut socket, b"end\r\n").await;
+    let _ = socket.read_to_end(&mut Vec::new()).await;
+    let line = &scene.gateways[0].logged(1).await[0];
+    assert_eq!(line["outcome"], "cut", "{line}");
+    assert_eq!(line["refunded"], true, "{line}");
+    scene.expect_used(&key, 0).await;
 }
 
 #[tokio::test]
