@@ -192,6 +192,13 @@ async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_repor
     for store in [&file, &back, &redis] {
         assert_eq!(late(store).await, of_closed);
     }
+    // By this, an invoice finds the units months later.
+    let mark = format!("l{}", closed.date);
+    let is_marked: bool = connection
+        .hexists(format!("b:k:{{{id}}}"), mark)
+        .await
+        .unwrap();
+    assert!(is_marked, "the imported record names the day");
     let used = async |store: &Arc<dyn Store>| {
         let days = store.usage(today.date, today.date, Some(id)).await;
         days.unwrap()[0].used

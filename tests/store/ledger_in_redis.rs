@@ -649,6 +649,23 @@ async fn what_an_older_version_wrote_beside_is_counted_without_its_tier() {
     assert_eq!(granted(store.charge(charge(&key, day, 100, 1)).await).0, 6);
 }
 
+/// By the script alone: a gateway that merges a journal has mostly read into it before what Redis has.
+#[tokio::test]
+async fn a_journal_that_is_older_than_redis_lowers_no_number_of_the_ledger() {
+    let server = RedisServer::start().await;
+    let mut connection = server.connect().await;
+    let script = include_str!("../../src/store/redis/merge_totals.lua");
+    let mut merged = Vec::new();
+    for journaled in ["3 1 0 pro", "2 4 0 pro", "2 3 1 pro"] {
+        let mut merge = redis::cmd("EVAL");
+        merge.arg((script, 1, "ledger", "one.1|/a", journaled));
+        let _: i64 = merge.query_async(&mut connection).await.unwrap();
+        let read = redis::cmd("HGET").arg(("ledger", "one.1|/a")).take();
+        merged.push(read.query_async::<String>(&mut connection).await.unwrap());
+    }
+    assert_eq!(merged, ["3 1 0 pro", "3 4 0 pro", "3 4 1 pro"]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn counts_of_an_older_shape_are_refused_and_never_misread() {
     let server = RedisServer::start().await;
