@@ -190,8 +190,15 @@ async fn what_could_be_inherited_by_halves_only_is_inherited_whole_by_the_next()
         drop(heir);
         allow(directory.path());
         assert_eq!(written(directory.path()), (0, 0), "{table} refused");
-        let next = gateway(&server, directory.path(), NEVER).await;
+        let mut next = gateway(&server, directory.path(), NEVER).await;
         assert_eq!(written(directory.path()), (25, 25), "{table} refused");
+        for half in TABLES {
+            drop(next);
+            let remove = format!("DELETE FROM {half}");
+            journal(directory.path()).execute_batch(&remove).unwrap();
+            next = gateway(&server, directory.path(), NEVER).await;
+            assert_eq!(written(directory.path()), (25, 25), "{half} lost");
+        }
         flush(&server).await;
         eventually("all of it is sent again", async || {
             let output = proof(&next, &key, day).await?;
