@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use harness::SLACK;
 use jiff::Timestamp;
+use redis::AsyncCommands;
 use tokio::time::Instant;
 use touchline::clock::Clock;
 use touchline::policy::api_key::KeyId;
@@ -259,21 +260,37 @@ async fn what_a_killed_gateway_had_served_counts_in_the_next_ones_next_outage() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_emptied_while_the_gateway_restarts_is_filled_from_the_journal() {
     let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let (key, day) = (issued(&server).await, today());
-    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    let (key, damaged, day) = (issued(&server).await, issued(&server).await, today());
+    let mut store = gateway(server.url(), directory.path(), |_| ()).await;
     let (_, receipt) = granted(store.charge(charge(&key, day, 100, 40)).await);
     granted(store.charge(charge(&key, day, 100, 2)).await);
+    granted(store.charge(charge(&damaged, day, 100, 1)).await);
     store.refund(receipt).await;
+    let name =
+        |kind: &str, key: &KeyEntry| format!("touchline:{kind}:{{{}}}:{}", key.record.id, day.date);
     // Twice, because what was settled once must still be known.
     for _ in 0..2 {
         tokio::time::sleep(Duration::from_millis(300)).await;
-        redis::cmd("FLUSHALL")
-            .exec_async(&mut server.connect().await)
+        drop(store);
+        let mut connection = server.connect().await;
+        let _: () = connection.flushall().await.unwrap();
+        let _: () = connection
+            .set(name("q", &damaged), "no counts")
             .await
             .unwrap();
-        let next = gateway(server.url(), directory.path(), |_| ()).await;
+        store = gateway(server.url(), directory.path(), |_| ()).await;
         eventually_counted(&server, &key, day, 2).await;
-        drop(next);
+        let has_ledger = async |key: &KeyEntry| -> bool {
+            server.connect().await.exists(name("e", key)).await.unwrap()
+        };
+        eventually("the ledger follows", async || {
+            has_ledger(&key).await.then_some(())
+        })
+        .await;
+        assert!(
+            !has_ledger(&damaged).await,
+            "a ledger of units that Redis has not counted"
+        );
     }
 }
 
