@@ -585,6 +585,28 @@ async fn a_gateway_goes_on_from_its_saved_place_without_loading_all() {
     assert_eq!(now, walks);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_is_not_current_before_it_has_read_all_that_it_missed() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let key = issue(&command).await;
+    let gateway = site.gateway().await;
+    has_record(&gateway, &key.record).await;
+    gateway.close(PATIENCE).await;
+    // Many times what one read of the feed returns.
+    let fill = "for _ = 1, 20000 do redis.call('XADD', KEYS[1], '*', 'rec', ARGV[1]) end";
+    let packed = packed(&key.record);
+    site.report(&["EVAL", fill, "1", "touchline:feed", &packed])
+        .await;
+    let record = revoked(&command, &key).await;
+    let gateway = site.gateway_at(HOUR).await;
+    eventually("the gateway is current", async || {
+        (gateway.health().keys.age <= KEYS_AGE_MAX).then_some(())
+    })
+    .await;
+    assert_eq!(gateway.keys().get(record.id).unwrap().record, record);
+}
+
 /// A gateway behind a proxy that is cut off from its feed while `meanwhile` happens: it must learn what changed.
 async fn learns_what_it_missed(meanwhile: &[&[&str]]) {
     let site = Site::new().await;
@@ -680,6 +702,29 @@ async fn a_redis_restarted_with_older_data_is_brought_up_to_date_by_a_gateway_th
 }
 
 /// What a command that died half-way or a failover leaves, and no feed reports.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_redis_lost_with_its_feed_is_written_back_however_long_it_refuses_writes() {
+    let site = Site::new().await;
+    let record = issue(&site.command().await).await.record.clone();
+    let gateway = site.gateway().await;
+    has_record(&gateway, &record).await;
+    site.report(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    eventually("the refusal is noticed", async || {
+        (!gateway.health().up).then_some(())
+    })
+    .await;
+    let name = format!("touchline:k:{{{}}}", record.id);
+    let walks = site.calls_of("sscan").await;
+    site.report(&["DEL", "touchline:feed", &name]).await;
+    eventually("all keys are loaded a second time", async || {
+        let of_one = 16;
+        (site.calls_of("sscan").await > walks + of_one).then_some(())
+    })
+    .await;
+    site.report(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    is_stored(&site, &record).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_periodic_walk_finds_what_no_feed_reported_and_writes_back_what_redis_lost() {
     let site = Site::new().await;
