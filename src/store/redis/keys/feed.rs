@@ -454,7 +454,7 @@ impl Feed {
         }
     }
 
-    /// Saves the replica; `false` if there is none, or if the table is not known to be whole yet.
+    /// Saves the replica; `false` if there is none, or if the table is not loaded yet.
     pub async fn save(&self) -> Result<bool, StoreError> {
         let (Some(replica), Some(position)) = (self.replica.clone(), self.position()) else {
             return Ok(false);
@@ -470,9 +470,7 @@ impl Feed {
     /// The position of the table; read before the table, so that it is never ahead of it.
     fn position(&self) -> Option<FeedPosition> {
         let origin = self.origin.lock().clone();
-        // A table that began with the saved replica is as whole as that was.
-        let is_whole = *self.has_followed.borrow() || self.saved.lock().is_some();
-        let place = (*self.applied.borrow()).filter(|_| is_whole)?;
+        let place = (*self.applied.borrow())?;
         let age = SignedDuration::try_from(self.current.age()).ok()?;
         let current_at = self.clock.now().checked_sub(age);
         Some(FeedPosition {
