@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use super::frames::{
     DATA, END_STREAM, Frame, GOAWAY, PING, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire,
 };
+use super::http2_endings::{fill, full_listener};
 use super::{MARKETS, TOUCHLINE, assert_problem, limit_hits};
 
 /// More than the buffers between upstream and client hold.
@@ -661,6 +662,53 @@ async fn a_server_that_falls_silent_has_no_more_time_than_any() {
     let cause = lines[0]["cause"].as_str().unwrap_or_default();
     assert!(cause.contains("took longer than timeouts.total"), "{cause}");
     scene.expect_used(&key, 0).await;
+}
+
+#[tokio::test]
+async fn a_retry_waits_for_a_connection_only_to_the_end_of_the_total_and_blames_no_server_for_it() {
+    let (listener, mut filling) = full_listener().await;
+    let address = listener.local_addr().unwrap();
+    let scene = Scene::builder(TOUCHLINE)
+        .timeout("total", "3s")
+        .timeout("connect", "60s")
+        .spec(move |spec| {
+            spec.upstream = address;
+            spec.upstream_extra = "protocol: http1, ejection: { failures: 1 }".into();
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let serve = async {
+        for _ in &filling {
+            listener.accept().await.unwrap();
+        }
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            assert!(socket.read_buf(&mut head).await.unwrap() > 0);
+        }
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+        socket.write_all(answer).await.unwrap();
+        socket
+    };
+    let (answer, mut kept) = tokio::join!(client.get(&key, MARKETS), serve);
+    assert_eq!(answer.status, 200);
+    filling.extend(fill(address).await);
+    // The kept connection ends with the second request, which is sent again.
+    let end = async {
+        assert!(kept.read(&mut [0; 1024]).await.unwrap() > 0);
+        drop(kept);
+    };
+    let call = tokio::time::timeout(PATIENCE / 2, client.get(&key, MARKETS));
+    let (answer, ()) = tokio::join!(call, end);
+    assert_problem(&answer.expect("an answer"), 500, "INTERNAL_ERROR");
+    let lines = scene.gateways[0].logged(2).await;
+    let cause = lines[1]["cause"].as_str().unwrap_or_default();
+    assert!(cause.contains("took longer than timeouts.total"), "{cause}");
+    let ejected = "touchline_upstream_ejections_total{upstream=\"prediction-data\"}";
+    assert_eq!(scene.metric(ejected).await, 0.0);
+    scene.expect_used(&key, 1).await;
 }
 
 /// A server that buffers little of what it does not read.

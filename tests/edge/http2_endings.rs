@@ -417,7 +417,7 @@ async fn requests_whose_turn_comes_when_the_gateway_has_cut_them_off_are_not_cha
 }
 
 /// A listener whose queue is full, so that no client connects to it for now, and what fills it.
-async fn full_listener() -> (TcpListener, Vec<TcpStream>) {
+pub async fn full_listener() -> (TcpListener, Vec<TcpStream>) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let address: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
     socket.bind(&address.into()).unwrap();
@@ -429,7 +429,7 @@ async fn full_listener() -> (TcpListener, Vec<TcpStream>) {
 }
 
 /// Connects to a listener until its queue is full.
-async fn fill(address: std::net::SocketAddr) -> Vec<TcpStream> {
+pub async fn fill(address: std::net::SocketAddr) -> Vec<TcpStream> {
     let mut filling = Vec::new();
     let patience = Duration::from_millis(300);
     while let Ok(filler) = tokio::time::timeout(patience, TcpStream::connect(address)).await {
