@@ -1,5 +1,8 @@
 //! Steps 2 and 3: who may come in.
 
+use std::time::Duration;
+
+use harness::ledger::date_of;
 use harness::{Answer, Call, Protocol, Scene, Store, eventually};
 
 use touchline::policy::key_record::KeyState;
@@ -128,22 +131,33 @@ async fn a_key_counts_in_its_header_only_whose_name_has_any_case() {
     scene.assert_ledgers_agree().await;
 }
 
-#[tokio::test]
-async fn a_key_is_valid_through_the_day_it_expires() {
-    let mut scene = Scene::builder(TOUCHLINE).start().await;
-    let key = scene.issue_with("pro", &["--expires", "2099-12-31"]).await;
-    assert_eq!(
-        scene
-            .client(Protocol::Http1)
-            .get(&key, MARKETS)
-            .await
-            .status,
-        200
-    );
-    edit_record(&scene, &key, |record| record.expires = Some(record.created)).await;
-    let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+async fn a_key_is_valid_through_the_day_it_expires(store: Store) {
+    let builder = Scene::builder(TOUCHLINE).store(store).faketime();
+    let mut scene = builder.start().await;
+    let midnight = scene
+        .clock()
+        .set_before_midnight(Duration::from_secs(3_600));
+    let today = date_of(midnight - 1);
+    let key = scene.issue_with("pro", &["--expires", &today]).await;
+    let client = scene.client(Protocol::Http1);
+    scene.clock().set_before_midnight(Duration::from_secs(10));
+    let answer = client.get(&key, MARKETS).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.number("x-ratelimit-reset"), Some(midnight));
+    scene.clock().set_before_midnight(Duration::ZERO);
+    let answer = client.get(&key, MARKETS).await;
     assert_problem(&answer, 401, "INVALID_API_KEY");
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_key_is_valid_through_the_day_it_expires_on_the_embedded_store() {
+    a_key_is_valid_through_the_day_it_expires(Store::Embedded).await;
+}
+
+#[tokio::test]
+async fn a_key_is_valid_through_the_day_it_expires_on_redis() {
+    a_key_is_valid_through_the_day_it_expires(Store::Redis).await;
 }
 
 #[tokio::test]
