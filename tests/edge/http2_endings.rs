@@ -149,6 +149,15 @@ async fn requests_that_are_reset_before_they_are_looked_at_are_neither_sent_nor_
 async fn requests_whose_connection_is_dropped_are_charged_only_if_they_were_sent() {
     for (store, upstream) in SURROUNDINGS {
         let stage = Stage::new(store, upstream).await;
+        let held = Behaviour::Until(Release::default(), Box::new(Behaviour::Echo));
+        stage.scene.upstream.always(held);
+        let mut wire = Wire::open(&stage.scene).await;
+        let (sent, head) = stage.get(1);
+        wire.send(&head).await;
+        stage.begun(&sent).await;
+        drop(wire);
+        assert_eq!(stage.line(&sent).await["refunded"], false);
+        stage.scene.upstream.always(Behaviour::Echo);
         for connection in 0..20 {
             let mut wire = Wire::open(&stage.scene).await;
             let mut bytes = Vec::new();
@@ -165,6 +174,7 @@ async fn requests_whose_connection_is_dropped_are_charged_only_if_they_were_sent
         // Those that the library had not handed out have none.
         stage.scene.gateways[0].logged(10).await;
         charged_were_sent(&stage.scene, &stage.key.id).await;
+        assert!(stage.scene.used(&stage.key).await > 0);
     }
 }
 
