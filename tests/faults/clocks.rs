@@ -1,5 +1,9 @@
 //! Clocks that are wrong, and a day that ends.
 
+use std::collections::BTreeSet;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use harness::ledger::date_of;
 use harness::{IssuedKey, Protocol, Scene, Store, eventually};
 use serde_json::Value;
 
@@ -11,6 +15,23 @@ async fn a_gateway_whose_clock_is_minutes_off_costs_nothing() {
     let faults = [7, -7, 0].map(|minutes| Fault::ClockOff { minutes });
     let schedule = Schedule::of_all(Topology::Durable, faults);
     assert_unharmed(&hold(&mut stage, &schedule).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_whose_clock_reads_another_day_charges_the_day_of_redis() {
+    let mut stage = stage(Topology::Durable, Timeout::Long, Clocks::Apart).await;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let minute = (now.as_secs() % DAY_SECONDS as u64 / 60) as i32;
+    let faults = [24 * 60 - minute, -minute - 1].map(|minutes| Fault::ClockOff { minutes });
+    let schedule = Schedule::of_all(Topology::Durable, faults);
+    assert_unharmed(&hold(&mut stage, &schedule).await);
+    let dates: BTreeSet<String> = stage
+        .counts()
+        .await
+        .into_keys()
+        .map(|(_, date)| date)
+        .collect();
+    assert_eq!(dates, [date_of(now.as_secs())].into());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

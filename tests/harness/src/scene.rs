@@ -25,7 +25,7 @@ const DAY_SECONDS: u64 = 86_400;
 const MIDNIGHT_MARGIN: Duration = Duration::from_secs(60);
 
 /// Waits for the next day of UTC if this one ends before a test may.
-async fn pass_midnight() {
+pub(crate) async fn pass_midnight() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let left = Duration::from_secs(DAY_SECONDS - now.as_secs() % DAY_SECONDS);
     if left < MIDNIGHT_MARGIN {

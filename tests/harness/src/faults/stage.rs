@@ -15,6 +15,7 @@ use super::swarm::{Addresses, id_of, lock};
 use crate::client::{Call, Client, Protocol};
 use crate::ledger::{UsageRow, date_of, read_usage};
 use crate::redis_nodes::{ClusterSet, SentinelSet};
+use crate::scene::pass_midnight;
 use crate::upstream::Behaviour;
 use crate::{
     Faketime, Gateway, GatewaySpec, IssuedKey, PATIENCE, RecordingUpstream, RedisServer, StoreSpec,
@@ -106,8 +107,11 @@ pub fn is_failed(id: u64) -> bool {
 }
 
 impl Stage {
-    /// Starts everything.
+    /// Starts everything. Shortly before midnight of UTC it waits until after it, unless tests set the day.
     pub async fn start(spec: StageSpec) -> Stage {
+        if spec.clocks != Clocks::Shared {
+            pass_midnight().await;
+        }
         let directory = TempDir::new().expect("a temporary directory");
         let clock = (spec.clocks != Clocks::Real).then(|| Faketime::new(directory.path()));
         let shared = clock.clone().filter(|_| spec.clocks == Clocks::Shared);
