@@ -62,7 +62,10 @@ async fn hold(stage: &mut Stage, schedule: &Schedule) -> Report {
         Err(broken) => panic!("{schedule}\n  {broken}\n{}", stage.outputs()),
     };
     println!("{schedule}\n{report:?}");
-    assert!(report.used_up >= 1, "no key was used up: {report:?}");
+    assert!(report.used_up_later >= 1, "no key was used up: {report:?}");
+    // Calls that the store left waiting without a fault relax the judgement.
+    let (stalls, calls) = (report.figures.stalls, report.figures.calls);
+    assert!(stalls * 20 <= calls, "{report:?}");
     report
 }
 

@@ -1,7 +1,7 @@
 //! Carries a schedule out on a stage while a swarm calls, notes what each fault may cost, waits until everything is
 //! settled, and has the oracle judge.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
@@ -42,6 +42,8 @@ pub struct Report {
     pub figures: Figures,
     /// Keys that were used up.
     pub used_up: usize,
+    /// Those of them that had units left when the first fault began.
+    pub used_up_later: usize,
     /// The longest that the gateways took to be whole again after a fault had ended.
     pub longest_recovery: Duration,
 }
@@ -81,9 +83,14 @@ pub async fn play(stage: &mut Stage, schedule: &Schedule, load: Load) -> Result<
         stage,
         facts,
         longest_recovery: Duration::ZERO,
+        used_up_before: BTreeSet::new(),
     };
-    for (pause, fault) in &schedule.steps {
+    for (number, (pause, fault)) in schedule.steps.iter().enumerate() {
         sleep(*pause).await;
+        if number == 0 {
+            director.facts.counts = director.own_counts().await;
+            director.used_up_before = director.facts.used_up();
+        }
         director.carry_out(fault).await;
     }
     let end = Instant::now() + CALLS_PATIENCE;
@@ -98,6 +105,8 @@ struct Director<'s> {
     stage: &'s mut Stage,
     facts: Facts,
     longest_recovery: Duration,
+    /// The keys that were used up, by day, when the first fault began.
+    used_up_before: BTreeSet<(usize, String)>,
 }
 
 impl Director<'_> {
@@ -341,16 +350,24 @@ impl Director<'_> {
             return Err(verdict.violations.join("\n  "));
         }
         Ok(Report {
-            used_up: self.facts.used_up(),
+            used_up: self.facts.used_up().len(),
+            used_up_later: self.used_up_later(),
             figures: verdict.figures,
             longest_recovery: self.longest_recovery,
         })
     }
 
-    /// Whether the store counts a key as used up.
+    /// Whether the store counts a key as used up that had units left when the first fault began.
     async fn has_used_up(&mut self) -> bool {
         self.facts.counts = self.own_counts().await;
-        self.facts.used_up() > 0
+        self.used_up_later() > 0
+    }
+
+    fn used_up_later(&self) -> usize {
+        self.facts
+            .used_up()
+            .difference(&self.used_up_before)
+            .count()
     }
 
     async fn own_counts(&self) -> BTreeMap<(usize, String), u64> {

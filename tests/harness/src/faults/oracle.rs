@@ -95,13 +95,13 @@ impl Facts {
 
     /// Keys, by day, of which the store counts as many units as their limits. A killed gateway may have taken some of them
     /// with it, so the served units do not show it.
-    pub fn used_up(&self) -> usize {
+    pub fn used_up(&self) -> BTreeSet<(usize, String)> {
         let limit = |place: usize| self.keys.get(place).map_or(u64::MAX, |key| key.limit);
         let up = self
             .counts
             .iter()
             .filter(|((place, _), count)| **count >= limit(*place));
-        up.count()
+        up.map(|(account, _)| account.clone()).collect()
     }
 
     /// The possible cost of timeouts of a store without a fault.

@@ -122,7 +122,7 @@ fn what_is_right_is_judged_right_and_figured() {
         (4, 3, 1)
     );
     assert_eq!((figures.above, figures.lost), (0, 0));
-    assert_eq!(cooked.facts.used_up(), 1);
+    assert_eq!(cooked.facts.used_up().len(), 1);
 }
 
 #[test]
