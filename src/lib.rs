@@ -21,8 +21,8 @@
 //! an upstream. 9. A permitted request is rebuilt ([`proxy::forward`]) and sent to a
 //! server of its upstream ([`proxy::upstreams`]), whose answer is passed on part by part ([`proxy::relay`]). If the gateway or the
 //! upstream fails, the client gets the contract's 500 and a refund ([`store::Store::refund`]). Every answer to an authenticated
-//! request carries the key's quota status ([`policy::rate_limit`]); every request is counted in the metrics and has one line in the
-//! access log ([`telemetry`]).
+//! request carries the key's quota status ([`policy::rate_limit`]); every request is counted in the metrics and, unless a sample leaves
+//! it out, has one line in the access log ([`telemetry`]).
 //!
 //! # The life of a configuration
 //!
@@ -54,7 +54,7 @@
 //! - Each unit that stays charged had a request sent to an upstream.
 //! - A revoked key is refused from the next request on every gateway that can reach the store: the charge itself compares record
 //!   versions.
-//! - An API key exists in memory only while its request is checked; its digest is stored, its id is logged and forwarded.
+//! - An API key is in memory only while its request is served; its digest is stored, its id is logged and forwarded.
 //! - No request waits without a timeout; every queue, cache, header and body has a limit; nothing that a client sends becomes a
 //!   metric label.
 //!

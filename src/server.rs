@@ -91,7 +91,8 @@ pub fn serve(
     let _log = diagnostics::install(config.logging.level.as_str(), config.logging.format)
         .map_err(|error| ServeError::System(error.to_string()))?;
     descriptors::raise();
-    // By tokio's timers: pingora's own have a thread that wakes a hundred times a second from their first use on. Those below a second stay.
+    // By tokio's timers: pingora's own have a thread that wakes a hundred times a second from their first use on. Timeouts below a second
+    // stay with pingora, because the threshold is in whole seconds.
     set_fast_timeout_to_tokio_threshold(Some(Duration::ZERO));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(worker_threads(config.runtime.threads))

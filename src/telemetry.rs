@@ -1,4 +1,4 @@
-//! Telemetry for operators: metric families, the access log, spans.
+//! Telemetry for operators: metric families and the last hour of them, the access log, the diagnostic log, spans.
 //!
 //! Labels are names from the configuration and fixed words, never values from a client: no key, path, address or header value
 //! is a label. The access log has the key id, never the key.

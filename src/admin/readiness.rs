@@ -24,7 +24,8 @@ pub struct Readiness {
     pub(super) keys_age_seconds: Option<f64>,
     pub(super) keys_usable: bool,
     pub(super) keys: usize,
-    /// Why the gateway is not `ready`: reasons of the store, and upstream servers whose names do not resolve; sentences for operators.
+    /// Why the gateway is not `ready`, as sentences for operators: reasons of the store, servers whose names do not resolve, and tiers of
+    /// keys that are not configured.
     pub(super) reasons: Vec<String>,
     pub(super) config: ConfigView,
 }

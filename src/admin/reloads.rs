@@ -15,7 +15,7 @@ pub struct ConfigView {
     pub hash: String,
     /// When it was applied.
     pub applied: Timestamp,
-    /// Why the file is not applied, if it is not.
+    /// Why the file, or a certificate that it names, is not applied, if it is not.
     pub refused: Option<RefusedFile>,
     /// The results of the configurations since the start, the newest first; 20 at most.
     #[serde(skip)]
@@ -37,12 +37,12 @@ pub struct Reload {
     pub reason: Option<String>,
 }
 
-/// A configuration file that was not applied.
+/// A configuration that was not applied, or not completely.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RefusedFile {
     /// When it was refused.
     pub at: Timestamp,
-    /// The problems of the file, one a line.
+    /// The problems of the file, one a line; or why certificates keep their last contents.
     pub reason: String,
 }
 

@@ -127,7 +127,7 @@ async fn require_content(store: &dyn Store) -> anyhow::Result<()> {
     }
 }
 
-/// What a store must have before a command begins.
+/// The state of a store that a command requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
     /// Its content: without it, all results would be empty.

@@ -19,7 +19,7 @@ use crate::policy::address;
 use crate::policy::secret::Secret;
 use crate::policy::store_settings::without_password;
 
-/// Names that differ by more than this share of their length are not taken for a misspelling of each other.
+/// The least likeness, from 0 to 1, of a known name that is offered for an unknown one.
 const LIKENESS_MIN: f64 = 0.6;
 /// The most names that a hint lists.
 const NAMES_SHOWN_MAX: usize = 25;
@@ -35,7 +35,7 @@ pub(super) struct LeafValue {
     pub(super) hidden: Option<String>,
 }
 
-/// The octets of a digest that show a change of a hidden value, and at most that much of the value itself.
+/// The octets of the digest by which a change of a hidden value is noticed. They reveal no more of the value than as many octets.
 const DIGEST_OCTETS: usize = 2;
 
 /// A server whose name is resolved after the file was read.
@@ -200,8 +200,8 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// The warnings, in the order of the file: no problems of the file, but possible problems where it is used. None if a value is unknown,
-    /// with which there might be others.
+    /// The warnings, in the order of the file: no problems of the file, but possible problems where it is used. There are none if a value
+    /// is unknown, because with it there might be others.
     pub(super) fn warnings(&self) -> Vec<Problem> {
         if self.unknown > 0 {
             return Vec::new();

@@ -20,7 +20,7 @@ const SECRET_BYTES_MAX: u64 = 64 * 1024;
 /// The addresses of a name.
 pub type LookedUp = io::Result<Vec<SocketAddr>>;
 
-/// Access to environment variables and to the resolver.
+/// What a reading of the configuration depends on outside its text.
 pub(super) struct Surroundings<'a> {
     /// The file itself, if the text is one's.
     pub(super) file: Option<&'a Path>,
@@ -139,7 +139,7 @@ pub(super) fn readable(name: &str) -> Result<PathBuf, Wrong> {
     }
 }
 
-/// That the directory of a file is missing, if it is.
+/// The problem of a file whose directory is missing.
 pub(super) fn missing_directory(file: &Path) -> Option<String> {
     // That of a bare name is the working directory.
     let directory = file.parent().filter(|directory| *directory != "")?;
@@ -174,7 +174,7 @@ pub(super) fn place_of(file: &Path, purpose: Purpose) -> PathBuf {
     found.or_else(in_directory).unwrap_or(plain)
 }
 
-/// That the file which a value names cannot be read.
+/// The problem of a file that cannot be read.
 pub(super) fn unreadable(error: &io::Error) -> Wrong {
     let hint = match error.kind() {
         io::ErrorKind::InvalidInput => "name a regular file, which can be read again",

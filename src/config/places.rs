@@ -53,7 +53,7 @@ impl SourcePositions {
 /// Omits the positions, of which there are thousands.
 impl fmt::Debug for SourcePositions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Places").field(&self.file).finish()
+        f.debug_tuple("SourcePositions").field(&self.file).finish()
     }
 }
 

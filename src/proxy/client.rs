@@ -88,7 +88,7 @@ impl<'c> Client<'c> {
         }
     }
 
-    /// Gives the body more time, in which the gateway did not read it.
+    /// Extends the deadline of the body by a time in which the gateway did not read it.
     pub fn note_unasked(&mut self, time: Duration) {
         match &mut self.side {
             Side::Http1(side) => side.note_unasked(time),

@@ -63,7 +63,7 @@ pub struct Exchange {
 pub enum Stage {
     /// Not decided yet.
     Arrived,
-    /// Answered by the gateway itself.
+    /// Answered by the gateway with an error.
     Refused(Refusal),
     /// Served by the gateway itself.
     Served(Served),
@@ -100,9 +100,9 @@ pub struct Forwarding {
     pub attempts: u32,
     /// Its place at the server of the present attempt.
     assignment: Option<Assignment>,
-    /// The servers of earlier attempts.
+    /// The servers of earlier attempts, except those in `asked`.
     tried: Vec<Arc<Server>>,
-    /// Those of earlier attempts that did not act on the request.
+    /// The servers of earlier attempts that had a connection and did not act on the request: they may get it again.
     asked: Vec<Arc<Server>>,
     /// Whether further attempts use a new connection: if a kept one had ended, so may all others of the same server.
     pub anew: bool,
@@ -174,7 +174,7 @@ impl ClientWaits {
     }
 }
 
-/// How a forwarded request ended if not served completely.
+/// How an admitted request ended if not served completely.
 #[derive(Debug)]
 pub enum Ending {
     /// The gateway refused the request: it answered instead of the upstream, or cut the answer whose header had been forwarded.

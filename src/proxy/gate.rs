@@ -37,7 +37,7 @@ const USAGE_RATE: Rate = Rate {
     burst: 5,
     interval: Duration::from_secs(1),
 };
-/// Keys that may have read their usage in the last seconds; about 1 MiB. Beyond that, other keys wait.
+/// Keys that may have read their usage in the last seconds; about 1 MiB. Beyond that, other keys are refused.
 const USAGE_READERS_MAX: usize = 10_000;
 
 /// Client addresses whose last failed authentication is remembered; about 10 MiB. With more, as in a distributed flood,
@@ -232,6 +232,9 @@ impl Gate {
     }
 
     /// The quota day of `now`. Costs a look-up of the zone once a day.
+    ///
+    /// # Errors
+    /// If the zone's calendar has no such day.
     pub fn day_at(&self, calendar: &Calendar, now: Timestamp) -> Result<Day, CalendarError> {
         if let Some(day) = self.day.load().as_deref()
             && day.contains(now)
@@ -243,14 +246,20 @@ impl Gate {
         Ok(day)
     }
 
-    /// Takes a key's permission to read its usage now, if it has one.
+    /// Takes one permission of a key to read its usage.
+    ///
+    /// # Errors
+    /// If the key has read it too often, or too many keys have.
     pub fn take_usage_read(&self, key: KeyId) -> Result<(), Empty> {
         self.usage_reads
             .lock()
             .take(key, USAGE_RATE, Instant::now())
     }
 
-    /// Notes a request without a valid key; returns whether there are too many from the client's address.
+    /// Notes a request without a valid key.
+    ///
+    /// # Errors
+    /// If there are too many from the client's address, or from too many addresses to remember this one.
     pub fn note_failed_authentication(&self, client: IpAddr, limits: &Limits) -> Result<(), Empty> {
         let Some(address) = address::counted(client, &limits.exempt_addresses) else {
             return Ok(());

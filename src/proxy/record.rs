@@ -19,7 +19,7 @@ use crate::policy::rejection::Rejection;
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
 
-/// Writes the request's line in the access log and counts it.
+/// Records a request: counts it, writes its line in the access log unless a sample leaves it out, and queues its spans.
 pub fn record(
     gate: &Gate,
     client: &Client<'_>,

@@ -9,7 +9,8 @@
 //!
 //! [`Relay::run`] makes attempts at servers until one answers. An attempt drives the upload, the answer and the watch for a
 //! client that disconnects in one loop. A part of an answer is read from the server once the client's side has taken the earlier
-//! ones: at most four parts of 16 KiB are in memory, besides up to 64 KiB of the request's body while it may be sent again.
+//! ones: at most four parts are in memory, each of 16 KiB over HTTP/1 and of one frame over HTTP/2, besides up to 64 KiB of the request's
+//! body while it may be sent again.
 //!
 //! Invariants: nothing is sent again once the head of an answer has been sent to the client; a connection over HTTP/1 that has
 //! not carried the last byte of both messages is closed.
@@ -51,7 +52,8 @@ static NO_HOST: HeaderValue = HeaderValue::from_static("");
 /// Pieces of an answer that are written to the client together.
 const PIECES_MAX: usize = 4;
 /// The silence of a server after which a request whose client disconnects casts doubt on the connection. Clients may always give up
-/// before `timeouts.read`. Shorter, clients that disconnect early would cause many new connections; much longer, few clients wait.
+/// before `timeouts.read`. If it were shorter, clients that disconnect early would cause many new connections; if it were much longer, few
+/// clients would wait for it.
 const SUSPICIOUS_SILENCE: Duration = Duration::from_secs(1);
 
 /// A permitted request and everything that forwarding it needs.
@@ -387,7 +389,7 @@ impl Relay<'_, '_> {
                     if self.client.header_passed() {
                         reads.note_begun();
                     }
-                    // Waits for the client during the write end here.
+                    // Time in which the client did not take the answer is not the server's.
                     paused = paused_so_far();
                     since = Instant::now();
                 }

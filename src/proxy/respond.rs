@@ -26,9 +26,8 @@ use crate::policy::retirement::Retirement;
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// The document changes with the configuration only; caches revalidate it after five minutes.
 const DOCUMENT_CACHING: HeaderValue = HeaderValue::from_static("max-age=300");
-const USAGE_CACHING: HeaderValue = HeaderValue::from_static("no-store");
-/// As many as the gateway adds to most answers. The allocator takes several times longer for more than 1,024 bytes.
-pub const FIELDS: usize = 12;
+/// Room for the fields that the gateway adds to most answers. The allocator takes several times longer for more than 1,024 bytes.
+pub const ADDED_FIELDS: usize = 12;
 
 /// A complete answer of the gateway.
 #[derive(Debug)]
@@ -79,7 +78,7 @@ impl Answer {
             let head = Head {
                 status: StatusCode::NOT_MODIFIED,
                 length: None,
-                fields: FieldList::with_capacity(FIELDS),
+                fields: FieldList::with_capacity(ADDED_FIELDS),
             };
             Answer {
                 head,
@@ -105,7 +104,7 @@ impl Answer {
     ) -> Answer {
         let mut answer = Answer::json(method, Bytes::from(report));
         let fields = &mut answer.head.fields;
-        fields.append(CACHE_CONTROL, USAGE_CACHING);
+        fields.append(CACHE_CONTROL, caching::NO_STORE);
         insert_common(fields, &exchange.request_id, exchange.hsts.as_ref());
         insert_quota_status(fields, quota_status, now);
         answer
@@ -113,7 +112,7 @@ impl Answer {
 
     /// A 200 with a JSON body.
     fn json(method: &Method, body: Bytes) -> Answer {
-        let mut fields = FieldList::with_capacity(FIELDS);
+        let mut fields = FieldList::with_capacity(ADDED_FIELDS);
         fields.append(CONTENT_TYPE, JSON);
         Answer::new(method, StatusCode::OK, fields, body)
     }
@@ -141,7 +140,7 @@ pub fn refusal_fields(
     endpoint: Option<&Endpoint>,
     now: Timestamp,
 ) -> FieldList {
-    let mut fields = FieldList::with_capacity(FIELDS);
+    let mut fields = FieldList::with_capacity(ADDED_FIELDS);
     fields.append(CONTENT_TYPE, PROBLEM_JSON);
     fields.append(CACHE_CONTROL, caching::NO_STORE);
     if let Some((name, value)) = &problem.header {
@@ -167,8 +166,8 @@ pub fn announce(fields: &mut FieldList, retirement: &Retirement) {
     }
 }
 
-/// Inserts the fields of every answer into a head that has none of them: the request id, `nosniff`, and over TLS
-/// `Strict-Transport-Security`.
+/// Inserts the fields of every answer: the request id and `nosniff`, of which the head has none yet, and over TLS
+/// `Strict-Transport-Security` in the place of an upstream's.
 pub fn insert_common(fields: &mut FieldList, request_id: &HeaderValue, hsts: Option<&HeaderValue>) {
     fields.append(X_REQUEST_ID, request_id.clone());
     fields.append(X_CONTENT_TYPE_OPTIONS, NOSNIFF);

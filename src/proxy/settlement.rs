@@ -9,7 +9,8 @@ use super::gate::Gate;
 use crate::policy::limit_hit::LimitHit;
 use crate::policy::rejection::{Malformed, Rejection};
 
-/// Decides how a failed forwarding ends: the client's answer, and whether the units are refunded.
+/// Settles a failed forwarding: decides the client's answer, blames the server, gives up the key's place and refunds the units if they are
+/// to be refunded.
 pub(super) async fn settle(
     gate: &Gate,
     client: &Client<'_>,
@@ -57,8 +58,9 @@ pub(super) async fn settle(
     }
 }
 
-/// Whether the server is to blame: it was not reached, broke off, was too late or reported that it is unavailable. A server
-/// that answered is not, whatever the answer was, nor one that waits for a request's body, because it waits for the client.
+/// Whether the server is to blame: it was not reached, broke off, was silent, sent what cannot be read or reported that it is unavailable.
+/// One whose answer is a failure of another kind is not, nor one that waits for a request's body, because it waits for the client, nor
+/// one at which the request's total time ended.
 pub(super) fn is_servers_fault(failure: &Failure, client: &Client<'_>) -> bool {
     match failure.fault {
         Fault::Server(ServerFault::Status | ServerFault::OverTime) => false,

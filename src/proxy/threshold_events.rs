@@ -16,7 +16,7 @@ use crate::policy::key_record::KeyRecord;
 use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::threshold_event::{Share, Shares, ThresholdEvent};
 
-/// ThresholdEvents that wait to be reported; about 2 MiB.
+/// Threshold events that wait to be reported; about 2 MiB.
 const WAITING_MAX: usize = 10_000;
 /// Keys whose threshold events are remembered; about 16 MiB.
 const SEEN_MAX: usize = 250_000;

@@ -29,6 +29,9 @@ pub fn bounds_of(limits: &Limits) -> HeadBounds {
 }
 
 /// Step 1 for an HTTP/1.1 request of which only method and target are known; the rest counts as valid. Returns the path.
+///
+/// # Errors
+/// With the first violation, in the order of the checks.
 pub fn judge(method: &Method, target: &str, limits: &Limits) -> Result<String, Rejection> {
     let head = format!("{method} {target} HTTP/1.1\r\nHost: touchline\r\n\r\n");
     let head = RequestReader::whole_head(&head, &bounds_of(limits))?;
@@ -36,6 +39,9 @@ pub fn judge(method: &Method, target: &str, limits: &Limits) -> Result<String, R
 }
 
 /// Checks a request's head. Over HTTP/1 the reader has made sure that it can be read in one way only.
+///
+/// # Errors
+/// With the first violation, in the order of the checks.
 pub fn check<'a>(head: &'a RequestHead, limits: &Limits) -> Result<Target<'a>, Rejection> {
     if head.method == Method::CONNECT {
         return Err(http1::connect_refused());

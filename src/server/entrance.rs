@@ -31,6 +31,9 @@ const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Accepts connections at `listeners`, after replacing the predecessor if there is one, until `watch` changes. A successor that requests
 /// them at `upgrade`, if that is configured, and takes over sets `succeeded`.
+///
+/// # Errors
+/// If a service cannot be prepared, the listeners cannot be offered, or the running gateway was not replaced.
 pub async fn open(
     listeners: Listeners,
     upgrade: Option<&Path>,

@@ -16,7 +16,7 @@ use crate::proxy::Gate;
 use crate::store::NodeName;
 use crate::telemetry::traces::{self, PartialSuccess, Span};
 
-/// The most spans of one export.
+/// The spans with which a batch is full. Those of one request stay together, so it may have a few more.
 const BATCH: usize = 512;
 /// How long spans are gathered for a batch.
 const GATHER: Duration = Duration::from_secs(1);

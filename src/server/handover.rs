@@ -8,8 +8,8 @@
 //!
 //! Invariants: until the confirmation the successor accepts no connection and does not replace the Unix socket, so a successor that
 //! fails, is killed or hangs before it costs no request and blocks no later upgrade. A successor that the old gateway no longer
-//! waits for does not begin. A gateway that knows keys is not replaced by one that knows none, and none by one that has an upstream
-//! without any resolved server.
+//! waits for does not begin. A gateway that knows keys is not replaced by one that knows none. No gateway is replaced by one with an
+//! upstream of which no server is resolved.
 //!
 //! A process that may open the Unix socket may take over the listeners, so only its owner may open it.
 

@@ -89,6 +89,9 @@ fn address_of(socket: &Handed) -> SocketAddr {
 
 impl Listeners {
     /// Binds every configured address except those `handed` over, and reads the certificates.
+    ///
+    /// # Errors
+    /// With the first address that cannot be listened on, or certificate that cannot be used.
     pub fn bind(listen: &Listen, mut handed: Vec<Handed>) -> Result<Listeners, ServeError> {
         let mut bind = |path, address| bind(path, address, &mut handed);
         let mut clients = Vec::new();
@@ -217,7 +220,7 @@ impl Bound {
         let _ = self.admin_stop.send(true);
     }
 
-    /// Waits until every client listener is closed and the close of idle connections has begun.
+    /// Waits until every client listener is closed; connections that had waited in it are accepted then.
     pub async fn closed(&mut self) {
         while self.services.join_next().await.is_some() {}
     }

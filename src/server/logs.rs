@@ -54,6 +54,9 @@ pub fn warn_of(snapshot: &Snapshot) {
 }
 
 /// Opens the access log, whose lost lines are counted in `metrics`; `None` if it is off.
+///
+/// # Errors
+/// [`ServeError::AccessLog`] if the file or stream cannot be opened.
 pub fn open_access_log(
     destination: &Destination,
     metrics: &Metrics,

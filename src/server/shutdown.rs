@@ -12,7 +12,7 @@ use crate::proxy::Gate;
 const DRAIN_POLL: Duration = Duration::from_millis(10);
 /// How long a client may take to notice that its connection ends; requests that it sent before then arrive within this time.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// The part of the grace that a stopping gateway reserves for pending writes.
+/// How long the end of a gateway waits, after its grace, for pending writes of its store, and then for the threads of its runtime.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a stopping gateway waits until the requests that it has cut off are recorded.
 const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(1);

@@ -28,7 +28,7 @@ use clients::Clients;
 /// The TLS acceptor. Handshakes that begin after an exchange see the new certificates; connections stay.
 pub struct Acceptor(ArcSwap<TlsServer>);
 
-/// TLS 1.2 and 1.3 with some certificates, offering HTTP/2 and HTTP/1.1.
+/// TLS 1.2 and 1.3 with some certificates, offering HTTP/2, HTTP/1.1 and HTTP/1.0 by ALPN.
 pub struct TlsServer {
     shown: Vec<ShownCertificate>,
     clients: Option<Clients>,

@@ -37,7 +37,7 @@ pub fn unknown_tiers(store: &dyn Store, config: &Config) -> Vec<UnknownTier> {
         .collect()
 }
 
-/// Those of a gateway that runs; none while its keys may not be used, because they may have been moved.
+/// The unknown tiers of a running gateway; none while its keys may not be used, because they may have been moved.
 pub fn unknown_tiers_of(gate: &Gate) -> Vec<UnknownTier> {
     match gate.store.freshness().usable {
         true => unknown_tiers(&*gate.store, &gate.snapshot().config),

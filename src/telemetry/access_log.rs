@@ -20,12 +20,13 @@ use crate::policy::failure_log::FailureLog;
 mod file;
 mod line;
 
-/// A thread's own buffer for a line, which is then put into the queue as a whole.
+/// The bytes that a thread's buffer keeps between two lines.
 const LINE_BYTES: usize = 1_024;
 /// How long lines gather before they are written: how much of its log a killed process may lose.
 const GATHER: Duration = Duration::from_millis(25);
 
 thread_local! {
+    /// A thread's own buffer for a line, which is then put into the queue as a whole.
     static LINE: RefCell<Vec<u8>> = RefCell::new(Vec::with_capacity(LINE_BYTES));
 }
 
@@ -65,7 +66,7 @@ pub struct Line<'a> {
     pub tier: Option<&'a str>,
     /// The status sent to the client; 0 if none was.
     pub status: u16,
-    /// `served`, an error code, `maintenance`, `cut` (the upstream broke off), `client_closed` or `redirected` (to HTTPS).
+    /// `served`, an error code, `maintenance`, `cut` (the upstream broke off, or the gateway stopped), `client_closed` or `redirected` (to HTTPS).
     pub outcome: &'a str,
     /// The quota or rate that refused the request, for a 429.
     pub policy: Option<&'static str>,
@@ -85,7 +86,7 @@ pub struct Line<'a> {
     pub upstream_ms: Option<Duration>,
     /// Body bytes sent to the client.
     pub bytes_sent: usize,
-    /// The internal cause of a 500 or a cut answer; for a redirect, that the request had a key.
+    /// Why a request was not served, or not completely; for a redirect, that the request had a key.
     pub cause: Option<&'a str>,
 }
 

@@ -58,8 +58,9 @@ impl Drop for Installed {
     }
 }
 
-/// Writes events of the program and its libraries at `level` (`error` to `trace`) and above to standard error. pingora reports broken
-/// client connections as errors; these are filtered out, because operators cannot act on them.
+/// Writes events of the program and its libraries at `level` (`error` to `trace`) and above to standard error. pingora, `h2`
+/// and `rustls` report each broken connection as an error. These are filtered out: operators cannot act on them, and the gateway counts
+/// them.
 ///
 /// # Errors
 /// If no thread can be started, or no descriptor is left.
@@ -109,9 +110,7 @@ impl io::Write for Queued {
 }
 
 fn filter(level: &str) -> EnvFilter {
-    EnvFilter::new(format!(
-        "{level},pingora_core=off,pingora_proxy=off,h2=off,rustls=off"
-    ))
+    EnvFilter::new(format!("{level},pingora_core=off,h2=off,rustls=off"))
 }
 
 fn writer(format: Format) -> FormatLayer {

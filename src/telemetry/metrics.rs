@@ -23,10 +23,12 @@ const REQUEST_BUCKETS: [f64; 11] = [
 const STORE_BUCKETS: [f64; 9] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.05, 0.1, 0.5];
 /// The call of the store that every forwarded request waits for.
 pub const CHARGE: &str = "charge";
-/// The calls of the store for `/api/v1/usage`: the units used today, and the ledger of the last days.
+/// The call of the store for the units used today: for answers that cost nothing, and for `/api/v1/usage`.
 pub const READ: &str = "read";
-/// See [`READ`].
+/// The call of the store for the ledger of the last days: for `/api/v1/usage`.
 pub const USAGE: &str = "usage";
+/// The call of the store that returns units.
+pub const REFUND: &str = "refund";
 /// The label value of a request without endpoint, tier or upstream.
 pub const NONE: &str = "none";
 
@@ -109,7 +111,7 @@ families! {
         /// events.webhook.give_up, or at once because too many were pending.
         pub webhook_attempts: IntCounterVec = counters!("touchline_webhook_attempts_total",
             "Attempts to deliver an event, and events given up", &["outcome"], registry)?;
-        /// `touchline_webhook_pending`: events pending for the webhook, on the gateway that delivers them.
+        /// `touchline_webhook_pending`: events pending for the webhook, on the gateway that delivers them; 1,000 at most.
         pub webhook_pending: IntGauge = gauge!("touchline_webhook_pending",
             "Events pending for the webhook, on the gateway that delivers them", registry)?;
         /// `touchline_webhook_age_seconds`: since the oldest pending event, on the gateway that delivers them; 0 if none is pending.
@@ -165,8 +167,9 @@ families! {
         /// `touchline_config_reloads_total{outcome}`: configurations `applied` and `refused` since the start.
         pub config_reloads: IntCounterVec = counters!("touchline_config_reloads_total",
             "Configurations applied and refused since the start", &["outcome"], registry)?;
-        /// `touchline_config_refused`: 1 while the configuration file is refused.
-        pub config_refused: IntGauge = gauge!("touchline_config_refused", "1 while the configuration file is refused", registry)?;
+        /// `touchline_config_refused`: 1 while the configuration file, or a certificate that it names, is refused.
+        pub config_refused: IntGauge = gauge!("touchline_config_refused",
+            "1 while the configuration file, or a certificate that it names, is refused", registry)?;
         /// `touchline_config_applied_timestamp_seconds`: when the running configuration was applied.
         pub config_applied: Gauge = seconds!("touchline_config_applied_timestamp_seconds",
             "When the running configuration was applied, in Unix seconds", registry)?;
@@ -218,7 +221,7 @@ impl Metrics {
             .unwrap_or_default()
     }
 
-    /// Records the running configuration by its hash, and when it was applied.
+    /// Records the running configuration by its hash, when it was applied, and that no file is refused.
     pub fn config_runs(&self, hash: &str, applied: Timestamp) {
         self.config_info.reset();
         self.config_info.with_label_values(&[hash]).set(1);
@@ -248,7 +251,7 @@ impl Metrics {
     }
 
     /// Records how long a request waited for the store and whether the call failed.
-    pub fn store_call(&self, operation: &str, waited: Duration, failed: Result<(), ()>) {
+    pub fn store_call(&self, operation: &str, waited: Duration, outcome: Result<(), ()>) {
         let waited = waited.as_secs_f64();
         match operation {
             CHARGE => self.charge_duration.observe(waited),
@@ -257,7 +260,7 @@ impl Metrics {
                 durations.with_label_values(&[operation]).observe(waited);
             }
         }
-        if failed.is_err() {
+        if outcome.is_err() {
             self.store_errors.with_label_values(&[operation]).inc();
         }
     }

@@ -15,7 +15,6 @@ rows! {
     pub struct Limits {
         /// The size of all request headers together.
         header_bytes: usize = size(16 * KIB, KIB..=MIB);
-        // The HTTP/1 parser accepts at most 256.
         /// The number of request headers.
         header_count: usize = number(64, 8..=256);
         /// Path and query.

@@ -23,7 +23,8 @@ use crate::proxy::failure::{ClientFault, Failure, ServerFault};
 /// How long the rest of a body is read and discarded after the answer: clients exist that write first and read later, and over HTTP/2
 /// some that discard an answer if their upload ends before it is complete.
 pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// Bytes that a client may send ahead while a request is answered; more waits in the system's buffers.
+/// Unread bytes of a client above which no more are read while a request is answered: the rest waits in the system's buffers. One read may
+/// exceed it by 8 KiB.
 const AHEAD_BYTES_MAX: usize = 8 * 1024;
 /// Room for one field of an answer. Most take less, so that the buffer of a short answer stays small and cheap to allocate.
 const FIELD_BYTES: usize = 48;

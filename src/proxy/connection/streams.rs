@@ -46,7 +46,7 @@ const REST: Duration = Duration::from_secs(1);
 /// slightly too large gets the gateway's answer instead of the library's bare 431.
 const HEADER_LIST_FACTOR: usize = 2;
 
-/// The limits that applied when the connection began.
+/// What the requests of a connection share: the limits that applied when it began, and its state.
 pub struct StreamTerms {
     gate: Arc<Gate>,
     connection: Arc<Connection>,
@@ -140,8 +140,8 @@ pub(super) async fn serve(guard: Guard, terms: Arc<StreamTerms>, ending: Cancell
             respond.send_reset(Reason::REFUSED_STREAM);
             continue;
         }
-        let under_way = OpenStream::begin(&open);
-        let stream = serve_stream(terms.clone(), request, respond, under_way);
+        let open_stream = OpenStream::begin(&open);
+        let stream = serve_stream(terms.clone(), request, respond, open_stream);
         // In a box, so that only a pointer is moved: the runtime moves a task's future at its start and at its end.
         tokio::spawn(Box::pin(stream));
     }
@@ -152,7 +152,7 @@ async fn serve_stream(
     terms: Arc<StreamTerms>,
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
-    _under_way: OpenStream,
+    _open_stream: OpenStream,
 ) {
     let (parts, body) = request.into_parts();
     let mut head = Box::new(RequestHead::of_http2(parts));

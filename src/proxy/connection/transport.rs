@@ -19,7 +19,7 @@ pub type Transport = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 pub enum Agreed {
     /// HTTP/2.
     Http2,
-    /// HTTP/1.1, or nothing negotiated over TLS.
+    /// HTTP/1.1 or HTTP/1.0, or nothing negotiated over TLS.
     Http1,
     /// Without TLS nothing is negotiated; the first bytes determine the protocol.
     Open,

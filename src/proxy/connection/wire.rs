@@ -25,7 +25,8 @@ use crate::telemetry::limit_hits::LimitHits;
 /// The bytes read from the socket at a time.
 const READ_BYTES: usize = 8 * 1024;
 /// After the last answer, the client's further bytes are read and discarded, so that the answer reaches it: a connection closed
-/// with unread bytes is reset (RFC 9112 section 9.6). At most this many bytes, for this long.
+/// with unread bytes is reset (RFC 9112 section 9.6). At most this many bytes, for this long. The end of the gateway's own direction has
+/// as long.
 const LINGER_BYTES: usize = 256 * 1024;
 const LINGER: Duration = Duration::from_secs(1);
 

@@ -9,6 +9,7 @@ use std::time::Instant;
 use crate::policy::words::words;
 use crate::proxy::gate::Gate;
 use crate::store::Receipt;
+use crate::telemetry::metrics::REFUND;
 
 words! {
     /// Why units are refunded.
@@ -71,7 +72,7 @@ impl Charged {
         let asked = Instant::now();
         let used = self.gate.store.refund(receipt).await;
         let metrics = &self.gate.metrics;
-        metrics.store_call("refund", asked.elapsed(), Ok(()));
+        metrics.store_call(REFUND, asked.elapsed(), Ok(()));
         Some(used)
     }
 

@@ -37,7 +37,7 @@ pub(super) fn pass(
             Piece::Head(head, false)
         }
         Some(Piece::Head(head, ends)) => {
-            check(client, forwarding, head.status, now)?;
+            judge_status(client, forwarding, head.status, now)?;
             let now = exchange.time_at(now);
             let head = begin(gate, client, exchange, forwarding, (head, ends), now);
             Piece::Head(head, ends)
@@ -48,7 +48,7 @@ pub(super) fn pass(
     }))
 }
 
-/// Whether the answer arrived in time, not counting delays of the client.
+/// Fails if the answer arrived too late, not counting delays of the client.
 fn check_time(client: &Client<'_>, forwarding: &Forwarding, now: Instant) -> Result<(), Failure> {
     let paused = client.turn().map(|turn| turn.paused());
     if forwarding.is_over_time_at(now, paused.unwrap_or_default()) {
@@ -57,8 +57,8 @@ fn check_time(client: &Client<'_>, forwarding: &Forwarding, now: Instant) -> Res
     Ok(())
 }
 
-/// Whether a final answer may be forwarded.
-fn check(
+/// Notes the arrival of a final answer, and that its server served unless it is away. Fails if the answer must not be forwarded.
+fn judge_status(
     client: &Client<'_>,
     forwarding: &mut Forwarding,
     status: StatusCode,
@@ -80,7 +80,7 @@ fn check(
     })
 }
 
-/// The head of a final answer, and whether the answer ends with it, as the client receives it.
+/// The head of a final answer as the client receives it. Begins to compress its body, and ends the connection of a draining gateway.
 fn begin(
     gate: &Gate,
     client: &mut Client<'_>,
@@ -97,7 +97,7 @@ fn begin(
     if let Some(server) = forwarding.server() {
         forward::relate_links(fields, &server.authority);
     }
-    fields.reserve(respond::FIELDS);
+    fields.reserve(respond::ADDED_FIELDS);
     respond::insert_common(fields, &exchange.request_id, exchange.hsts.as_ref());
     forward::confine_answer(fields);
     announce(fields, &forwarding.endpoint.retirement);

@@ -9,7 +9,7 @@ use crate::proxy::encoder::Encoder;
 use crate::proxy::exchange::Forwarding;
 use crate::proxy::failure::Failure;
 
-/// Begins to compress the answer to `request`, if its upstream is configured so, the answer is compressible, and the client
+/// Begins to compress the answer to the client's request, if its upstream is configured so, the answer is compressible, and the client
 /// accepts it. An answer that `ends` with its head has nothing to compress.
 pub(super) fn begin(forwarding: &mut Forwarding, client: &Client<'_>, head: &mut Head, ends: bool) {
     let Some(compression) = &forwarding.upstream.compression else {

@@ -276,7 +276,12 @@ fn length_of(fields: &HeaderMap) -> Result<Option<u64>, Failure> {
         return Ok(None);
     }
     let agreed = http1::agreed_length(lengths.map(HeaderValue::as_bytes));
-    let invalid = || Failure::broken(false, "its Content-Length is not one number");
+    let invalid = || {
+        Failure::server(
+            ServerFault::Malformed,
+            "its Content-Length is not one number",
+        )
+    };
     agreed.map(Some).ok_or_else(invalid)
 }
 

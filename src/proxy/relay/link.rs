@@ -24,7 +24,7 @@ impl Link {
     /// Begins an exchange on a taken connection.
     ///
     /// # Errors
-    /// If the request cannot be sent over HTTP/2, or its connection has ended.
+    /// If the request cannot be expressed in the connection's version of HTTP, or the connection has ended.
     pub fn begin(
         taken: TakenConnection,
         request: &Outgoing<'_>,

@@ -31,7 +31,7 @@ pub struct Server {
     /// Identifies the server in the choice by key.
     pub(super) identity: u64,
     in_flight: AtomicU64,
-    /// Whether it agreed to HTTP/2 but then required HTTP/1.1.
+    /// Whether HTTP/2 must not be used: the server required HTTP/1.1, or sent invalid HTTP/2.
     http1_only: AtomicBool,
     /// [`UNTRIED`], [`ANSWERED`] or [`FAILED`].
     last: AtomicU8,

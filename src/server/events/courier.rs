@@ -2,7 +2,7 @@
 //!
 //! The store keeps the pending events and the lease of the gateway that delivers them, so an event outlives the gateway that caused
 //! it. Each event is delivered at least once; a receiver recognises a repeated one by its id. Each event is sent by itself, with
-//! pauses between attempts that double from a second to five minutes.
+//! pauses between attempts that double from a second to five minutes, each varied by up to a quarter.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,7 +25,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const LOOK_WITHOUT_WEBHOOK: Duration = Duration::from_secs(1);
 /// How long the lease lasts beyond the timeout of an attempt.
 const LEASE_SLACK: Duration = Duration::from_secs(10);
-/// How long after a reading other events of it may be sent: with their timeout, within the lease, 5 s of which may have been over.
+/// How long after a reading further events of it may be sent. Together with the timeout of the last attempt, this ends within the lease,
+/// which may be 5 s old at a reading: the store renews it no more often.
 const LOOK_MAX: Duration = Duration::from_secs(4);
 /// The most concurrent attempts.
 const AT_ONCE: usize = 8;
@@ -33,7 +34,7 @@ const AT_ONCE: usize = 8;
 const LEAP_NOTICED: Duration = Duration::from_secs(2);
 /// The pause if no client can be made because root certificates are missing.
 const CLIENT_PAUSE: Duration = Duration::from_secs(30);
-/// The pauses after a first failed attempt, and at most.
+/// The pauses after a first failed attempt, and at most, before they are varied.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(300);
 
@@ -92,7 +93,7 @@ impl Courier {
         }
     }
 
-    /// Forgets attempts, because another gateway has the lease.
+    /// Forgets attempts: another gateway has the lease, or no webhook is configured.
     fn rest(&mut self) {
         self.failed.clear();
         self.skipped = 0;

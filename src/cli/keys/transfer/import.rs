@@ -43,7 +43,7 @@ pub(in crate::cli) struct ImportArguments {
 }
 
 impl ImportArguments {
-    /// What the store must have: an import may begin one, but a rehearsal creates nothing.
+    /// The required state of the store: an import may create one, but a rehearsal creates nothing.
     pub(in crate::cli) fn expected(&self) -> Expected {
         match self.dry_run {
             true => Expected::Database,

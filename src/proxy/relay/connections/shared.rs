@@ -30,7 +30,7 @@ const STREAMS_MAX: usize = 32;
 /// connection whose unread small frames cost more than half of its window, at 256 bytes less their payload each. Full windows of
 /// one-byte frames on all streams cost a quarter of this half.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
-/// The largest frame that a server may send: answers come in fewer ones.
+/// The largest frame that a server may send. The window of a stream bounds its DATA frames before that.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
 
 /// Connections that are kept for further streams at most, over all servers. Each request that is sent again makes one.
@@ -148,7 +148,7 @@ impl SharedConnection {
         }
         let allowed = self.sender.current_max_send_streams().min(STREAMS_MAX);
         if allowed == 0 {
-            // Kept, each such connection would be one more that serves nothing until it is too old.
+            // If it were kept, each attempt would find it without room and add another one.
             self.retire();
             return None;
         }
