@@ -1,6 +1,6 @@
 //! The tier and the key that an argument names, or an error with where to look for it; and the key's limit.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use jiff::civil::Date;
 
 use crate::cli::session::Session;
@@ -8,19 +8,19 @@ use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::{KeyRecord, TierName};
 
+/// The configured tier with this name, or a clause with the configured ones.
+pub(super) fn tier_named(config: &Config, name: &str) -> Result<TierName, String> {
+    let tiers = config.tiers.iter().map(|(tier, _)| tier);
+    let found = tiers.clone().find(|tier| tier.as_str() == name);
+    found.cloned().ok_or_else(|| {
+        let names: Vec<&str> = tiers.map(TierName::as_str).collect();
+        format!("the configured tiers are {}", names.join(", "))
+    })
+}
+
 /// The configured tier with this name.
 pub(super) fn configured_tier(config: &Config, name: &str) -> anyhow::Result<TierName> {
-    let found = config.tiers.iter().find(|(tier, _)| tier.as_str() == name);
-    match found {
-        Some((tier, _)) => Ok(tier.clone()),
-        None => {
-            let names: Vec<&str> = config.tiers.iter().map(|(tier, _)| tier.as_str()).collect();
-            bail!(
-                "there is no tier {name:?}; the configured tiers are {}",
-                names.join(", ")
-            )
-        }
-    }
+    tier_named(config, name).map_err(|names| anyhow!("there is no tier {name:?}; {names}"))
 }
 
 /// The limit of a key on a day; `None` if its tier is not configured.

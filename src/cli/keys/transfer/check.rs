@@ -11,9 +11,10 @@ use jiff::civil::Date;
 
 use super::file::or_problems;
 use super::rows::{Fields, ImportRow};
+use crate::cli::keys::named::tier_named;
 use crate::cli::output::{parse_date, parse_name};
+use crate::config::Config;
 use crate::policy::api_key::{self, KEY_CHARS_MAX, KEY_CHARS_MIN, KeyDigest, KeyId, KeyPrefix};
-use crate::policy::calendar::Calendar;
 use crate::policy::clock_trust::DIFFERENCE_MAX;
 use crate::policy::key_record::{
     ENDED_MAX, KeyRecord, KeyState, LastChange, PreviousDigest, TierName,
@@ -56,9 +57,7 @@ pub(super) enum GivenId {
 
 /// The values that rows are checked against.
 pub(super) struct Setting<'a> {
-    pub(super) calendar: &'a Calendar,
-    pub(super) tiers: Vec<TierName>,
-    pub(super) prefix: &'a KeyPrefix,
+    pub(super) config: &'a Config,
     /// The store's time.
     pub(super) now: Timestamp,
     /// The audit entry of every imported record.
@@ -213,7 +212,7 @@ impl<'a> Checker<'a> {
                 .map(|digest| (digest, None))
                 .map_err(|problem| format!("digest: {problem}")),
             (Some(key), None) => {
-                let prefix = self.setting.prefix;
+                let prefix = &self.setting.config.keys.prefix;
                 let digest = api_key::parse_presented(key.as_bytes(), prefix);
                 let digest = digest.map_err(|_| key_problem(key, prefix))?;
                 let rest = key.strip_prefix(prefix.as_str());
@@ -230,15 +229,9 @@ impl<'a> Checker<'a> {
     }
 
     fn tier(&self, text: &str) -> Result<TierName, String> {
-        let mut tiers = self.setting.tiers.iter();
-        let found = tiers.find(|tier| tier.as_str() == text).cloned();
-        found.ok_or_else(|| {
-            let names: Vec<&str> = self.setting.tiers.iter().map(TierName::as_str).collect();
-            format!(
-                "the tier is not configured; the configured tiers are {}",
-                names.join(", ")
-            )
-        })
+        // The message does not repeat the text, which may be a key.
+        tier_named(self.setting.config, text)
+            .map_err(|names| format!("the tier is not configured; {names}"))
     }
 
     /// The time of issue. A key is billed from it on, so a later one than the present would leave days unbilled. One by a clock that
@@ -254,7 +247,7 @@ impl<'a> Checker<'a> {
     /// The first instant after a subscription: a given instant, or the end of its last day.
     fn expires(&self, text: &str) -> Result<Timestamp, String> {
         if let Ok(last_day) = parse_date(text) {
-            let day = self.setting.calendar.day_of(last_day);
+            let day = self.setting.config.calendar.day_of(last_day);
             let day = day.map_err(|error| error.to_string())?;
             return Timestamp::from_second(day.end).map_err(|error| error.to_string());
         }
@@ -434,14 +427,10 @@ mod tests {
     }
 
     fn checked(stored: &[KeyRecord], csv: &str) -> Result<Vec<ImportableKey>, Vec<ImportProblem>> {
-        let calendar = Calendar::of_zone("America/New_York").unwrap();
-        let prefix = KeyPrefix::default();
+        let text = include_str!("../../../../gateway.yaml").replace("UTC", "America/New_York");
+        let config = Config::parse("g", &text, &|_| None).unwrap();
         let setting = Setting {
-            calendar: &calendar,
-            tiers: ["starter", "pro"]
-                .map(|tier| tier.parse().unwrap())
-                .to_vec(),
-            prefix: &prefix,
+            config: &config,
             now: now(),
             change: LastChange::first(Action::Import, "ann").into(),
         };

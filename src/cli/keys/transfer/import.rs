@@ -106,14 +106,7 @@ async fn check(
     format: FileFormat,
 ) -> anyhow::Result<Vec<ImportableKey>> {
     let setting = Setting {
-        calendar: &session.config.calendar,
-        tiers: session
-            .config
-            .tiers
-            .iter()
-            .map(|(name, _)| name.clone())
-            .collect(),
-        prefix: &session.config.keys.prefix,
+        config: &session.config,
         now: session.store.server_time().await?,
         change: order.options.first(Action::Import).into(),
     };
