@@ -1,14 +1,12 @@
 //! Following the configuration file: a changed file is checked and applied as a whole, after a change or SIGHUP, or not at all.
 //!
-//! Everything that can fail (reading, checking, certificates, the access log's file, asking the store whether keys have a removed
-//! tier) is done before anything changes. Then one pointer is exchanged: new requests use the new configuration, requests in flight
-//! keep theirs. Counts are in the store and unaffected; connections of clients and to upstreams stay.
+//! Everything that can fail (reading, checking, certificates, the access log's file, counting the keys of a removed tier) is done
+//! before anything changes. Then one pointer is exchanged: new requests use the new configuration, requests in flight keep theirs.
+//! Counts are in the store and unaffected; connections of clients and to upstreams stay.
 //!
 //! A refused file is retried until it is applied, because the cause may end without a change of the file: a name resolves again, a
 //! certificate was written, the last key of a tier was moved.
 
-use std::cell::OnceCell;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,10 +22,9 @@ use super::watched::{FileContents, Settling};
 use crate::admin::{ConfigView, RefusedFile};
 use crate::clock::next_tick;
 use crate::config::{Config, Running};
-use crate::policy::key_record::{KeyRecord, KeyState, TierName};
+use crate::policy::key_record::TierName;
 use crate::policy::words::words;
 use crate::proxy::{Gate, Snapshot};
-use crate::store::Store;
 use crate::telemetry::access_log::Sink;
 use crate::telemetry::diagnostics;
 
@@ -37,6 +34,8 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_WHILE_SETTLING: Duration = Duration::from_millis(500);
 /// The pause between two attempts with a refused file.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// The oldest state of the known keys by which a tier without keys may be removed. It is current within a second unless reading fails.
+const KEYS_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// Follows one configuration file.
 pub struct Reloader {
@@ -195,10 +194,8 @@ impl Reloader {
     /// Does everything that can fail, off the threads that serve requests.
     async fn prepare(&self) -> Result<Prepared, String> {
         let (file, gate, acceptor) = (self.file.clone(), self.gate.clone(), self.acceptor.clone());
-        let runtime = tokio::runtime::Handle::current();
-        let preparing = tokio::task::spawn_blocking(move || {
-            prepare(&file, &gate, acceptor.as_deref(), &runtime)
-        });
+        let preparing =
+            tokio::task::spawn_blocking(move || prepare(&file, &gate, acceptor.as_deref()));
         let prepared = preparing.await;
         prepared.unwrap_or_else(|error| Err(format!("the attempt was not completed: {error}")))
     }
@@ -285,19 +282,21 @@ fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
     std::iter::once(file.to_owned()).chain(others).collect()
 }
 
-/// Blocks: must not be called on a thread of `runtime` that runs tasks.
-fn prepare(
-    file: &Path,
-    gate: &Gate,
-    acceptor: Option<&Acceptor>,
-    runtime: &tokio::runtime::Handle,
-) -> Result<Prepared, String> {
+/// Blocks: must not be called on a thread that runs tasks.
+fn prepare(file: &Path, gate: &Gate, acceptor: Option<&Acceptor>) -> Result<Prepared, String> {
     let running = gate.snapshot();
-    let counted = OnceCell::new();
-    let keys_of = |tier: &TierName| {
-        let counted = counted.get_or_init(|| runtime.block_on(keys_by_tier(&*gate.store)));
-        let counted = counted.as_ref().map_err(String::clone)?;
-        Ok(counted.get(tier).copied().unwrap_or(0))
+    let health = gate.store.health();
+    let is_known = health.up && health.keys.age <= KEYS_AGE_MAX;
+    let tiers = gate.store.keys().by_tier();
+    let keys_of = |tier: &TierName| match is_known {
+        true => {
+            let held = tiers.iter().find(|(name, _)| name == tier);
+            Ok(held.map_or(0, |(_, keys)| *keys))
+        }
+        false => {
+            let trouble = health.trouble.as_deref();
+            Err(trouble.unwrap_or("its keys are not current").to_owned())
+        }
     };
     let replaced = Running {
         config: &running.config,
@@ -316,18 +315,4 @@ fn prepare(
         successor,
         sink,
     })
-}
-
-/// The number of keys of each tier that are or may become usable.
-async fn keys_by_tier(store: &dyn Store) -> Result<BTreeMap<TierName, u64>, String> {
-    let mut counted = BTreeMap::new();
-    let mut count = |page: Vec<KeyRecord>| {
-        let held = page.into_iter();
-        for key in held.filter(|key| key.state != KeyState::Revoked) {
-            *counted.entry(key.tier).or_default() += 1;
-        }
-    };
-    let walked = store.walk_keys(&mut count).await;
-    walked.map_err(|error| error.to_string())?;
-    Ok(counted)
 }
