@@ -61,6 +61,15 @@ pub(super) enum RowsFormat {
     Csv,
 }
 
+/// A record with more members, as one JSON object.
+#[derive(Serialize)]
+pub(super) struct Extended<R, M> {
+    #[serde(flatten)]
+    pub(super) record: R,
+    #[serde(flatten)]
+    pub(super) more: M,
+}
+
 /// Makes tables fit into the terminal, if standard output is one.
 pub(super) fn fit_to_terminal() {
     if let Some(columns) = columns_of(io::stdout()) {

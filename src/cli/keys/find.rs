@@ -4,9 +4,10 @@ use std::io::{BufWriter, Write};
 
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
+use serde_json::json;
 
 use super::named::{configured_tier, existing, limit_on};
-use super::view::{DetailView, GrantedView, KeyView, LIST_HEADER, ShownView, TodayView};
+use super::view::{KeyView, LIST_HEADER, detailed, detailed_fields};
 use crate::cli::output::long_table::write_long_table;
 use crate::cli::output::{RecordFormat, RowsFormat, write_csv, write_json_rows, write_record};
 use crate::cli::session::Session;
@@ -127,7 +128,7 @@ pub(super) async fn show(
     let record = existing(session, id).await?;
     let day = session.config.calendar.day_at(now)?;
     let usage = session.store.usage(day.date, day.date, Some(id)).await?;
-    let used = usage.iter().map(|usage| usage.used).sum();
+    let used: u64 = usage.iter().map(|usage| usage.used).sum();
     let limit = limit_on(&session.config, &record, day.date);
     let grants = Wanted {
         key: Some(id),
@@ -135,18 +136,19 @@ pub(super) async fn show(
         ..Wanted::default()
     };
     let grants = session.store.audit(grants).await?;
-    let view = ShownView {
-        granted: grants.iter().filter_map(GrantedView::of).collect(),
-        detail: DetailView::of(&record, now),
-        today: TodayView {
-            date: day.date,
-            used,
-            limit,
-            remaining: limit.map(|limit| limit.saturating_sub(used)),
-        },
-    };
-    output.write(out, &view, |out| {
-        let mut fields = view.detail.fields(&session.config.calendar, &view.granted);
+    let granted = grants.iter().filter_map(|one| {
+        let (date, extra) = one.granted()?;
+        let (reason, who, at) = (&one.reason, &one.who, one.at);
+        Some(json!({ "date": date, "extra": extra, "reason": reason, "who": who, "at": at }))
+    });
+    // Null, like the limit, if the key's tier is not configured.
+    let remaining = limit.map(|limit| limit.saturating_sub(used));
+    let more = json!({
+        "granted": granted.collect::<Vec<_>>(),
+        "today": { "date": day.date, "used": used, "limit": limit, "remaining": remaining },
+    });
+    output.write(out, &detailed(&record, now, more), |out| {
+        let mut fields = detailed_fields(&record, now, &session.config.calendar, &grants);
         let limit = limit.map_or_else(
             || "an unknown limit: the tier is not configured".to_owned(),
             |limit| limit.to_string(),

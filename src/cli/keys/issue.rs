@@ -7,12 +7,15 @@ use clap::Args;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::Serialize;
+use serde_json::json;
 
 use super::arguments::{ChangeOptions, ChangedKey, RotateArguments};
 use super::change::make;
 use super::named::configured_tier;
-use super::view::{ChangedView, DetailView, IssuedView, KeyView};
-use crate::cli::output::{RecordFormat, parse_date, parse_name, to_the_second, write_record};
+use super::view::{KeyView, detailed, detailed_fields, previous_until};
+use crate::cli::output::{
+    Extended, RecordFormat, parse_date, parse_name, to_the_second, write_record,
+};
 use crate::cli::session::{Session, note};
 use crate::policy::api_key::{ApiKey, os_entropy};
 use crate::policy::audit::{self, Author};
@@ -80,9 +83,9 @@ pub(super) async fn issue(
     };
     let view = KeyView::of(&record, now);
     let fields = view.fields(&session.config.calendar);
-    let issued = IssuedView {
-        key: key.reveal(),
+    let issued = Extended {
         record: view,
+        more: json!({ "key": key.reveal() }),
     };
     if let Err(error) = show(&key, &issued, fields, arguments.options.output, out) {
         // Not the error itself, because a closed pipe counts as success elsewhere.
@@ -126,21 +129,15 @@ pub(super) async fn rotate(
     let Some((record, mark)) = &outcome.made else {
         bail!("{id} was not rotated: try again");
     };
-    let detail = DetailView::of(record, outcome.now);
-    let previous_until = detail.previous_until;
-    let fields = detail.fields(&session.config.calendar, &[]);
-    let rotated = ChangedView {
-        changed: true,
-        key: Some(key.reveal()),
-        grant: None,
-        detail,
-    };
+    let fields = detailed_fields(record, outcome.now, &session.config.calendar, &[]);
+    let more = json!({ "changed": true, "key": key.reveal() });
+    let rotated = detailed(record, outcome.now, more);
     if let Err(error) = show(&key, &rotated, fields, output, out) {
         // Not the error itself, because a closed pipe counts as success elsewhere.
         return Err(unshown(session, &outcome.before, record, &author, &error).await);
     }
     if output == RecordFormat::Table {
-        note(&previous_until.map_or_else(
+        note(&previous_until(record, outcome.now).map_or_else(
             || "The old key is refused from now on.".to_owned(),
             |until| format!("The old key is valid until {}.", to_the_second(until)),
         ));

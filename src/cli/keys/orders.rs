@@ -6,11 +6,12 @@ use anyhow::bail;
 use clap::Subcommand;
 use jiff::Timestamp;
 use jiff::civil::Date;
+use serde_json::{Value, json};
 
 use super::arguments::{ChangedKey, ConfirmedKey, GrantArguments, LastDay, parse_last_day};
 use super::change::{ChangeOutcome, Consent, make};
 use super::named::{configured_tier, limit_on};
-use super::view::{ChangedView, DetailView, GrantView, end};
+use super::view::{detailed, end};
 use crate::cli::output::{RecordFormat, escape, parse_name, write_text};
 use crate::cli::session::{Session, note};
 use crate::config::Config;
@@ -186,11 +187,7 @@ pub(super) async fn grant(
     );
     let reason = escape(&order.reason);
     let sentence = format!("{id} has {extra} extra units on {date} ({reason}): {limit}");
-    let granted = GrantView {
-        date,
-        extra,
-        reason: &order.reason,
-    };
+    let granted = json!({ "date": date, "extra": extra, "reason": order.reason });
     announce(
         session,
         &outcome,
@@ -221,16 +218,16 @@ async fn announce(
     session: &Session,
     outcome: &ChangeOutcome,
     output: RecordFormat,
-    grant: Option<GrantView<'_>>,
+    grant: Option<Value>,
     sentence: &str,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let changed = ChangedView {
-        changed: outcome.made.is_some(),
-        key: None,
-        grant,
-        detail: DetailView::of(outcome.after(), outcome.now),
+    let is_made = outcome.made.is_some();
+    let more = match grant {
+        Some(grant) => json!({ "changed": is_made, "grant": grant }),
+        None => json!({ "changed": is_made }),
     };
+    let changed = detailed(outcome.after(), outcome.now, more);
     let shown = output.write(out, &changed, |out| {
         write_text(out, format!("{sentence}\n"))
     });

@@ -1,12 +1,10 @@
 //! Records in tables, JSON and CSV for operators, never with a digest.
 
-use std::collections::BTreeMap;
-
-use jiff::civil::Date;
 use jiff::{Timestamp, ToSpan};
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::cli::output::to_the_second;
+use crate::cli::output::{Extended, to_the_second};
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::Entry;
 use crate::policy::calendar::Calendar;
@@ -31,83 +29,6 @@ pub(super) struct KeyView<'a> {
     expired: bool,
     created: Timestamp,
     updated: Timestamp,
-}
-
-#[derive(Serialize)]
-pub(super) struct IssuedView<'a> {
-    pub(super) key: &'a str,
-    #[serde(flatten)]
-    pub(super) record: KeyView<'a>,
-}
-
-/// A record with the details that lists leave out.
-#[derive(Serialize)]
-pub(super) struct DetailView<'a> {
-    #[serde(flatten)]
-    pub(super) record: KeyView<'a>,
-    /// The end of the old secret, during a rotation's overlap.
-    pub(super) previous_until: Option<Timestamp>,
-    pub(super) grants: &'a BTreeMap<Date, u64>,
-}
-
-#[derive(Serialize)]
-pub(super) struct ShownView<'a> {
-    #[serde(flatten)]
-    pub(super) detail: DetailView<'a>,
-    /// Every grant with its reason, in the order in which they were made.
-    pub(super) granted: Vec<GrantedView<'a>>,
-    pub(super) today: TodayView,
-}
-
-/// A grant from the audit trail.
-#[derive(Serialize)]
-pub(super) struct GrantedView<'a> {
-    date: Date,
-    extra: u64,
-    reason: Option<&'a str>,
-    who: &'a str,
-    at: Timestamp,
-}
-
-impl<'a> GrantedView<'a> {
-    pub(super) fn of(entry: &'a Entry) -> Option<GrantedView<'a>> {
-        let (date, extra) = entry.granted()?;
-        Some(GrantedView {
-            date,
-            extra,
-            reason: entry.reason.as_deref(),
-            who: &entry.who,
-            at: entry.at,
-        })
-    }
-}
-
-/// The outcome of a change, with `key` only if there is a new one and `grant` only if units were granted.
-#[derive(Serialize)]
-pub(super) struct ChangedView<'a> {
-    pub(super) changed: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) key: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) grant: Option<GrantView<'a>>,
-    #[serde(flatten)]
-    pub(super) detail: DetailView<'a>,
-}
-
-#[derive(Clone, Copy, Serialize)]
-pub(super) struct GrantView<'a> {
-    pub(super) date: Date,
-    pub(super) extra: u64,
-    pub(super) reason: &'a str,
-}
-
-/// `limit` and `remaining` are null where the key's tier is not configured.
-#[derive(Serialize)]
-pub(super) struct TodayView {
-    pub(super) date: Date,
-    pub(super) used: u64,
-    pub(super) limit: Option<u64>,
-    pub(super) remaining: Option<u64>,
 }
 
 impl<'a> KeyView<'a> {
@@ -148,40 +69,48 @@ impl<'a> KeyView<'a> {
     }
 }
 
-impl<'a> DetailView<'a> {
-    pub(super) fn of(record: &'a KeyRecord, now: Timestamp) -> DetailView<'a> {
-        let previous = record.previous.as_ref().map(|previous| previous.until);
-        DetailView {
-            record: KeyView::of(record, now),
-            previous_until: previous.filter(|until| now < *until),
-            grants: &record.grants,
-        }
-    }
+/// The end of the old secret, during a rotation's overlap.
+pub(super) fn previous_until(record: &KeyRecord, now: Timestamp) -> Option<Timestamp> {
+    let until = record.previous.as_ref()?.until;
+    (now < until).then_some(until)
+}
 
-    /// The fields for people; a day's grants with the reasons of those in `granted`.
-    pub(super) fn fields(
-        &self,
-        calendar: &Calendar,
-        granted: &[GrantedView<'_>],
-    ) -> Vec<(&'static str, String)> {
-        let mut fields = self.record.fields(calendar);
-        if let Some(until) = self.previous_until {
-            fields.push(("old key until", to_the_second(until)));
-        }
-        for (date, units) in self.grants {
-            let of_day = granted.iter().filter(|granted| granted.date == *date);
-            let reasons: Vec<&str> = of_day.filter_map(|granted| granted.reason).collect();
-            let grant = format!("{units} on {date}");
-            fields.push((
-                "grant",
-                match reasons.is_empty() {
-                    true => grant,
-                    false => format!("{grant} ({})", reasons.join("; ")),
-                },
-            ));
-        }
-        fields
+/// A record with the details that lists leave out, and `more` members.
+pub(super) fn detailed(record: &KeyRecord, now: Timestamp, more: Value) -> impl Serialize {
+    let details =
+        json!({ "previous_until": previous_until(record, now), "grants": *record.grants });
+    let record = Extended {
+        record: KeyView::of(record, now),
+        more: details,
+    };
+    Extended { record, more }
+}
+
+/// The same for people; a day's grants with the reasons of those in `granted`.
+pub(super) fn detailed_fields(
+    record: &KeyRecord,
+    now: Timestamp,
+    calendar: &Calendar,
+    granted: &[Entry],
+) -> Vec<(&'static str, String)> {
+    let mut fields = KeyView::of(record, now).fields(calendar);
+    if let Some(until) = previous_until(record, now) {
+        fields.push(("old key until", to_the_second(until)));
     }
+    for (date, units) in record.grants.iter() {
+        let is_of_day = |one: &&Entry| one.granted().is_some_and(|(day, _)| day == *date);
+        let of_day = granted.iter().filter(is_of_day);
+        let reasons: Vec<&str> = of_day.filter_map(|one| one.reason.as_deref()).collect();
+        let grant = format!("{units} on {date}");
+        fields.push((
+            "grant",
+            match reasons.is_empty() {
+                true => grant,
+                false => format!("{grant} ({})", reasons.join("; ")),
+            },
+        ));
+    }
+    fields
 }
 
 /// The end of a subscription, for people.
@@ -238,9 +167,9 @@ mod tests {
     #[test]
     fn an_issued_key_is_in_its_json_once() {
         let (key, record) = key_of("pro");
-        let view = IssuedView {
-            key: key.reveal(),
+        let view = Extended {
             record: KeyView::of(&record, Timestamp::UNIX_EPOCH),
+            more: json!({ "key": key.reveal() }),
         };
         let json = serde_json::to_value(&view).unwrap();
         assert_eq!(json["key"], key.reveal());

@@ -12,11 +12,12 @@ use anyhow::bail;
 use jiff::Span;
 use jiff::civil::Date;
 use serde::Serialize;
+use serde_json::json;
 
 use super::month::Month;
 use super::query::keys_of;
 use crate::cli::output::long_table::write_long_table;
-use crate::cli::output::{RowsFormat, prose, write_csv, write_json, write_text};
+use crate::cli::output::{Extended, RowsFormat, prose, write_csv, write_json, write_text};
 use crate::cli::session::{Session, note};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
@@ -54,19 +55,6 @@ struct Invoice<'i> {
     lines: &'i [InvoiceLine],
     #[serde(flatten)]
     sums: InvoiceSums,
-}
-
-/// A line in CSV.
-#[derive(Serialize)]
-struct InvoiceRow<'i> {
-    month: Month,
-    #[serde(flatten)]
-    line: &'i InvoiceLine,
-    currency: &'static str,
-    closed: bool,
-    months: &'static str,
-    unused_keys: &'static str,
-    rule: &'static str,
 }
 
 /// The rules, as fields and in words.
@@ -256,14 +244,17 @@ fn csv(
 ) -> anyhow::Result<()> {
     let rules = terms.config.billing;
     let header: Vec<&str> = COLUMNS.iter().chain(&INVOICE_COLUMNS).copied().collect();
-    let rows = lines.iter().map(|line| InvoiceRow {
-        month: terms.month,
-        line,
-        currency: CURRENCY,
-        closed: terms.closed,
-        months: rules.months.as_str(),
-        unused_keys: rules.unused_keys.as_str(),
-        rule: rules.phrase(),
+    let of_invoice = json!({
+        "month": terms.month,
+        "currency": CURRENCY,
+        "closed": terms.closed,
+        "months": rules.months.as_str(),
+        "unused_keys": rules.unused_keys.as_str(),
+        "rule": rules.phrase(),
+    });
+    let rows = lines.iter().map(|record| Extended {
+        record,
+        more: &of_invoice,
     });
     write_csv(out, &header, rows)
 }

@@ -277,14 +277,9 @@ fn the_table_shows_dollars_and_the_csv_cents() {
     let record = record("pro", "Acme");
     let usage = [day("2026-10-01", record.id, vec![cell("pro", "/a", 25)])];
     let lines = output(&usage, &record);
-    let row = InvoiceRow {
-        month: month("2026-10"),
-        line: &lines[0],
-        currency: CURRENCY,
-        closed: true,
-        months: "by_day",
-        unused_keys: "bill",
-        rule: "",
+    let row = Extended {
+        record: &lines[0],
+        more: json!({ "month": month("2026-10") }),
     };
     assert_eq!(
         cells(&row, &COLUMNS).unwrap().join(","),
