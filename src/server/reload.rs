@@ -285,18 +285,15 @@ fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
 /// Blocks: must not be called on a thread that runs tasks.
 fn prepare(file: &Path, gate: &Gate, acceptor: Option<&Acceptor>) -> Result<Prepared, String> {
     let running = gate.snapshot();
-    let health = gate.store.health();
-    let is_known = health.up && health.keys.age <= KEYS_AGE_MAX;
-    let tiers = gate.store.keys().by_tier();
-    let keys_of = |tier: &TierName| match is_known {
-        true => {
-            let held = tiers.iter().find(|(name, _)| name == tier);
-            Ok(held.map_or(0, |(_, keys)| *keys))
-        }
-        false => {
+    let keys_of = |tier: &TierName| {
+        let health = gate.store.health();
+        if !health.up || health.keys.age > KEYS_AGE_MAX {
             let trouble = health.trouble.as_deref();
-            Err(trouble.unwrap_or("its keys are not current").to_owned())
+            return Err(trouble.unwrap_or("its keys are not current").to_owned());
         }
+        let tiers = gate.store.keys().by_tier();
+        let held = tiers.into_iter().find(|(name, _)| name == tier);
+        Ok(held.map_or(0, |(_, keys)| keys))
     };
     let replaced = Running {
         config: &running.config,
