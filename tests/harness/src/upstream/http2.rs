@@ -148,7 +148,7 @@ impl Stream {
         self.perform(&request, behaviour, index).await
     }
 
-    /// Refuses a request when this number of bytes of its body has arrived.
+    /// Refuses a request when this number of bytes of its body has arrived, and opens no window for more of it.
     async fn refuse(
         &mut self,
         mut body: RecvStream,
@@ -158,9 +158,7 @@ impl Stream {
         let mut come = 0;
         while come < body_bytes {
             let Some(part) = body.data().await else { break };
-            let part = part?;
-            body.flow_control().release_capacity(part.len())?;
-            come += part.len();
+            come += part?.len();
         }
         match refusal {
             Behaviour::ResetStream(code) => self.respond.send_reset(Reason::from(code)),
