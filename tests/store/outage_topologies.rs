@@ -216,6 +216,10 @@ async fn a_refund_while_a_master_is_away_leaves_what_the_share_leaves() {
     let (used, receipt) = last.unwrap();
     // Half of the 990 that were left is this gateway's share.
     assert_eq!(used, LIMIT - (990 / 2 - 4));
+    // A read of a count that is older than a second asks Redis, without a limit.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    let read = store.used(there.record.id, today(), LIMIT).await;
+    assert_eq!(read.unwrap(), used);
     assert_eq!(store.refund(receipt).await, Some(used - 1));
     assert_eq!(granted(unit().await).0, used);
     set.nodes[2].restart().await;
