@@ -26,6 +26,8 @@ use crate::suite::{
 use crate::tcp_proxy::{TcpProxy, Wire};
 
 const TIMEOUT: Duration = Duration::from_millis(300);
+/// The usual interval of the journal.
+const OFTEN: Duration = Duration::from_millis(50);
 
 /// A gateway with its journal in `directory`.
 async fn gateway(
@@ -34,7 +36,7 @@ async fn gateway(
     change: impl FnOnce(&mut OutageSettings),
 ) -> Arc<RedisStore> {
     let mut outage = OutageSettings {
-        journal_interval: Duration::from_millis(50),
+        journal_interval: OFTEN,
         ..OutageSettings::of_journal(directory.join("journal.db"))
     };
     change(&mut outage);
@@ -294,12 +296,12 @@ async fn a_redis_emptied_while_the_gateway_restarts_is_filled_from_the_journal()
     }
 }
 
-/// Settings with room for one account.
-fn crowded(server: &RedisServer, directory: &Path) -> RedisSettings {
+/// Settings with room for one account, and this interval of the journal.
+fn crowded(server: &RedisServer, directory: &Path, journal_interval: Duration) -> RedisSettings {
     RedisSettings {
         timeout: TIMEOUT,
         outage: Some(OutageSettings {
-            journal_interval: Duration::from_millis(50),
+            journal_interval,
             ..OutageSettings::of_journal(directory.join("journal.db"))
         }),
         accounts_max: 1,
@@ -310,7 +312,7 @@ fn crowded(server: &RedisServer, directory: &Path) -> RedisSettings {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_emptied_redis_gets_the_counts_of_accounts_that_were_dropped_from_memory() {
     let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let settings = crowded(&server, directory.path());
+    let settings = crowded(&server, directory.path(), OFTEN);
     let role = Role::Gateway(NodeName("crowded".into()));
     let store = open(settings, role, ZONE, Clock::system()).await.unwrap();
     let (first, second, day) = (issued(&server).await, issued(&server).await, today());
@@ -345,10 +347,29 @@ async fn an_emptied_redis_gets_the_counts_of_accounts_that_were_dropped_from_mem
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn accounts_that_the_journal_does_not_have_yet_stay_in_memory_however_many_there_are() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let settings = crowded(&server, directory.path(), Duration::from_secs(3_600));
+    let store = gateway_of(settings, directory.path()).await;
+    let (keys, day) = ([issued(&server).await, issued(&server).await], today());
+    for key in &keys {
+        granted(store.charge(charge(key, day, 100, 1)).await);
+    }
+    // Accounts are counted every ten seconds.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    let emptied = redis::cmd("FLUSHALL");
+    let connection = &mut server.connect().await;
+    emptied.exec_async(connection).await.unwrap();
+    for key in &keys {
+        eventually_counted(&server, key, day, 1).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_emptied_redis_gets_the_counts_of_accounts_that_a_clock_which_leapt_dropped() {
     let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
     let ahead = Arc::new(AtomicU64::new(0));
-    let settings = crowded(&server, directory.path());
+    let settings = crowded(&server, directory.path(), OFTEN);
     let role = Role::Gateway(NodeName("ahead".into()));
     let (first, second, day) = (issued(&server).await, issued(&server).await, today());
     let log = log_lines();
@@ -380,7 +401,7 @@ async fn an_emptied_redis_gets_the_counts_of_accounts_that_a_clock_which_leapt_d
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn units_of_a_day_long_over_stay_in_memory_until_redis_has_them() {
     let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
-    let settings = crowded(&server, directory.path());
+    let settings = crowded(&server, directory.path(), OFTEN);
     let role = Role::Gateway(NodeName("crowded".into()));
     let (keys, log) = ([issued(&server).await, issued(&server).await], log_lines());
     let store = open(settings, role, ZONE, Clock::system()).await.unwrap();
@@ -717,7 +738,7 @@ async fn a_clock_that_leaps_in_an_outage_drops_nothing_from_the_journal() {
     let settings = RedisSettings {
         timeout: TIMEOUT,
         outage: Some(OutageSettings {
-            journal_interval: Duration::from_millis(50),
+            journal_interval: OFTEN,
             ..OutageSettings::of_journal(&journal)
         }),
         ..RedisSettings::of_url(server.url())
