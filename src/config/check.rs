@@ -132,11 +132,11 @@ impl<'a> Check<'a> {
             needs_restart: self.in_foundation,
         };
         self.readings.insert(at.as_str().to_owned(), reading);
-        self.found(at, effect);
+        self.note_foundation(at, effect);
     }
 
     /// Notes the effect of `at` if its change needs a restart.
-    pub(super) fn found(&mut self, at: &Path, effect: String) {
+    pub(super) fn note_foundation(&mut self, at: &Path, effect: String) {
         if self.in_foundation {
             let effect = Secret::hide(effect);
             self.foundation.insert(at.as_str().to_owned(), effect);
@@ -366,7 +366,7 @@ impl<'a> Check<'a> {
             secret.map_err(|error| unreadable(&error).with_secret())
         })?;
         // Moving the same secret to another file changes nothing.
-        self.found(at, secret.reveal().to_owned());
+        self.note_foundation(at, secret.reveal().to_owned());
         if let Some(reading) = self.readings.get_mut(at.as_str()) {
             let digest = reading
                 .needs_restart

@@ -21,7 +21,7 @@ pub struct Running<'a> {
 
 /// Notes everything that prevents `next` from replacing the running configuration.
 pub(super) fn check(check: &mut Check<'_>, running: &Running<'_>, next: &Config) {
-    for path in fixed(running.config, next) {
+    for path in needing_restart(running.config, next) {
         check.wrong(
             &Path::written(path),
             "a change of this key needs a restart",
@@ -50,7 +50,7 @@ pub(super) fn check(check: &mut Check<'_>, running: &Running<'_>, next: &Config)
 }
 
 /// The changed paths that need a restart; for a section that was added or removed, not the paths beneath it.
-fn fixed<'a>(running: &'a Config, next: &'a Config) -> Vec<&'a str> {
+fn needing_restart<'a>(running: &'a Config, next: &'a Config) -> Vec<&'a str> {
     let (one, other) = (&running.foundation, &next.foundation);
     let differs = |path: &str| one.get(path) != other.get(path);
     let is_beneath = |path: &str| {

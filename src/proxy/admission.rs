@@ -194,7 +194,7 @@ impl Edge<'_> {
             return Err(NoKey::Unknown(cause.into()));
         }
         let is_current = keys.loaded && keys.age <= KEYS_AGE_MAX;
-        let has_ended = |key: &KeyDigest, now| {
+        let has_ended = || {
             let entry = gate.store.keys().find(key);
             let usable = entry.map(|entry| entry.record.usable(key, now));
             matches!(usable, Some(Err(Unusable::WrongSecret)))
@@ -207,11 +207,9 @@ impl Edge<'_> {
                 Caller::new(entry, now, day, terms)
             }
             // The secret before the last rotation is in the replica for as long as it is the previous one, also after its end.
-            Err(Unusable::WrongSecret) if !is_current && !has_ended(key, now) => {
-                Err(NoKey::Unknown(
-                    "the key is not in the replica of the key table, which is not current".into(),
-                ))
-            }
+            Err(Unusable::WrongSecret) if !is_current && !has_ended() => Err(NoKey::Unknown(
+                "the key is not in the replica of the key table, which is not current".into(),
+            )),
             Err(
                 Unusable::WrongSecret | Unusable::Revoked | Unusable::Suspended | Unusable::Expired,
             ) => Err(NoKey::Invalid),
@@ -339,7 +337,7 @@ impl Edge<'_> {
         let (gate, now) = (self.gate, || self.gate.store.now());
         if gate
             .threshold_events
-            .look(shares, record, quota_status, now)
+            .examine(shares, record, quota_status, now)
             .is_err()
         {
             self.gate.metrics.limit_hits.note(LimitHit::Events);

@@ -27,14 +27,14 @@ pub struct Rates {
 struct Shard {
     buckets: TokenBuckets<KeyId>,
     /// Keys with requests in flight, and their number.
-    under_way: HashMap<KeyId, u32>,
+    in_flight: HashMap<KeyId, u32>,
 }
 
 impl Default for Shard {
     fn default() -> Shard {
         Shard {
             buckets: TokenBuckets::new(BUCKETS_PER_SHARD_MAX),
-            under_way: HashMap::new(),
+            in_flight: HashMap::new(),
         }
     }
 }
@@ -51,11 +51,11 @@ impl Rates {
     /// Counts a request of `key` as in flight until the slot is dropped; `None` if `allowed` are already.
     pub fn enter(self: &Arc<Rates>, key: KeyId, allowed: NonZeroU32) -> Option<Slot> {
         let mut shard = self.shards.of(key);
-        let under_way = shard.under_way.entry(key).or_insert(0);
-        if *under_way >= allowed.get() {
+        let in_flight = shard.in_flight.entry(key).or_insert(0);
+        if *in_flight >= allowed.get() {
             return None;
         }
-        *under_way += 1;
+        *in_flight += 1;
         Some(Slot {
             rates: Arc::clone(self),
             key,
@@ -64,10 +64,10 @@ impl Rates {
 
     fn leave(&self, key: KeyId) {
         let mut shard = self.shards.of(key);
-        if let Entry::Occupied(mut under_way) = shard.under_way.entry(key) {
-            match under_way.get().saturating_sub(1) {
-                0 => drop(under_way.remove()),
-                left => *under_way.get_mut() = left,
+        if let Entry::Occupied(mut in_flight) = shard.in_flight.entry(key) {
+            match in_flight.get().saturating_sub(1) {
+                0 => drop(in_flight.remove()),
+                left => *in_flight.get_mut() = left,
             }
         }
     }
@@ -99,7 +99,7 @@ mod tests {
 
     fn kept(rates: &Rates) -> usize {
         let shards = rates.shards.parts();
-        shards.map(|shard| shard.lock().under_way.len()).sum()
+        shards.map(|shard| shard.lock().in_flight.len()).sum()
     }
 
     #[test]
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_allowed_than_are_under_way_lets_none_in_until_enough_have_ended() {
+    fn fewer_allowed_than_are_in_flight_lets_none_in_until_enough_have_ended() {
         let rates = Arc::<Rates>::default();
         let one = key("AAAAAAAAAAAA");
         let slots = [rates.enter(one, TWO), rates.enter(one, TWO)];

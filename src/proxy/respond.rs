@@ -38,7 +38,7 @@ pub struct Answer {
 
 impl Answer {
     /// The answer for `rejection`, with the quota status of an authenticated caller and the announcements of its `endpoint`.
-    pub fn to(
+    pub fn refusing(
         method: &Method,
         exchange: &Exchange,
         rejection: &Rejection,

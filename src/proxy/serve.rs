@@ -176,7 +176,7 @@ async fn forward(
     {
         let (method, now) = (&client.head.method, gate.store.now());
         let (quota_status, endpoint) = (Some(forwarding.quota_status), Some(&*forwarding.endpoint));
-        let answer = Answer::to(method, exchange, rejection, quota_status, endpoint, now);
+        let answer = Answer::refusing(method, exchange, rejection, quota_status, endpoint, now);
         if !client.is_body_done() {
             client.close_after();
         }
@@ -237,7 +237,7 @@ async fn refuse(
     let (method, now) = (&client.head.method, gate.store.now());
     let (rejection, quota_status) = (&refusal.rejection, refusal.quota_status);
     let endpoint = refusal.endpoint();
-    let answer = Answer::to(method, exchange, rejection, quota_status, endpoint, now);
+    let answer = Answer::refusing(method, exchange, rejection, quota_status, endpoint, now);
     answer.write(client).await
 }
 

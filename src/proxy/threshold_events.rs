@@ -74,7 +74,7 @@ impl ThresholdEvents {
     ///
     /// # Errors
     /// [`Full`], if the threshold event could not be remembered or queued.
-    pub fn look(
+    pub fn examine(
         &self,
         shares: &Shares,
         record: &KeyRecord,
@@ -200,7 +200,7 @@ mod tests {
         let look = |instant, used| {
             let (quota_status, now) = at(instant, used);
             threshold_events
-                .look(&shares(), &record, quota_status, || now)
+                .examine(&shares(), &record, quota_status, || now)
                 .unwrap();
             drain(&threshold_events)
         };
@@ -219,18 +219,18 @@ mod tests {
         for _ in 0..WAITING_MAX {
             let (_, record) = key_of("starter");
             assert_eq!(
-                threshold_events.look(&shares(), &record, quota_status, || now),
+                threshold_events.examine(&shares(), &record, quota_status, || now),
                 Ok(())
             );
         }
         let (_, record) = key_of("starter");
         assert_eq!(
-            threshold_events.look(&shares(), &record, quota_status, || now),
+            threshold_events.examine(&shares(), &record, quota_status, || now),
             Err(Full)
         );
         assert_eq!(drain(&threshold_events).len(), WAITING_MAX);
         assert_eq!(
-            threshold_events.look(&shares(), &record, quota_status, || now),
+            threshold_events.examine(&shares(), &record, quota_status, || now),
             Ok(())
         );
         assert_eq!(drain(&threshold_events), [80]);
@@ -242,7 +242,7 @@ mod tests {
         let (_, record) = key_of("starter");
         let look = |used| {
             let (quota_status, now) = at("2026-11-21T10:00:00Z", used);
-            let looked = threshold_events.look(&shares(), &record, quota_status, || now);
+            let looked = threshold_events.examine(&shares(), &record, quota_status, || now);
             looked.unwrap();
         };
         look(16);
@@ -261,7 +261,7 @@ mod tests {
         let threshold_events = ThresholdEvents::default();
         let (_, record) = key_of("starter");
         let (quota_status, now) = at("2026-11-21T10:00:00Z", 19);
-        let look = || threshold_events.look(&shares(), &record, quota_status, || now);
+        let look = || threshold_events.examine(&shares(), &record, quota_status, || now);
         look().unwrap();
         threshold_events.state.lock().take().unwrap();
         threshold_events.forget_unreported();
@@ -276,7 +276,7 @@ mod tests {
         let (_, record) = key_of("starter");
         let (quota_status, now) = at("2026-11-21T10:00:00Z", 16);
         threshold_events
-            .look(&shares(), &record, quota_status, || now)
+            .examine(&shares(), &record, quota_status, || now)
             .unwrap();
         threshold_events.sweep("2026-11-21".parse().unwrap());
         assert_eq!(threshold_events.state.lock().seen.len(), 1);

@@ -219,7 +219,7 @@ impl Door {
             Ok(opened) => opened,
             Err(hit) => return hit.into_iter().for_each(|limit| self.note_limit(limit)),
         };
-        self.hand_over(opened, connection, snapshot).await;
+        self.serve_until_due(opened, connection, snapshot).await;
     }
 
     /// The client named by a proxy's header, or the proxy itself; `None` without a valid header in time.
@@ -273,7 +273,7 @@ impl Door {
 
     /// Serves the connection to its end. It is asked to end, over HTTP/2 by a GOAWAY, when it is retired or too old, or when the
     /// gateway stops.
-    async fn hand_over(
+    async fn serve_until_due(
         &self,
         opened: Opened,
         connection: Arc<Connection>,

@@ -114,7 +114,7 @@ impl Claimer {
     }
 
     /// Claims until the store has answered which gateway has the claim.
-    async fn claim(&mut self, threshold_event: ThresholdEvent, occasion: ClaimReason) {
+    async fn claim(&mut self, threshold_event: ThresholdEvent, reason: ClaimReason) {
         let mut pause = RETRY_MIN;
         loop {
             let delivery = match self.gate.snapshot().config.events.webhook {
@@ -129,9 +129,9 @@ impl Claimer {
             {
                 // An attempt that seemed to fail has made the claim.
                 Ok(Claim::Repeated) if pause > RETRY_MIN => {
-                    return self.report(threshold_event, Claim::Made, occasion);
+                    return self.report(threshold_event, Claim::Made, reason);
                 }
-                Ok(claim) => return self.report(threshold_event, claim, occasion),
+                Ok(claim) => return self.report(threshold_event, claim, reason),
                 Err(error) => {
                     if is_late(&threshold_event, self.gate.store.now()) {
                         tracing::error!(%error, event = threshold_event.id(), "event given up: its day is long over");
@@ -148,8 +148,8 @@ impl Claimer {
         }
     }
 
-    fn report(&mut self, threshold_event: ThresholdEvent, claim: Claim, occasion: ClaimReason) {
-        match (claim, occasion) {
+    fn report(&mut self, threshold_event: ThresholdEvent, claim: Claim, reason: ClaimReason) {
+        match (claim, reason) {
             (Claim::Held, _) => return,
             (Claim::Repeated, _) | (Claim::Made | Claim::Undeliverable, ClaimReason::Again) => {}
             (Claim::Made | Claim::Undeliverable, ClaimReason::Seen) => {

@@ -62,11 +62,11 @@ pub(super) fn store(check: &mut Check<'_>, at: &Path, rows: StoreRows) -> StoreC
     }
     match rows.redis {
         Some(redis) => {
-            check.found(at, "redis".to_owned());
+            check.note_foundation(at, "redis".to_owned());
             StoreConfig::Redis(Box::new(redis))
         }
         None => {
-            check.found(at, "embedded".to_owned());
+            check.note_foundation(at, "embedded".to_owned());
             let default = |check| plain().read(check, &embedded_at, None);
             StoreConfig::Embedded(rows.embedded.unwrap_or_else(|| default(check)))
         }

@@ -55,7 +55,7 @@ fn a_request_is_not_sent_to_the_same_server_again_while_there_is_another() {
 }
 
 #[test]
-fn requests_under_way_are_counted_until_they_end() {
+fn requests_in_flight_are_counted_until_they_end() {
     let upstream = Upstream::new(
         &configured("{servers: [127.0.0.1:1, 127.0.0.1:2], choice: least_loaded}"),
         None,
@@ -131,7 +131,7 @@ fn a_configuration_inherits_what_is_known_of_its_servers() {
         format!("{{servers: [127.0.0.1:1, 127.0.0.1:2{more}], ejection: {{failures: 1}}}}")
     };
     let before = Upstream::new(&configured(&text("")), None);
-    let under_way = before.assign(7, &[], &[]).unwrap();
+    let in_flight = before.assign(7, &[], &[]).unwrap();
     let failing = Assignment::to(&before.places()[1].server);
     before.note_failed(&failing, &late(), &metrics);
     let after = Upstream::new(&configured(&text(", 127.0.0.1:3")), Some(&before));
@@ -139,7 +139,7 @@ fn a_configuration_inherits_what_is_known_of_its_servers() {
     assert_eq!(places[0].server.in_flight(), 1);
     assert!(!places[1].server.is_up());
     assert!(places[2].server.is_up());
-    drop(under_way);
+    drop(in_flight);
     assert_eq!(places[0].server.in_flight(), 0);
 }
 

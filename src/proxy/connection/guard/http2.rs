@@ -89,15 +89,15 @@ const UNBUFFERED_BYTES_MIN: u32 = 1024;
 #[derive(Default)]
 pub(super) struct Breath {
     /// The heads that were still not examined after the last pause.
-    unserved: u64,
+    unexamined_before: u64,
     taken: Option<JoinHandle<()>>,
 }
 
 impl Breath {
     /// Takes a pause if enough requests wait to be examined.
     fn note(&mut self, unexamined: u64) {
-        self.unserved = self.unserved.min(unexamined);
-        if unexamined - self.unserved >= HEADS_AT_ONCE {
+        self.unexamined_before = self.unexamined_before.min(unexamined);
+        if unexamined - self.unexamined_before >= HEADS_AT_ONCE {
             // The pause ends after all tasks that are ready have run.
             self.taken = Some(tokio::spawn(tokio::task::yield_now()));
         }
@@ -108,7 +108,7 @@ impl Breath {
             // Any result ends the pause.
             let _ = ready!(Pin::new(taken).poll(context));
             self.taken = None;
-            self.unserved = progress.unexamined();
+            self.unexamined_before = progress.unexamined();
         }
         Poll::Ready(())
     }

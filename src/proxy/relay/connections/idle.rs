@@ -26,7 +26,7 @@ pub struct Idle(Mutex<Kept>);
 #[derive(Default)]
 struct Kept {
     /// Of each server the one last used at the end.
-    by_server: HashMap<u64, Vec<IdleConnection>, RandomState>,
+    by_settings: HashMap<u64, Vec<IdleConnection>, RandomState>,
     count: usize,
 }
 
@@ -39,10 +39,10 @@ struct IdleConnection {
 }
 
 impl Idle {
-    /// The connection to `server` that was used last, if one is open still at `now`.
-    pub fn take(&self, server: u64, now: Instant) -> Option<Stream> {
+    /// The connection with these `settings` that was used last, if one is open still at `now`.
+    pub fn take(&self, settings: u64, now: Instant) -> Option<Stream> {
         loop {
-            let mut waiting = self.0.lock().pop(server, now)?;
+            let mut waiting = self.0.lock().pop(settings, now)?;
             if waiting.is_open(now) {
                 return Some(waiting.stream);
             }
@@ -51,12 +51,18 @@ impl Idle {
 
     /// Keeps a connection, to be taken `from` an instant on and `until` it is too old; closes it where too many are kept, or of its
     /// server too many rest.
-    pub fn keep(&self, stream: Stream, server: u64, from: Option<Instant>, until: Option<Instant>) {
+    pub fn keep(
+        &self,
+        stream: Stream,
+        settings: u64,
+        from: Option<Instant>,
+        until: Option<Instant>,
+    ) {
         let mut kept = self.0.lock();
         if kept.count >= KEPT_MAX {
             return;
         }
-        let others = kept.by_server.entry(server).or_default();
+        let others = kept.by_settings.entry(settings).or_default();
         if from.is_some() {
             let now = Instant::now();
             let resting = others.iter().filter(|one| !one.has_rested(now));
@@ -77,7 +83,7 @@ impl Idle {
         let now = Instant::now();
         let mut kept = self.0.lock();
         let mut count = 0;
-        kept.by_server.retain(|_, waiting| {
+        kept.by_settings.retain(|_, waiting| {
             waiting.retain_mut(|waiting| waiting.is_open(now));
             count += waiting.len();
             !waiting.is_empty()
@@ -87,8 +93,8 @@ impl Idle {
 }
 
 impl Kept {
-    fn pop(&mut self, server: u64, now: Instant) -> Option<IdleConnection> {
-        let waiting = self.by_server.get_mut(&server)?;
+    fn pop(&mut self, settings: u64, now: Instant) -> Option<IdleConnection> {
+        let waiting = self.by_settings.get_mut(&settings)?;
         let last = waiting.iter().rposition(|one| one.has_rested(now))?;
         self.count -= 1;
         Some(waiting.remove(last))
@@ -139,7 +145,7 @@ mod tests {
 
     fn kept(idle: &Idle) -> usize {
         let kept = idle.0.lock();
-        let all: usize = kept.by_server.values().map(Vec::len).sum();
+        let all: usize = kept.by_settings.values().map(Vec::len).sum();
         assert_eq!(all, kept.count);
         all
     }

@@ -69,8 +69,8 @@ impl SharedConnections {
         patience: Option<Duration>,
         now: Instant,
     ) -> Option<StreamPlace> {
-        let by_server = self.0.lock();
-        let connections = by_server.get(&settings)?;
+        let by_settings = self.0.lock();
+        let connections = by_settings.get(&settings)?;
         let mut found = connections
             .iter()
             .filter_map(|connection| connection.place(patience, now));
@@ -117,12 +117,12 @@ impl SharedConnections {
             is_retired,
             occupancy: Mutex::new(occupancy),
         });
-        let mut by_server = self.0.lock();
-        if by_server.values().map(Vec::len).sum::<usize>() < KEPT_MAX {
-            let connections = by_server.entry(settings).or_default();
+        let mut by_settings = self.0.lock();
+        if by_settings.values().map(Vec::len).sum::<usize>() < KEPT_MAX {
+            let connections = by_settings.entry(settings).or_default();
             connections.push(connection.clone());
         }
-        drop(by_server);
+        drop(by_settings);
         Ok(StreamPlace {
             connection,
             sender,
