@@ -7,7 +7,6 @@
 //! first two and the page, which is the same for every viewer. Without a token (on loopback only) every path requires a `Host` that
 //! is an address or `localhost`, so that no page of another site can read it.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -322,10 +321,4 @@ fn opens(authorization: Option<&HeaderValue>, token: &Secret) -> bool {
     };
     let (presented, token) = (Sha256::digest(presented), Sha256::digest(token.reveal()));
     scheme.eq_ignore_ascii_case(BEARER) && presented.ct_eq(&token).into()
-}
-
-impl fmt::Debug for AdminService {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Admin")
-    }
 }

@@ -161,7 +161,7 @@ impl<T: 'static> Kind<T> {
     }
 
     /// Adds a keyword of JSON Schema, without a check.
-    pub(super) fn ruled(self, keyword: &'static str, value: impl Into<Json>) -> Kind<T> {
+    fn ruled(self, keyword: &'static str, value: impl Into<Json>) -> Kind<T> {
         let value = value.into();
         self.formed(move |form| {
             form.rules.insert(keyword.to_owned(), value.clone());

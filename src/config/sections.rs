@@ -301,7 +301,7 @@ pub(super) fn config(
     Some(Config {
         hash,
         effective: Arc::new(effective),
-        foundation: check.foundation.clone(),
+        foundation: std::mem::take(&mut check.foundation),
         places,
         listen: root.listen,
         store: root.store,

@@ -146,7 +146,7 @@ pub struct ClientWaits {
 
 impl ClientWaits {
     /// For a request on a connection that has refused bytes for this long in earlier requests.
-    pub fn of_connection(before: Duration) -> ClientWaits {
+    fn of_connection(before: Duration) -> ClientWaits {
         ClientWaits {
             before,
             refused: before,

@@ -405,8 +405,10 @@ impl Relay<'_, '_> {
                     since = Instant::now();
                 }
                 NextEvent::Late => {
-                    let was_silent = since.elapsed() >= patience;
-                    return Err(self.lateness(upload, listens, was_silent, has_whole_time));
+                    return Err(match since.elapsed() >= patience {
+                        true => self.silence(upload, listens),
+                        false => self.overtime(has_whole_time),
+                    });
                 }
             }
         }
@@ -439,15 +441,16 @@ impl Relay<'_, '_> {
         Ok(ends)
     }
 
-    /// The failure of the side for which the gateway has waited for `timeouts.read` if `was_silent`, else until the end of
-    /// `timeouts.total`, of which the server `had_all`.
-    fn lateness(&self, upload: &Upload, listens: bool, was_silent: bool, had_all: bool) -> Failure {
-        if !was_silent {
-            return match had_all && self.forwarding.header_after.is_none() {
-                true => Failure::server(ServerFault::Silent, "sent no answer in timeouts.total"),
-                false => Failure::over_time(),
-            };
+    /// The failure at the end of `timeouts.total`, of which the server `had_all`.
+    fn overtime(&self, had_all: bool) -> Failure {
+        match had_all && self.forwarding.header_after.is_none() {
+            true => Failure::server(ServerFault::Silent, "sent no answer in timeouts.total"),
+            false => Failure::over_time(),
         }
+    }
+
+    /// The failure of the side for which the gateway has waited for `timeouts.read`; it `listens` if it reads the client's body.
+    fn silence(&self, upload: &Upload, listens: bool) -> Failure {
         if !listens {
             let cause = "read nothing of the request's body for timeouts.read";
             return Failure::server(ServerFault::Blocked, cause);

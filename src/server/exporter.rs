@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use reqwest::StatusCode;
 use reqwest::header::CONTENT_TYPE;
 use tokio::sync::{Notify, mpsc};
@@ -62,7 +63,7 @@ impl Exporter {
     pub async fn run(mut self) {
         while let Some(batch) = self.gather().await {
             match &self.gate.snapshot().config.tracing.otlp {
-                Some(otlp) => self.export(&batch, otlp).await,
+                Some(otlp) => self.export(batch, otlp).await,
                 // Tracing was switched off meanwhile.
                 None => self.count("dropped", batch.len()),
             }
@@ -96,24 +97,21 @@ impl Exporter {
         }
     }
 
-    async fn export(&mut self, batch: &[Span], otlp: &Otlp) {
-        let body = traces::encoded(batch, &self.node.0);
+    async fn export(&mut self, batch: Vec<Span>, otlp: &Otlp) {
+        let spans = batch.len();
+        let body = Bytes::from(traces::encoded(batch, &self.node.0));
         let mut pauses = PAUSES.iter();
         loop {
             let failed = match self.attempt(otlp, body.clone()).await {
-                Ok(partial) => return self.note_accepted(batch.len(), partial),
+                Ok(partial) => return self.note_accepted(spans, partial),
                 Err(failed) => failed,
             };
             let pause = pauses
                 .next()
                 .filter(|_| failed.is_worth_another && !self.spans.is_closed());
             let Some(pause) = pause else {
-                tracing::warn!(
-                    spans = batch.len(),
-                    why = failed.why,
-                    "spans were not exported"
-                );
-                return self.count("dropped", batch.len());
+                tracing::warn!(spans, why = failed.why, "spans were not exported");
+                return self.count("dropped", spans);
             };
             tokio::select! {
                 () = tokio::time::sleep(*pause) => {}
@@ -139,7 +137,7 @@ impl Exporter {
     async fn attempt(
         &mut self,
         otlp: &Otlp,
-        body: Vec<u8>,
+        body: Bytes,
     ) -> Result<Option<PartialSuccess>, FailedExport> {
         let failed = |error: reqwest::Error, is_worth_another| FailedExport {
             why: shown(error),

@@ -8,8 +8,6 @@
 //! use; field numbers never change. Declared here because the crate with the generated messages depends on the whole SDK.
 
 use prost::Message;
-use prost::alloc::string::String;
-use prost::alloc::vec::Vec;
 
 /// The most requests whose spans may wait: some megabytes.
 pub const WAITING_MAX: usize = 2_048;
@@ -175,7 +173,7 @@ pub fn partial_success(answer: &[u8]) -> Option<PartialSuccess> {
 }
 
 /// The body of one export. `instance` identifies this process among others of the service.
-pub fn encoded(spans: &[Span], instance: &str) -> Vec<u8> {
+pub fn encoded(spans: Vec<Span>, instance: &str) -> Vec<u8> {
     let version = env!("CARGO_PKG_VERSION");
     let attributes = vec![
         Attribute::text("service.name", "touchline"),
@@ -190,7 +188,7 @@ pub fn encoded(spans: &[Span], instance: &str) -> Vec<u8> {
                     name: "touchline".to_owned(),
                     version: version.to_owned(),
                 }),
-                spans: spans.to_vec(),
+                spans,
             }],
         }],
     };
