@@ -399,12 +399,7 @@ impl Scalar for Destination {
     }
 
     fn show(&self) -> String {
-        match self {
-            Destination::Stdout => "stdout".to_owned(),
-            Destination::Stderr => "stderr".to_owned(),
-            Destination::Off => "off".to_owned(),
-            Destination::File(path) => path.show(),
-        }
+        self.to_string()
     }
 }
 

@@ -62,13 +62,8 @@ pub fn open_access_log(
     metrics: &Metrics,
 ) -> Result<Option<Sink>, ServeError> {
     let dropped_lines = metrics.access_log_dropped.clone();
-    Sink::open(destination, dropped_lines).map_err(|error| {
-        let path = match destination {
-            Destination::File(path) => path.display().to_string(),
-            other => format!("{other:?}"),
-        };
-        ServeError::AccessLog(path, error)
-    })
+    Sink::open(destination, dropped_lines)
+        .map_err(|error| ServeError::AccessLog(destination.to_string(), error))
 }
 
 #[cfg(test)]

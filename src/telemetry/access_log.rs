@@ -4,6 +4,7 @@
 //! escaping makes every value from a client harmless. The key itself is never logged.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,6 +42,18 @@ pub enum Destination {
     File(PathBuf),
     /// Nowhere.
     Off,
+}
+
+/// As written in the configuration.
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Destination::Stdout => f.write_str("stdout"),
+            Destination::Stderr => f.write_str("stderr"),
+            Destination::Off => f.write_str("off"),
+            Destination::File(path) => path.display().fmt(f),
+        }
+    }
 }
 
 /// One answered request.
@@ -107,12 +120,11 @@ impl Sink {
         destination: &Destination,
         dropped_lines: IntCounter,
     ) -> std::io::Result<Option<Sink>> {
-        let (sink, name): (Box<dyn Write + Send>, String) = match destination {
-            Destination::Stdout => (Box::new(unbuffered(std::io::stdout())?), "stdout".into()),
-            Destination::Stderr => (Box::new(unbuffered(std::io::stderr())?), "stderr".into()),
-            Destination::File(path) => {
-                (Box::new(NamedFile::open(path)?), path.display().to_string())
-            }
+        let name = destination.to_string();
+        let sink: Box<dyn Write + Send> = match destination {
+            Destination::Stdout => Box::new(unbuffered(std::io::stdout())?),
+            Destination::Stderr => Box::new(unbuffered(std::io::stderr())?),
+            Destination::File(path) => Box::new(NamedFile::open(path)?),
             Destination::Off => return Ok(None),
         };
         let mut log = FailureLog::default();
