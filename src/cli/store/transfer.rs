@@ -277,17 +277,22 @@ impl TransferTarget {
             },
         };
         if let Some(store) = target.store.as_ref().filter(|_| !how.merge) {
-            let status = store.status().await?;
-            if status.keys + status.days > 0 {
-                target.close().await;
-                bail!(
-                    "{} already has {} and {}: name an empty store, or add --merge to write into it all the same \
-                    (after an interruption, to transfer later counts, or to combine both stores)",
-                    target.outcome.to,
-                    counted(status.keys, "key", "keys"),
-                    counted(status.days, "day", "days")
-                );
+            let status = store.status().await;
+            if status
+                .as_ref()
+                .is_ok_and(|status| status.keys + status.days == 0)
+            {
+                return Ok(target);
             }
+            target.close().await;
+            let status = status?;
+            bail!(
+                "{} already has {} and {}: name an empty store, or add --merge to write into it all the same \
+                (after an interruption, to transfer later counts, or to combine both stores)",
+                target.outcome.to,
+                counted(status.keys, "key", "keys"),
+                counted(status.days, "day", "days")
+            );
         }
         Ok(target)
     }
