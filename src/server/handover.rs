@@ -32,6 +32,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
+use crate::clock::lasting;
 use crate::policy::failure_log::FailureLog;
 
 /// The listeners of a gateway: HTTP, HTTPS, redirect, admin.
@@ -138,7 +139,7 @@ impl Predecessor {
         if known() {
             return Ok(());
         }
-        match knows_keys(&mut self.0).await {
+        match ask_for_keys(&mut self.0).await {
             Ok(YES) => {
                 tracing::warn!(
                     "the key table is not loaded: the running gateway continues meanwhile"
@@ -153,10 +154,13 @@ impl Predecessor {
             Ok(NO) => {
                 tracing::warn!("neither this gateway nor the running one knows any key yet")
             }
-            Ok(_) => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+            Ok(_) => {
+                let answer = io::Error::from(io::ErrorKind::InvalidData);
+                return Err(Withdrawal::Unreported(answer));
+            }
             // The question was not read. A gateway that read it and hung up exists, but is of a version that does not know it.
             Err(error) if matches!(error.kind(), BrokenPipe | ConnectionReset) => gone(),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(Withdrawal::Unreported(error)),
         }
         Ok(())
     }
@@ -193,7 +197,7 @@ impl Predecessor {
         let _ = stream.write_all(&[READY, AWAITS]).await;
         let answer = match timeout(STEP, stream.read_u8()).await {
             Ok(answer) => answer,
-            Err(_) => last_answer(stream.into_std()?),
+            Err(_) => last_answer(stream.into_std().map_err(Withdrawal::Unanswered)?),
         };
         match answer {
             Ok(YES) => Ok(()),
@@ -244,7 +248,7 @@ pub enum Withdrawal {
         "no key is loaded, and the running gateway does not answer whether it knows keys ({0}); it was not replaced; check \
         that the store answers (touchline store status), then upgrade again"
     )]
-    Unreported(#[from] io::Error),
+    Unreported(io::Error),
     /// The successor took too long.
     #[error(
         "the running gateway waited {} s for this one and continues to serve; find the cause of the delay, then upgrade again",
@@ -259,7 +263,7 @@ pub enum Withdrawal {
 }
 
 /// The old gateway's answer to [`KNOWS_KEYS`].
-async fn knows_keys(predecessor: &mut tokio::net::UnixStream) -> io::Result<u8> {
+async fn ask_for_keys(predecessor: &mut tokio::net::UnixStream) -> io::Result<u8> {
     predecessor.write_all(&[KNOWS_KEYS]).await?;
     let answer = timeout(STEP, predecessor.read_u8()).await;
     answer.map_err(|_| io::ErrorKind::TimedOut)?
@@ -296,7 +300,7 @@ impl UpgradeSocket {
     }
 
     /// Moves the socket to its path, replacing any file there.
-    fn take(&self) -> io::Result<()> {
+    fn move_into_place(&self) -> io::Result<()> {
         std::fs::rename(&self.beside, &self.path)
     }
 
@@ -304,7 +308,7 @@ impl UpgradeSocket {
         file_at(&self.path).is_err_and(|error| error.kind() == NotFound)
     }
 
-    fn is_taken(&self) -> bool {
+    fn is_in_place(&self) -> bool {
         file_at(&self.path).is_ok_and(|file| file == self.file)
     }
 }
@@ -354,7 +358,7 @@ impl Offer {
     /// # Errors
     /// If the path cannot be written.
     pub fn publish(&self) -> io::Result<()> {
-        self.place.take()
+        self.place.move_into_place()
     }
 
     /// Serves successors until one takes over; then sets `succeeded`.
@@ -364,7 +368,7 @@ impl Offer {
             let accepted = timeout(PLACE_LOOK, self.place.socket.accept()).await;
             let Ok(accepted) = accepted else {
                 if self.place.is_missing() {
-                    self.take_back(&mut troubles);
+                    self.restore(&mut troubles);
                 }
                 continue;
             };
@@ -373,24 +377,25 @@ impl Offer {
                 continue;
             };
             tracing::info!("a successor requests the listeners");
-            match self.hand_to(successor).await {
+            let handed = lasting::outcome("upgrade", self.hand_to(successor)).await;
+            match handed.unwrap_or_else(|| Err(io::Error::other("a fault of this program"))) {
                 Ok(()) => {
                     succeeded.send_replace(true);
                     return;
                 }
                 Err(error) => tracing::warn!(%error, "the successor has gone: continuing to serve"),
             }
-            self.take_back(&mut troubles);
+            self.restore(&mut troubles);
         }
     }
 
     /// Restores the path if it was removed, or after a failed successor: earlier versions take the path before they are ready.
-    fn take_back(&mut self, troubles: &mut FailureLog) {
-        if self.place.is_taken() {
+    fn restore(&mut self, troubles: &mut FailureLog) {
+        if self.place.is_in_place() {
             return;
         }
         let restored = UpgradeSocket::beside(&self.place.path).and_then(|place| {
-            place.take()?;
+            place.move_into_place()?;
             Ok(place)
         });
         match restored {
@@ -616,6 +621,6 @@ mod tests {
         assert_eq!(files, [place.as_path()]);
         let next = offer(&directory);
         next.publish().unwrap();
-        assert!(next.place.is_taken() && !running.place.is_taken());
+        assert!(next.place.is_in_place() && !running.place.is_in_place());
     }
 }

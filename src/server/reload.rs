@@ -20,7 +20,7 @@ use super::notify;
 use super::tls::{Acceptor, NextTlsServer};
 use super::watched::{FileContents, Settling};
 use crate::admin::{ConfigView, RefusedFile};
-use crate::clock::next_tick;
+use crate::clock::{lasting, next_tick};
 use crate::config::{Config, Running};
 use crate::policy::key_record::TierName;
 use crate::policy::words::words;
@@ -150,7 +150,7 @@ impl Reloader {
                 }
                 continue;
             };
-            self.reload(cause).await;
+            lasting::outcome("reload", self.reload(cause)).await;
             attempted = Instant::now();
         }
     }
