@@ -34,7 +34,7 @@ pub struct Http1Connection {
     gate: Arc<Gate>,
     wire: ClientWire,
     bounds: HeadBounds,
-    /// How long a client may take for a complete head from its first byte, and for the first head from the connection's start.
+    /// How long a client may take for a complete head from its first byte, and for the first byte of a connection from its start.
     head_timeout: Duration,
     /// For a body.
     body_timeout: Duration,
@@ -42,6 +42,8 @@ pub struct Http1Connection {
     idle_timeout: Duration,
     /// The rule by which the connection only redirects to HTTPS, if it does.
     redirect: Option<Rule>,
+    /// When the first byte of the first head arrived, if it has.
+    begun: Option<Instant>,
     requests: u64,
 }
 
@@ -60,12 +62,13 @@ impl<F: Future<Output = ()> + Unpin> EndRequest<F> {
 }
 
 impl Http1Connection {
-    /// A connection of which some bytes may have been received already. Its first request is redirected if there is a `redirect`.
+    /// A connection of which some bytes may have been received already, the first when it had `begun`. Its first request is redirected if there is a `redirect`.
     pub(super) fn new(
         gate: Arc<Gate>,
         wire: ClientWire,
         limits: &Limits,
         redirect: Option<Rule>,
+        begun: Option<Instant>,
     ) -> Http1Connection {
         Http1Connection {
             gate,
@@ -75,6 +78,7 @@ impl Http1Connection {
             body_timeout: limits.request_read,
             idle_timeout: limits.keepalive_idle,
             redirect,
+            begun,
             requests: 0,
         }
     }
@@ -143,15 +147,17 @@ impl Http1Connection {
                 }
             }
         }
-        let mut begun = None;
+        let (first_byte, mut begun) = (self.begun.take(), None);
         let mut reader = RequestReader::default();
         loop {
             let rejection = match reader.take(&mut self.wire.unread, &self.bounds) {
                 Ok(Some(head)) => return Ok(Box::new(head)),
                 Err(rejection) => rejection,
                 Ok(None) => {
-                    let (begun, _) =
-                        begun.get_or_insert_with(|| (Instant::now(), self.gate.arrival()));
+                    let (begun, _) = begun.get_or_insert_with(|| {
+                        let began = first_byte.unwrap_or_else(Instant::now);
+                        (began, self.gate.arrival())
+                    });
                     match self.wire.read_more(*begun + self.head_timeout).await {
                         Ok(Some(1..)) => continue,
                         Ok(Some(0)) | Err(_) => return Err(After::Nothing),

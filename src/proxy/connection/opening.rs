@@ -45,11 +45,12 @@ pub async fn open(
     let agreed = transport::agreed(&transport);
     let limit_hits = gate.metrics.limit_hits.clone();
     let mut wire = ClientWire::new(connection, transport, limits, limit_hits);
+    let mut begun = None;
     let is_http2 = match agreed {
         Agreed::Http1 => false,
         Agreed::Open if redirect.is_some() => false,
         agreed => {
-            let begins = is_preface(gate, &mut wire, start + limits.request_head).await;
+            let begins = is_preface(gate, &mut wire, start + limits.request_head, &mut begun).await;
             match (begins.map_err(|_| None)?, agreed) {
                 // The library refuses a wrong preface.
                 (Some(is_preface), agreed) => is_preface || agreed == Agreed::Http2,
@@ -66,7 +67,7 @@ pub async fn open(
         let guard = Guard::new(gate, wire, limits, terms.progress.clone());
         Opened::Http2(Box::new(guard), Arc::new(terms))
     } else {
-        let http1 = Http1Connection::new(gate, wire, limits, redirect);
+        let http1 = Http1Connection::new(gate, wire, limits, redirect, begun);
         Opened::Http1(Box::new(http1), start)
     })
 }
@@ -109,11 +110,13 @@ impl Opened {
     }
 }
 
-/// Reads until the first bytes are the HTTP/2 preface or differ from it; returns which, or `None` if neither is known at `deadline`.
+/// Reads until the first bytes are the HTTP/2 preface or differ from it; returns which, or `None` if neither is known at `deadline`. Sets
+/// `begun` when the first byte has arrived.
 async fn is_preface(
     gate: &Gate,
     wire: &mut ClientWire,
     deadline: Instant,
+    begun: &mut Option<Instant>,
 ) -> io::Result<Option<bool>> {
     let mut _arrival = None;
     loop {
@@ -129,6 +132,7 @@ async fn is_preface(
             Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             None => return Ok(None),
         }
+        begun.get_or_insert_with(Instant::now);
         _arrival.get_or_insert_with(|| gate.arrival());
     }
 }
