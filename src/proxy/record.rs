@@ -14,7 +14,7 @@ use super::gate::Gate;
 use crate::policy::api_key;
 use crate::policy::enforcement::ShadowViolation;
 use crate::policy::forwarded::RequestSender;
-use crate::policy::http1::{METHOD_BYTES_MAX, Version};
+use crate::policy::http1::METHOD_BYTES_MAX;
 use crate::policy::rejection::Rejection;
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
@@ -54,11 +54,7 @@ pub fn record(
         time: exchange.time.checked_sub(waited).unwrap_or(exchange.time),
         request_id: exchange.request_id_str(),
         client: Some(&sender),
-        protocol: match head.version {
-            Version::Http2 => "HTTP/2",
-            Version::Http11 => "HTTP/1.1",
-            Version::Http10 => "HTTP/1.0",
-        },
+        protocol: head.version.name(),
         method: &match head.method.as_str() {
             method if method.len() > METHOD_BYTES_MAX => Cow::Borrowed("-"),
             method => api_key::redacted_beside(method, prefix, presented),

@@ -128,6 +128,8 @@ async fn no_client_is_led_to_another_host_or_by_an_ambiguous_request() {
     }
     let lines = scene.gateways[0].logged(refused.len()).await;
     assert!(lines.iter().all(|line| line["outcome"] == "BAD_REQUEST"));
+    let old = lines.iter().filter(|line| line["protocol"] == "HTTP/1.0");
+    assert_eq!(old.count(), 1);
     // What follows a request on the connection is never answered.
     let two = "GET / HTTP/1.1\r\nHost: api.example\r\n\r\n".repeat(2);
     let answer = answered(&scene, two.as_bytes()).await;

@@ -11,6 +11,17 @@ pub enum Version {
     Http2,
 }
 
+impl Version {
+    /// The name of the version in logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Version::Http10 => "HTTP/1.0",
+            Version::Http11 => "HTTP/1.1",
+            Version::Http2 => "HTTP/2",
+        }
+    }
+}
+
 /// The version as which a request or answer is interpreted.
 pub(super) fn version_of(version: &[u8]) -> Option<Version> {
     match version {

@@ -11,6 +11,7 @@ use http::{HeaderValue, StatusCode};
 use pingora::protocols::http::date::get_cached_date;
 
 use super::Connection;
+use crate::policy::http1::Version;
 use crate::policy::http1::fields::FieldList;
 use crate::policy::http1::framing::AnswerFraming;
 use crate::policy::http1::refused;
@@ -35,6 +36,8 @@ pub struct Unserved<'a> {
     method: String,
     path: String,
     request_id: HeaderValue,
+    /// The version of a head that was read; HTTP/1.1 of another.
+    version: Version,
     /// The time since the first byte of an unreadable head; zero for a head that was read.
     waited: Duration,
 }
@@ -49,7 +52,7 @@ impl<'a> Unserved<'a> {
     ) -> Unserved<'a> {
         let names = refused::method_and_path(received);
         let sent = (refused::request_id(received), refused::api_key(received));
-        Unserved::new(gate, connection, names, sent, waited)
+        Unserved::new(gate, connection, names, sent, (Version::Http11, waited))
     }
 
     /// A request whose head has just been read.
@@ -59,7 +62,13 @@ impl<'a> Unserved<'a> {
             head.fields.first(&X_REQUEST_ID),
             head.fields.first(&X_API_KEY),
         );
-        Unserved::new(gate, connection, names, sent, Duration::ZERO)
+        Unserved::new(
+            gate,
+            connection,
+            names,
+            sent,
+            (head.version, Duration::ZERO),
+        )
     }
 
     fn new(
@@ -67,7 +76,7 @@ impl<'a> Unserved<'a> {
         connection: &'a Connection,
         (method, path): (String, String),
         (sent_id, presented): (Option<&[u8]>, Option<&[u8]>),
-        waited: Duration,
+        (version, waited): (Version, Duration),
     ) -> Unserved<'a> {
         let snapshot = gate.snapshot();
         let prefix = &snapshot.config.keys.prefix;
@@ -80,6 +89,7 @@ impl<'a> Unserved<'a> {
             path: shown(path),
             snapshot,
             connection,
+            version,
             waited,
         }
     }
@@ -154,7 +164,7 @@ impl<'a> Unserved<'a> {
             time: self.gate.store.now(),
             request_id: self.request_id(),
             client: Some(&self.connection.client_text),
-            protocol: "HTTP/1.1",
+            protocol: self.version.name(),
             method: &self.method,
             path: &self.path,
             duration_ms: self.waited,
