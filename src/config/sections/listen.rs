@@ -66,13 +66,23 @@ rows! {
 
     struct AdminRows {
         /// IP address and port; an address outside loopback needs a token. A change needs a restart.
-        address: SocketAddr = restart(leaf().or(loopback(9090)));
+        address: SocketAddr = restart(leaf().then(known_address).or(loopback(9090)));
         /// The token that /metrics requires as `Authorization: Bearer …`: 16 to 256 printable characters without spaces, from a
         /// ${VARIABLE}.
         token: Option<Secret> = leaf();
         /// A file with the token.
         token_file: Option<Secret> = secret_file();
     }
+}
+
+/// The address as read. Port 0 stands for one that is written, but not known here because variables are not read.
+fn known_address(
+    check: &mut Check<'_>,
+    at: &Path,
+    address: Option<SocketAddr>,
+) -> Option<SocketAddr> {
+    let is_unknown = check.is_given(at) && !check.looks_outside();
+    address.or_else(|| is_unknown.then(|| loopback(0)))
 }
 
 /// The longest path of the upgrade socket: a Unix socket's has at most 107 bytes (unix(7)), and the gateway binds it under this name

@@ -699,6 +699,18 @@ fn no_file_of_the_gateway_is_the_configuration_itself() {
 }
 
 #[test]
+fn a_command_does_not_take_the_default_for_an_address_that_it_does_not_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gateway.yaml");
+    for (address, port) in [("${ADMIN}", 0), ("127.0.0.1:9191", 9191)] {
+        let listen = format!("listen: {{http: {{}}, admin: {{address: '{address}'}}}}");
+        std::fs::write(&file, [NEEDED, &listen].concat()).unwrap();
+        let config = Config::load_for(&file, Purpose::Commands).unwrap();
+        assert_eq!(config.listen.admin.address.port(), port);
+    }
+}
+
+#[test]
 fn a_syntax_error_has_a_hint_that_fits_its_line() {
     for (text, expected) in [
         (
