@@ -138,6 +138,7 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
     let empty = write("empty.pem", "no certificate");
     let half = own.cert.pem().replace("-----END", "");
     let broken = write("broken.pem", &half);
+    let large = write("large.pem", &"#".repeat(1024 * 1024 + 1));
     let unsupported = "-----BEGIN PRIVATE KEY-----\nMAA=\n-----END PRIVATE KEY-----\n";
     let unsupported = write("unsupported.key", unsupported);
     let https = |certificate: &str, key: &str| {
@@ -173,6 +174,11 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
         (https(&ended, &key), "", "it has expired (hint: renew it)"),
         (https(&empty, &key), "https.certificate", no_certificate),
         (https(&broken, &key), "https.certificate", damaged),
+        (
+            https(&large, &key),
+            "https.certificate",
+            "the file is larger than 1MiB",
+        ),
         (https(&certificate, &empty), "https.private_key", no_key),
         (https(&certificate, &broken), "https.private_key", damaged),
         (

@@ -20,6 +20,9 @@ use crate::config::outline::Path;
 use crate::config::outside::{open_regular, readable};
 use crate::config::rows::{file, rows, text};
 
+/// The largest PEM file: thousands of certificates.
+const PEM_BYTES_MAX: u64 = 1024 * 1024;
+
 /// A chain of certificates, X.509 in DER.
 pub(super) type Chain = Vec<Vec<u8>>;
 
@@ -179,9 +182,12 @@ pub fn private_key_in(file: &FilePath) -> Result<PrivateKeyDer<'static>, String>
 }
 
 fn reader(file: &FilePath) -> Result<BufReader<File>, String> {
-    let opened = open_regular(file);
-    let opened = opened.map_err(|error| format!("the file cannot be read: {error}"))?;
-    Ok(BufReader::new(opened))
+    let opened = open_regular(file).and_then(|file| Ok((file.metadata()?.len(), file)));
+    let (bytes, file) = opened.map_err(|error| format!("the file cannot be read: {error}"))?;
+    match bytes <= PEM_BYTES_MAX {
+        true => Ok(BufReader::new(file)),
+        false => Err("the file is larger than 1MiB".to_owned()),
+    }
 }
 
 /// The mistake in a PEM file that should have `wanted`.
