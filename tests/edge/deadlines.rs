@@ -585,6 +585,7 @@ async fn an_http2_client_that_reads_faster_than_required_gets_its_whole_answer()
 async fn an_http2_client_that_makes_an_answer_late_pays_for_it() {
     let scene = Scene::builder(TOUCHLINE)
         .timeout("total", "1s")
+        .spec(|spec| spec.upstream_extra = "ejection: { failures: 1 }".into())
         .start()
         .await;
     let key = scene.issue("starter").await;
@@ -605,6 +606,10 @@ async fn an_http2_client_that_makes_an_answer_late_pays_for_it() {
     assert_eq!(lines[0]["outcome"], "cut", "{}", lines[0]);
     assert_eq!(lines[0]["refunded"], false, "{}", lines[0]);
     scene.expect_used(&key, 1).await;
+    let ejections = "touchline_upstream_ejections_total{upstream=\"prediction-data\"}";
+    assert_eq!(scene.metric(ejections).await, 0.0);
+    let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+    assert_eq!(answer.status, 200);
 }
 
 #[tokio::test]
