@@ -140,6 +140,8 @@ async fn a_flood_of_unknown_keys_asks_redis_for_nothing() {
     let client = scene.client(Protocol::Http1);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
     let (before, since) = (commands(&scene).await, Instant::now());
+    let redis = scene.redis.as_ref().unwrap();
+    redis.record_commands().await;
     let mut refused = 0;
     for batch in 0..FLOOD / 100 {
         let unknown: String = (0..100)
@@ -153,6 +155,9 @@ async fn a_flood_of_unknown_keys_asks_redis_for_nothing() {
             .count();
     }
     assert_eq!(refused, FLOOD);
+    let ran = redis.recorded_commands().await;
+    assert!(!ran.contains("touchline:k:"), "a record is read: {ran}");
+    assert!(!ran.contains("touchline:d:"), "a digest is read: {ran}");
     // Heartbeats and the feed go on meanwhile, a few a second.
     let more = commands(&scene).await - before;
     let allowed = FLOOD as u64 / 10 + 10 * since.elapsed().as_secs();

@@ -57,12 +57,16 @@ async fn a_thousand_unknown_keys_cost_redis_no_call() {
     })
     .await;
     let before = calls(&scene).await;
+    redis.record_commands().await;
     let client = scene.client(Protocol::Http1);
     for _ in 0..UNKNOWN {
         let unknown = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
         let answer = client.call(Call::get(MARKETS).key(unknown.reveal())).await;
         assert_eq!(answer.status, 401);
     }
+    let ran = redis.recorded_commands().await;
+    assert!(!ran.contains("touchline:k:"), "a record is read: {ran}");
+    assert!(!ran.contains("touchline:d:"), "a digest is read: {ran}");
     for (command, calls) in calls(&scene).await {
         let more = calls - before.get(&command).copied().unwrap_or(0);
         assert!(more < UNKNOWN / 2, "{command}: {more}");

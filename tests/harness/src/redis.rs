@@ -97,6 +97,24 @@ impl RedisServer {
         }
     }
 
+    /// Begins to record the commands that it runs, with their arguments.
+    pub async fn record_commands(&self) {
+        for words in [
+            &["CONFIG", "SET", "slowlog-max-len", "10000"][..],
+            &["CONFIG", "SET", "slowlog-log-slower-than", "0"],
+            &["SLOWLOG", "RESET"],
+        ] {
+            assert_eq!(self.command(words).await.unwrap(), "+OK\r\n", "{words:?}");
+        }
+    }
+
+    /// The commands since then, the last ones first; the end is missing if there are very many.
+    pub async fn recorded_commands(&self) -> String {
+        let recorded = self.command(&["SLOWLOG", "GET", "10000"]).await.unwrap();
+        assert_ne!(recorded, "*0\r\n", "not even the reset");
+        recorded
+    }
+
     async fn exchange(&self, words: &[&str]) -> std::io::Result<String> {
         let mut socket = TcpStream::connect(("127.0.0.1", self.port)).await?;
         let mut request = format!("*{}\r\n", words.len());
