@@ -756,6 +756,26 @@ async fn the_periodic_walk_finds_what_no_feed_reported_and_writes_back_what_redi
     assert_eq!(found.len(), 3, "all are in the index");
 }
 
+#[tokio::test]
+async fn a_gateway_makes_the_periodic_walk_by_itself() {
+    let site = Site::new().await;
+    let gateway = site.gateway().await;
+    let untold = KeyRecord {
+        version: 7,
+        ..new_record("pro")
+    };
+    site.put(&untold).await;
+    eventually("the walk is made", async || {
+        // Calls that were under way time out.
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(12 * 60)).await;
+        tokio::time::resume();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        gateway.keys().get(untold.id)
+    })
+    .await;
+}
+
 /// What a change while Redis's clock was ahead leaves, if Redis lost that change before the revocation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revocation_is_not_replaced_by_a_change_of_a_later_version_that_redis_had_lost() {
