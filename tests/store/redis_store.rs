@@ -58,20 +58,6 @@ impl Fixture for RedisFixture {
 
 store_suite!(RedisFixture::new().await);
 
-/// How often the server has run a script by its name.
-async fn scripts_run(server: &RedisServer) -> u64 {
-    let info: String = redis::cmd("INFO")
-        .arg("commandstats")
-        .query_async(&mut server.connect().await)
-        .await
-        .unwrap();
-    let line = info
-        .lines()
-        .find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-    line.and_then(|line| line.split(',').next()?.parse().ok())
-        .unwrap_or(0)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_charge_is_one_round_trip_and_one_that_is_known_to_be_refused_is_none() {
     let fixture = RedisFixture::new().await;
@@ -79,20 +65,20 @@ async fn a_charge_is_one_round_trip_and_one_that_is_known_to_be_refused_is_none(
     let key = issue(&fixture.command().await).await;
     // Beside the charges, the last count of an account is reported: with one key, at most once in 200 ms.
     let told_beside = |began: Instant| began.elapsed().as_millis() as u64 / 200 + 2;
-    let (before, began) = (scripts_run(&fixture.server).await, Instant::now());
+    let (before, began) = (fixture.server.scripts_run().await, Instant::now());
     for used in 1..=200 {
         let charged = store.charge(charge(&key, today(), 200, 1)).await;
         assert_eq!(granted(charged).0, used);
     }
-    let granting = scripts_run(&fixture.server).await - before;
+    let granting = fixture.server.scripts_run().await - before;
     let most = 200 + told_beside(began);
     assert!((200..=most).contains(&granting), "{granting}, not {most}");
-    let (before, began) = (scripts_run(&fixture.server).await, Instant::now());
+    let (before, began) = (fixture.server.scripts_run().await, Instant::now());
     for _ in 0..200 {
         let refused = store.charge(charge(&key, today(), 200, 1)).await;
         assert_eq!(exhausted(refused), 200);
     }
-    let refusing = scripts_run(&fixture.server).await - before;
+    let refusing = fixture.server.scripts_run().await - before;
     // It is asked again once a second.
     let most = 1 + began.elapsed().as_secs() + told_beside(began);
     assert!(refusing <= most, "{refusing}, not {most}");
@@ -691,7 +677,7 @@ async fn charges_of_different_keys_do_not_wait_for_the_round_trips_of_others() {
     for _ in 0..KEYS {
         keys.push(issue(&command).await);
     }
-    let before = scripts_run(&fixture.server).await;
+    let before = fixture.server.scripts_run().await;
     fixture.server.hang();
     // Longer than the time for which a call waits for others to share it.
     let mut arrivals = tokio::time::interval(Duration::from_millis(20));
@@ -708,6 +694,6 @@ async fn charges_of_different_keys_do_not_wait_for_the_round_trips_of_others() {
         assert_eq!(charge.await.unwrap().0, 1);
     }
     // If they waited, the third call would be for all the rest.
-    let calls = scripts_run(&fixture.server).await - before;
+    let calls = fixture.server.scripts_run().await - before;
     assert!(calls > KEYS / 2, "only {calls} calls");
 }
