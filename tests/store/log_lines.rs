@@ -3,6 +3,9 @@
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::util::SubscriberInitExt;
+
 /// All lines since the first test that asked.
 #[derive(Clone, Default)]
 pub struct LogLines(Arc<Mutex<Vec<u8>>>);
@@ -20,6 +23,16 @@ pub fn log_lines() -> LogLines {
         lines
     });
     lines.clone()
+}
+
+/// Collects what this thread logs until the guard is dropped: all of a test whose runtime has no other thread.
+pub fn lines_of_this_thread() -> (LogLines, DefaultGuard) {
+    let lines = LogLines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || writer.clone());
+    (lines, subscriber.set_default())
 }
 
 impl LogLines {
