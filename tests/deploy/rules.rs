@@ -39,7 +39,8 @@ fn every_alert_is_tested_and_shows_what_to_do() {
             let name = rule["alert"].as_str().unwrap();
             let runbook = rule["annotations"]["runbook"].as_str().unwrap_or_default();
             assert!(!runbook.is_empty(), "{name} has no runbook line");
-            assert!(tests.contains(name), "{name} has no test");
+            let mut words = tests.split(|one: char| !one.is_alphanumeric());
+            assert!(words.any(|word| word == name), "{name} has no test");
             seen += 1;
         }
     }
