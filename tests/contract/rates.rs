@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use harness::client::Entry;
-use harness::upstream::Script;
+use harness::upstream::{Release, Script};
 use harness::{Answer, Behaviour, Call, IssuedKey, Protocol, Scene, eventually};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -178,6 +178,14 @@ fn stall(scene: &Scene, by: impl Fn() -> Behaviour + Send + Sync + 'static) {
         });
 }
 
+/// The upstream leaves requests with `X-Stall` waiting until the release.
+fn stall_until_release(scene: &Scene) -> Release {
+    let release = Release::default();
+    let held = Behaviour::Until(release.clone(), Box::new(Behaviour::Echo));
+    stall(scene, move || held.clone());
+    release
+}
+
 /// A scene in which a `starter` key may have one request under way, and the upstream leaves those with `X-Stall` waiting.
 async fn one_at_a_time() -> (Scene, IssuedKey) {
     let scene = Scene::builder(TOUCHLINE)
@@ -218,10 +226,8 @@ async fn more_requests_at_the_same_time_than_a_tier_allows_are_refused() {
         .tier("starter", "concurrent: 2")
         .start()
         .await;
-    stall(&scene, || {
-        Behaviour::Delay(Duration::from_secs(4), Box::new(Behaviour::Echo))
-    });
     for protocol in Protocol::ALL {
+        let release = stall_until_release(&scene);
         let before = scene.upstream.count();
         let key = scene.issue("starter").await;
         // Each on a connection of its own.
@@ -237,6 +243,7 @@ async fn more_requests_at_the_same_time_than_a_tier_allows_are_refused() {
             assert_eq!(client.get(&unlimited, MARKETS).await.status, 200);
             // What does not reach an upstream is not counted.
             assert_eq!(client.get(&key, RANKINGS).await.status, 403);
+            release.give();
             refused
         };
         let (one, other, refused) = tokio::join!(one, other, third);
@@ -439,9 +446,7 @@ async fn rates_of_a_shadow_tier_refuse_nothing_and_show_what_they_would_have_ref
         )
         .start()
         .await;
-    stall(&scene, || {
-        Behaviour::Delay(Duration::from_secs(2), Box::new(Behaviour::Echo))
-    });
+    let release = stall_until_release(&scene);
     let (burst, concurrent) = (scene.issue("starter").await, scene.issue("starter").await);
     let client = scene.client(Protocol::Http1);
     eventually("a burst would have been refused", async || {
@@ -454,7 +459,9 @@ async fn rates_of_a_shadow_tier_refuse_nothing_and_show_what_they_would_have_ref
     let other = scene.client(Protocol::Http1);
     let (first, second) = tokio::join!(client.call(stalled(&concurrent)), async {
         upstream_has(&scene, before + 1).await;
-        other.get(&concurrent, MARKETS).await
+        let second = other.get(&concurrent, MARKETS).await;
+        release.give();
+        second
     });
     assert_eq!((first.status, second.status), (200, 200));
     let id = second.header("x-request-id").unwrap();
