@@ -264,7 +264,11 @@ async fn usage_follows_a_changed_record_and_ends_with_the_key() {
 
 #[tokio::test]
 async fn usage_that_the_store_cannot_read_is_a_500() {
-    let mut scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .spec(|spec| spec.redis_extra = "timeout: 300ms".into())
+        .start()
+        .await;
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);
     scene.redis.as_mut().unwrap().stop();
