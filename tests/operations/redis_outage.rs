@@ -390,6 +390,7 @@ async fn commands_that_read_a_redis_that_evicts_report_that_names_may_be_missing
         let name = format!("other:{other}");
         redis.command(&["SET", &name, &value]).await.unwrap();
         other += 1;
+        assert!(other < 1_000, "far more than there is room for");
     }
     set("maxmemory", "0").await;
     let listed = run_beside(&scene.gateways[0], &list).await;
