@@ -34,8 +34,11 @@ const HEADER_BYTES: usize = 100;
 /// Where the header has the bytes of a page, and the pages of the file.
 const PAGE_SIZE_AT: usize = 16;
 const PAGES_AT: usize = 28;
-/// Damage that is found for so long is for good: a writer that lengthens the file after its header is faster.
+/// Damage is for good unless a look within this time of the first one finds the file whole: a writer that lengthens the file after its
+/// header is faster.
 const DAMAGE_LASTS: Duration = Duration::from_millis(500);
+/// The pause between two looks at damage that may pass.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// The files beside a database: the write-ahead log and its index.
 const BESIDE: [&str; 2] = ["-wal", "-shm"];
 
@@ -101,17 +104,16 @@ struct Watch {
     opened: [Option<FileIdentity>; 1 + BESIDE.len()],
     /// Its size when it was last found whole.
     whole_bytes: u64,
-    /// The damage that each look since then, or SQLite, has found.
+    /// The first damage that a look since then, or SQLite, has found.
     damage: Option<(FileFault, Instant)>,
 }
 
 impl Watch {
-    /// Judges a look. Damage that it finds is for good when it has lasted: for a moment, it may be a `VACUUM` of another process that
-    /// is just being written.
+    /// Judges a look. Damage is forgiven if a look within [`DAMAGE_LASTS`] finds the file whole: for a moment, it may be a `VACUUM` of
+    /// another process that is just being written. After that time it is for good, whatever the file holds.
     fn judge(&mut self, look: &Look, now: Instant) -> Option<FileFault> {
-        if let Some((damage, since)) = &self.damage
-            && (matches!(damage, FileFault::Malformed(_))
-                || now.duration_since(*since) >= DAMAGE_LASTS)
+        if let Some((damage, _)) = &self.damage
+            && !self.may_pass(now)
         {
             return Some(damage.clone());
         }
@@ -128,6 +130,13 @@ impl Watch {
             Err(reason) => Some(FileFault::Gone(name, reason.clone())),
             Ok(found) if Some(found) != opened.as_ref() => Some(FileFault::Other(name)),
             Ok(_) => None,
+        })
+    }
+
+    /// Whether there is damage that a look may still find to have passed.
+    fn may_pass(&self, now: Instant) -> bool {
+        self.damage.as_ref().is_some_and(|(damage, since)| {
+            !matches!(damage, FileFault::Malformed(_)) && now.duration_since(*since) < DAMAGE_LASTS
         })
     }
 
@@ -267,12 +276,25 @@ impl HeldFile {
         self.watch.lock().damage = Some((FileFault::Malformed(error), Instant::now()));
     }
 
-    /// Looks at the file; why it cannot be used, if it cannot. A few system calls that do not wait for the disk as a rule.
+    /// Looks at the file; why it cannot be used, if it cannot. A few system calls that do not wait for the disk as a rule; damage that
+    /// may pass is looked at again until it has passed or is for good.
     pub fn look(&self) -> Option<Arc<Trouble>> {
-        let fault = match self.found() {
-            Ok(look) => self.watch.lock().judge(&look, Instant::now()),
+        while self.look_once() {
+            std::thread::sleep(LOOK_AGAIN_AFTER);
+        }
+        self.trouble()
+    }
+
+    /// Looks at the file and notes the trouble. Returns whether it is damage that may pass.
+    fn look_once(&self) -> bool {
+        let found = self.found();
+        let (mut watch, now) = (self.watch.lock(), Instant::now());
+        let fault = match found {
+            Ok(look) => watch.judge(&look, now),
             Err(error) => Some(FileFault::Gone("", error.to_string())),
         };
+        let may_pass = watch.may_pass(now);
+        drop(watch);
         let before = self.trouble.load_full();
         let trouble = fault.map(|fault| Trouble {
             text: self.text(&fault),
@@ -281,7 +303,7 @@ impl HeldFile {
         if before.as_deref() != trouble.as_ref() {
             self.trouble.store(trouble.map(Arc::new));
         }
-        self.trouble()
+        may_pass
     }
 
     /// The trouble found by the last look, or `None`.
@@ -475,6 +497,28 @@ mod tests {
         assert_eq!(watch.judge(&whole, just), None);
         assert!(watch.judge(&short, now).is_some());
         assert!(watch.judge(&whole, now + DAMAGE_LASTS).is_some());
+    }
+
+    #[test]
+    fn damage_that_is_seen_for_a_moment_is_forgiven_by_the_same_look() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("touchline.db");
+        for name in ["-wal", "-shm"] {
+            std::fs::write(beside(&path, name), "").unwrap();
+        }
+        let database = File::create(&path).unwrap();
+        database.write_all_at(&look(0, 4).header, 0).unwrap();
+        database.set_len(4 * PAGE).unwrap();
+        let held = HeldFile::hold(&path, FilePurpose::Database).unwrap();
+        database.set_len(3 * PAGE).unwrap();
+        std::thread::scope(|scope| {
+            let looked = scope.spawn(|| held.look());
+            while held.trouble().is_none() {
+                std::thread::yield_now();
+            }
+            database.set_len(4 * PAGE).unwrap();
+            assert_eq!(looked.join().unwrap(), None);
+        });
     }
 
     #[test]
