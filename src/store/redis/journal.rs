@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use parking_lot::{Mutex, MutexGuard};
 use rusqlite::Connection;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 use super::identity::StoreIdentity;
@@ -225,9 +226,12 @@ impl Journal {
             reply,
         });
         // A rejected job drops its sender, which ends the caller's wait.
-        if self.jobs.try_send(job).is_err() {
-            let why = "the queue of the journal is full";
-            self.state.trouble.store(Some(Arc::new(why.to_owned())));
+        if let Err(rejected) = self.jobs.try_send(job) {
+            let why = match rejected {
+                TrySendError::Full(_) => "the queue of the journal is full",
+                TrySendError::Closed(_) => "the journal's thread has ended",
+            };
+            self.state.note(Some(why.to_owned()));
         }
         answer
     }
@@ -494,6 +498,29 @@ mod tests {
         let fails = |_: &Connection| Err::<(), _>(rusqlite::Error::InvalidQuery);
         found.work(fails).await.unwrap_err();
         assert_eq!(synchronous(&found).await, FULL, "after an error");
+    }
+
+    #[tokio::test]
+    async fn a_journal_whose_queue_is_full_or_whose_thread_has_ended_has_its_line_in_the_log() {
+        let (directory, identity) = (tempfile::tempdir().unwrap(), identity());
+        let path = directory.path().join("journal.db");
+        let journal = Journal::start(path, identity, "node").await.unwrap();
+        let is_logged = || journal.state.log.lock().succeeded();
+        let gathering = journal.gather();
+        while journal.trouble().is_none() {
+            drop(journal.note(JournalRows::default()));
+        }
+        assert_eq!(
+            journal.trouble().unwrap(),
+            "the queue of the journal is full"
+        );
+        assert!(is_logged());
+        drop(gathering);
+        let ended = "the journal's thread has ended";
+        while journal.trouble().is_none_or(|trouble| trouble != ended) {
+            let panics = |_: &Connection| -> rusqlite::Result<()> { panic!("a job that panics") };
+            journal.work(panics).await.unwrap_err();
+        }
     }
 
     #[test]
