@@ -21,7 +21,8 @@ use super::export::Exported;
 pub const FORMAT: u64 = 3;
 /// The oldest format that can be read.
 const FIRST_FORMAT: u64 = 1;
-/// The longest line. A line is a key with its trail, or a day of a key, which are far shorter.
+/// The longest line in bytes, with its end. A line is a key with its trail, a day of a key, an event or an entry of the audit trail, all
+/// far shorter.
 const LINE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// The text before a line's checksum of eight hexadecimal digits.
 const SUM_BEGINS: &str = ",\"crc32\":\"";
@@ -254,6 +255,11 @@ impl<R: BufRead> BackupReader<R> {
         read.map_err(|error| self.fault(format!("the file cannot be read: {error}")))?;
         if line.is_empty() {
             return Ok(None);
+        }
+        if line.len() as u64 == LINE_BYTES_MAX && line.last() != Some(&b'\n') {
+            return Err(self.fault(format!(
+                "this line is longer than {LINE_BYTES_MAX} bytes: the file is not a backup"
+            )));
         }
         self.digest.update(&line);
         if line.pop() != Some(b'\n') {

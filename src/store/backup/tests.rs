@@ -137,3 +137,11 @@ fn another_format_and_another_file_are_reported_as_what_they_are() {
         assert_eq!(fault.line, 1, "{fault}");
     }
 }
+
+#[test]
+fn a_line_without_end_is_not_read_to_its_end_and_not_reported_as_cut_off() {
+    let endless = io::BufReader::new(io::repeat(b'x'));
+    let fault = BackupReader::begin(endless).map(drop).unwrap_err();
+    assert_eq!(fault.line, 1);
+    assert!(fault.to_string().contains("is longer than"), "{fault}");
+}
