@@ -93,8 +93,9 @@ impl CrashRecovery {
                     if logged.is_new(&error.to_string()) {
                         tracing::warn!(%error, "the last counts of killed processes could not be read; trying again");
                     }
+                    let pause = retry;
                     retry = (2 * retry).min(RETRY_AFTER_MAX);
-                    retry
+                    pause
                 }
             };
             tokio::time::sleep(pause).await;
