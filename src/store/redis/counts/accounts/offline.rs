@@ -125,7 +125,8 @@ impl Accounts {
 
     /// Whether a key has units on a day that were served without Redis and that it may not know.
     pub fn is_ahead(&self, key: KeyId, day: Day) -> bool {
-        self.slot(key, day).state.lock().account.offline() > 0
+        let slot = self.slots.of(key).get(&(key, day.date)).cloned();
+        slot.is_some_and(|slot| slot.state.lock().account.offline() > 0)
     }
 
     /// Units used, as reported while Redis is unavailable: an upper bound for this limit, or for that of the last charge. `None` if no
@@ -137,7 +138,8 @@ impl Accounts {
         limit: Option<u64>,
         rule: &OutageRule,
     ) -> Option<u64> {
-        let slot = self.slot(key, day);
+        // A question opens no account.
+        let slot = self.slots.of(key).get(&(key, day.date)).cloned()?;
         let state = slot.state.lock();
         let known = match state.account.known() {
             Some(known) => known.used,
