@@ -152,7 +152,9 @@ impl Inbox {
         let taken = &mut contents.taken;
         taken.refunds.extend(refunds);
         for (place, refused) in refusals {
-            taken.refusals.entry(place).or_default().add(&refused);
+            if taken.refusals.len() < REFUSALS_MAX || taken.refusals.contains_key(&place) {
+                taken.refusals.entry(place).or_default().add(&refused);
+            }
         }
         if !taken.refusals.is_empty() {
             contents.first_refusal = Some(Instant::now());
@@ -312,6 +314,29 @@ mod tests {
         assert_eq!(refusals.len(), REFUSALS_MAX);
         let sum = refusals[&(record.id, day(), record.tier, endpoint)];
         assert_eq!(sum.refused_quota, REFUSALS_MAX as u64 + 5);
+    }
+
+    #[test]
+    fn refusals_that_could_not_be_written_are_bounded_with_those_that_came_meanwhile() {
+        let inbox = Inbox::default();
+        let (_, record) = key_of("pro");
+        let refuse = |_| {
+            let other = KeyRecord {
+                id: KeyId::generate(&mut os_entropy),
+                ..record.clone()
+            };
+            inbox.put_refusal(&other, day(), &"markets".into(), RefusalReason::Tier);
+        };
+        inbox.put_refusal(&record, day(), &"markets".into(), RefusalReason::Tier);
+        (1..REFUSALS_MAX).for_each(refuse);
+        let taken = inbox.take(100, None).unwrap().refusals;
+        inbox.put_refusal(&record, day(), &"markets".into(), RefusalReason::Tier);
+        (1..REFUSALS_MAX).for_each(refuse);
+        inbox.put_back(Vec::new(), taken);
+        let taken = inbox.take(100, None).unwrap().refusals;
+        assert_eq!(taken.len(), REFUSALS_MAX);
+        let place = (record.id, day(), record.tier, "markets".into());
+        assert_eq!(taken[&place].refused_tier, 2);
     }
 
     #[test]
