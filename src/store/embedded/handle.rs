@@ -308,17 +308,16 @@ impl Store for EmbeddedStore {
         let mut writing = self.writing.clone();
         // The channel has no messages: it closes when the writer has ended.
         let left = tokio::time::timeout(deadline, writing.changed()).await;
-        if left.is_err() {
-            let (refunds, units) = self.desk.inbox.pending_refunds();
-            match refunds {
-                0 => tracing::warn!("the store was still writing at the deadline of its close"),
-                _ => tracing::error!(
-                    path = %self.desk.path.display(),
-                    refunds,
-                    units,
-                    "the store was closed before these refunds could be written: their units stay charged"
-                ),
-            }
+        let (refunds, units) = self.desk.inbox.pending_refunds();
+        if refunds > 0 {
+            tracing::error!(
+                path = %self.desk.path.display(),
+                refunds,
+                units,
+                "the store was closed before these refunds could be written: their units stay charged"
+            );
+        } else if left.is_err() {
+            tracing::warn!("the store was still writing at the deadline of its close");
         }
     }
 

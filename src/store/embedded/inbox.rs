@@ -105,6 +105,8 @@ pub(super) struct QueueBatch {
 #[derive(Default)]
 struct QueueContents {
     taken: QueueBatch,
+    /// The number of refunds that were taken and are not known to be written, and their units.
+    unwritten: (usize, u64),
     first_refusal: Option<Instant>,
     closed: bool,
 }
@@ -139,6 +141,12 @@ impl Inbox {
         !self.contents.lock().taken.waiting.is_empty()
     }
 
+    /// Whether a writer job has not been taken yet.
+    #[cfg(test)]
+    pub(super) fn has_jobs(&self) -> bool {
+        !self.contents.lock().taken.jobs.is_empty()
+    }
+
     /// Enqueues a refund.
     pub(super) fn put_refund(&self, receipt: Receipt, answer: Option<oneshot::Sender<u64>>) {
         let refund = Refund { receipt, answer };
@@ -149,6 +157,7 @@ impl Inbox {
     /// Takes back what could not be written, to be tried again with the next group.
     pub(super) fn put_back(&self, refunds: Vec<Refund>, refusals: Refusals) {
         let mut contents = self.contents.lock();
+        contents.unwritten = (0, 0);
         let taken = &mut contents.taken;
         taken.refunds.extend(refunds);
         for (place, refused) in refusals {
@@ -161,12 +170,16 @@ impl Inbox {
         }
     }
 
-    /// The number of refunds that wait, and their units.
+    /// Notes that the batch that was taken last is written.
+    pub(super) fn note_written(&self) {
+        self.contents.lock().unwritten = (0, 0);
+    }
+
+    /// The number of refunds that are not known to be written, and their units.
     pub(super) fn pending_refunds(&self) -> (usize, u64) {
         let contents = self.contents.lock();
-        let refunds = &contents.taken.refunds;
-        let units = refunds.iter().map(|refund| u64::from(refund.receipt.units));
-        (refunds.len(), units.sum())
+        let (refunds, units) = sum(&contents.taken.refunds);
+        (refunds + contents.unwritten.0, units + contents.unwritten.1)
     }
 
     /// Counts a refused request.
@@ -211,6 +224,14 @@ impl Inbox {
         self.filled.notify_all();
     }
 
+    /// Drops what waits, which ends the wait of every caller. Refunds remain pending, for the report of the close.
+    pub(super) fn abandon(&self) {
+        let mut abandoned = mem::take(&mut self.contents.lock().taken);
+        for refund in abandoned.refunds.drain(..) {
+            self.put_refund(refund.receipt, None);
+        }
+    }
+
     /// Waits until there is something to do and takes all of it, charges and readings up to `group_max`; after
     /// `patience`, if there is a bound to it, what there is, be it nothing. `None` once the inbox is closed and empty.
     pub(super) fn take(&self, group_max: usize, patience: Option<Duration>) -> Option<QueueBatch> {
@@ -240,11 +261,18 @@ impl Inbox {
         }
         contents.first_refusal = None;
         let mut taken = mem::take(&mut contents.taken);
+        contents.unwritten = sum(&taken.refunds);
         if taken.waiting.len() > group_max {
             contents.taken.waiting = taken.waiting.split_off(group_max);
         }
         Some(taken)
     }
+}
+
+/// The number of these refunds, and their units.
+fn sum(refunds: &[Refund]) -> (usize, u64) {
+    let units = refunds.iter().map(|refund| u64::from(refund.receipt.units));
+    (refunds.len(), units.sum())
 }
 
 #[cfg(test)]

@@ -128,8 +128,7 @@ impl Drop for Closing<'_> {
         let ended = StoreError::Failed(ended.into());
         self.0.failed.store(Some(Arc::new(ended)));
         self.0.inbox.close();
-        // Dropping the batch ends the wait of every caller.
-        while self.0.inbox.take(usize::MAX, None).is_some() {}
+        self.0.inbox.abandon();
     }
 }
 
@@ -219,6 +218,7 @@ fn settle(
     let result = work();
     match result {
         Ok(committed) => {
+            desk.inbox.note_written();
             desk.learnt.put(committed.counts, Instant::now());
             waiting.into_iter().for_each(|call| send_answer(call, desk));
             refunds
@@ -277,5 +277,46 @@ fn acknowledge_refund(refund: Refund, desk: &Desk) {
         if let Some(used) = desk.learnt.used(receipt.key, receipt.day) {
             let _ = caller.send(used);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::api_key::{KeyId, os_entropy};
+    use crate::policy::calendar::Day;
+    use crate::store::embedded::{Settings, open};
+    use crate::store::{Receipt, Role, Store};
+
+    #[tokio::test]
+    async fn refunds_that_a_writer_which_panicked_left_are_still_counted_at_the_close() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = Settings::new(directory.path().join("touchline.db"));
+        let store = open(settings, Role::Command, "UTC", Clock::system()).await;
+        let store = store.unwrap();
+        let (proceed, proceeds) = std::sync::mpsc::channel::<()>();
+        let panics = move |_: &Connection| {
+            let _ = proceeds.recv();
+            panic!("a job that panics");
+        };
+        store.desk.inbox.put_job(Box::new(panics)).unwrap();
+        while store.desk.inbox.has_jobs() {
+            std::thread::yield_now();
+        }
+        let receipt = Receipt {
+            key: KeyId::generate(&mut os_entropy),
+            tier: "pro".parse().unwrap(),
+            day: Day {
+                date: "2026-11-21".parse().unwrap(),
+                start: 0,
+                end: 1,
+            },
+            endpoint: "markets".into(),
+            units: 3,
+        };
+        store.give_back(receipt);
+        proceed.send(()).unwrap();
+        store.close(Duration::from_secs(10)).await;
+        assert_eq!(store.desk.inbox.pending_refunds(), (1, 3));
     }
 }
