@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use touchline::clock::Clock;
 use touchline::policy::calendar::{Calendar, Day};
+use touchline::store::export::{Exported, ImportMode, KeyDay, ProducerAccount};
 use touchline::store::redis::{OutagePolicy, OutageSettings, RedisSettings, RedisStore, open};
 use touchline::store::{
     Claim, Delivery, Keeping, KeyEntry, NodeName, Proof, RefusalReason, Role, Store, StoreError,
@@ -664,6 +665,37 @@ async fn a_journal_that_is_older_than_redis_lowers_no_number_of_the_ledger() {
         merged.push(read.query_async::<String>(&mut connection).await.unwrap());
     }
     assert_eq!(merged, ["3 1 0 pro", "3 4 0 pro", "3 4 1 pro"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_import_that_is_refused_leaves_no_day_that_it_wrote_unlisted() {
+    let server = RedisServer::start().await;
+    let store = gateway(&server).await;
+    let day = |date: &str| KeyDay {
+        key: new_record("pro").id,
+        date: date.parse().unwrap(),
+        start: 0,
+        end: 100_000,
+        accounts: vec![ProducerAccount {
+            producer: "a.1".into(),
+            granted: 2,
+            returned: 0,
+        }],
+        sheets: Vec::new(),
+        late: Vec::new(),
+    };
+    let import = async |days: Vec<KeyDay>| {
+        let days = days.into_iter().map(|day| Exported::KeyDay(Box::new(day)));
+        store
+            .import_exported(days.collect(), ImportMode::Write)
+            .await
+    };
+    let held = day("2026-11-01");
+    import(vec![held.clone()]).await.unwrap();
+    let other = KeyDay { start: 1, ..held };
+    let refused = import(vec![day("2026-11-02"), other]).await;
+    assert!(matches!(refused, Err(StoreError::OtherCalendar(_))));
+    assert_eq!(run(&server, "SISMEMBER touchline:days 2026-11-02").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

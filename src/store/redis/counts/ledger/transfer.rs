@@ -84,6 +84,11 @@ pub async fn import(
     if days.is_empty() {
         return Ok(());
     }
+    // First, so that an import which is refused or cut off leaves none of the days that it wrote unlisted.
+    if taking == ImportMode::Write {
+        let list = listing(&link.names, days.iter().map(|day| &day.date));
+        link.send([list]).await?;
+    }
     let merge = days.iter().map(|day| {
         let keys = [
             link.names.counts(day.key, day.date),
@@ -106,11 +111,7 @@ pub async fn import(
             }
         }
     }
-    let list = listing(&link.names, days.iter().map(|day| &day.date));
-    match taking {
-        ImportMode::Write => link.send([list]).await,
-        ImportMode::DryRun => Ok(()),
-    }
+    Ok(())
 }
 
 /// The arguments of the script; counts are numbers that it reads exactly.
