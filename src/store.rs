@@ -343,7 +343,8 @@ pub trait Store: Send + Sync + 'static {
     /// As [`Store::charge`].
     async fn used(&self, key: KeyId, day: Day, limit: u64) -> Result<u64, StoreError>;
 
-    /// Counts a refused request in the ledger, within a second. Never waits.
+    /// Counts a refused request in the ledger, within a second. Never waits. The embedded store counts at most 100,000 combinations of
+    /// key, day, tier and endpoint in that time, and logs how many requests it left out.
     fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason);
 
     /// The state of the store, without a call to it.

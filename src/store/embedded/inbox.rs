@@ -3,10 +3,11 @@
 //! Callers never wait to enqueue; the writer takes the whole queue. Each kind has its own bound:
 //! - charges and readings: [`WAITING_MAX`] together, then callers get an error at once;
 //! - refunds: none is ever rejected; there are at most as many as receipts, which only grants create;
-//! - refusals: summed by key, day and endpoint, [`REFUSALS_MAX`] such sums, then further ones are not counted;
+//! - refusals: summed by key, day and endpoint, [`REFUSALS_MAX`] such sums, then further ones are not counted, which is logged;
 //! - writer jobs (changes of keys, heartbeats): [`JOBS_MAX`].
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -87,8 +88,11 @@ pub(super) struct Refund {
     pub(super) answer: Option<oneshot::Sender<u64>>,
 }
 
+/// What refused requests are summed by.
+type RefusalPlace = (KeyId, Day, TierName, Arc<str>);
+
 /// Refused requests by key, day, tier and endpoint: nothing else is in the totals.
-pub(super) type Refusals = HashMap<(KeyId, Day, TierName, Arc<str>), Totals>;
+pub(super) type Refusals = HashMap<RefusalPlace, Totals>;
 
 /// A piece of work on the writer's connection, in a transaction of its own making.
 pub(super) type WriterJob = Box<dyn FnOnce(&Connection) + Send>;
@@ -99,7 +103,20 @@ pub(super) struct QueueBatch {
     pub(super) waiting: Vec<WaitingCall>,
     pub(super) refunds: Vec<Refund>,
     pub(super) refusals: Refusals,
+    /// Refused requests beyond [`REFUSALS_MAX`], which the ledger will lack.
+    pub(super) uncounted_refusals: u64,
     pub(super) jobs: Vec<WriterJob>,
+}
+
+impl QueueBatch {
+    /// The sum of the refused requests of a place, or `None` if there is none and no further one may begin.
+    fn refusals_at(&mut self, place: RefusalPlace) -> Option<&mut Totals> {
+        let is_full = self.refusals.len() >= REFUSALS_MAX;
+        match self.refusals.entry(place) {
+            Entry::Vacant(_) if is_full => None,
+            entry => Some(entry.or_default()),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -161,8 +178,9 @@ impl Inbox {
         let taken = &mut contents.taken;
         taken.refunds.extend(refunds);
         for (place, refused) in refusals {
-            if taken.refusals.len() < REFUSALS_MAX || taken.refusals.contains_key(&place) {
-                taken.refusals.entry(place).or_default().add(&refused);
+            match taken.refusals_at(place) {
+                Some(sum) => sum.add(&refused),
+                None => taken.uncounted_refusals += refused.refused(),
             }
         }
         if !taken.refusals.is_empty() {
@@ -192,11 +210,10 @@ impl Inbox {
     ) {
         let mut contents = self.contents.lock();
         let place = (record.id, day, record.tier.clone(), endpoint.clone());
-        let refusals = &mut contents.taken.refusals;
-        if refusals.len() >= REFUSALS_MAX && !refusals.contains_key(&place) {
-            return;
+        match contents.taken.refusals_at(place) {
+            Some(sum) => sum.refuse(refusal, 1),
+            None => contents.taken.uncounted_refusals += 1,
         }
-        refusals.entry(place).or_default().refuse(refusal, 1);
         if contents.first_refusal.is_none() {
             contents.first_refusal = Some(Instant::now());
             drop(contents);
@@ -338,7 +355,9 @@ mod tests {
             inbox.put_refusal(&record, day(), &endpoint, RefusalReason::DailyQuota);
         }
         inbox.close();
-        let refusals = inbox.take(100, None).unwrap().refusals;
+        let taken = inbox.take(100, None).unwrap();
+        assert_eq!(taken.uncounted_refusals, 6);
+        let refusals = taken.refusals;
         assert_eq!(refusals.len(), REFUSALS_MAX);
         let sum = refusals[&(record.id, day(), record.tier, endpoint)];
         assert_eq!(sum.refused_quota, REFUSALS_MAX as u64 + 5);
@@ -361,7 +380,9 @@ mod tests {
         inbox.put_refusal(&record, day(), &"markets".into(), RefusalReason::Tier);
         (1..REFUSALS_MAX).for_each(refuse);
         inbox.put_back(Vec::new(), taken);
-        let taken = inbox.take(100, None).unwrap().refusals;
+        let taken = inbox.take(100, None).unwrap();
+        assert_eq!(taken.uncounted_refusals, REFUSALS_MAX as u64 - 1);
+        let taken = taken.refusals;
         assert_eq!(taken.len(), REFUSALS_MAX);
         let place = (record.id, day(), record.tier, "markets".into());
         assert_eq!(taken[&place].refused_tier, 2);

@@ -136,9 +136,10 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
     let mut statements = Statements::prepare(connection)?;
     // A failure is that of the first group too, which reports it.
     let _ = statements.prepare_counts();
-    let mut folder = Folder::new();
+    let (mut folder, mut uncounted) = (Folder::new(), UncountedRefusals::default());
     while let Some(mut taken) = desk.inbox.take(GROUP_MAX, folder.pause()) {
         let jobs = std::mem::take(&mut taken.jobs);
+        uncounted.add(taken.uncounted_refusals);
         let size = taken.waiting.len();
         if size > 0 || !taken.refunds.is_empty() || !taken.refusals.is_empty() {
             match settle(&mut statements, desk, taken) {
@@ -171,6 +172,25 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
     Ok(())
 }
 
+/// Refused requests that the ledger lacks and that were not logged yet.
+#[derive(Default)]
+struct UncountedRefusals {
+    requests: u64,
+    log: FailureLog,
+}
+
+impl UncountedRefusals {
+    fn add(&mut self, requests: u64) {
+        self.requests += requests;
+        if self.requests > 0 && self.log.failed(Instant::now()) {
+            tracing::warn!(
+                requests = std::mem::take(&mut self.requests),
+                "the ledger lacks refused requests: too many keys and endpoints were refused within a second"
+            );
+        }
+    }
+}
+
 /// Moves some appended entries into the ledger while the writer would rest.
 fn fold(connection: &Connection, desk: &Desk, folder: &mut Folder, size: usize) {
     match folder.turn(connection, size) {
@@ -193,6 +213,7 @@ fn settle(
         mut waiting,
         refunds,
         refusals,
+        uncounted_refusals: _,
         jobs: _,
     } = taken;
     let mut work = || {
