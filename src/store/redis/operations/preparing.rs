@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::redis::wire::request::remedy;
+use crate::store::redis::wire::request::{remedy, with_remedy};
 use crate::store::redis::wire::zone::{EmptyStore, ZoneCheck};
 use crate::store::{Role, StoreError};
 
@@ -35,12 +35,13 @@ pub async fn first_attempt(link: &RedisLink, role: &Role) -> Result<(), StoreErr
     };
     match (role, error) {
         (_, error @ StoreError::OtherCalendar(_)) => Err(error),
-        (Role::Command, StoreError::Unavailable(why) | StoreError::Failed(why)) => {
+        (Role::Command, StoreError::Unavailable(why)) => {
             let remedy = remedy(&why).unwrap_or(
                 "check that Redis runs there and that store.redis in the configuration names it",
             );
             Err(StoreError::Unavailable(format!("{why}; {remedy}")))
         }
+        (Role::Command, StoreError::Failed(why)) => Err(StoreError::Failed(with_remedy(why))),
         (Role::Gateway(_), _) => Ok(()),
     }
 }
