@@ -8,7 +8,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::civil::Date;
 use parking_lot::Mutex;
@@ -43,9 +42,6 @@ pub use transfer::{import, key_days};
 
 /// Key-days written in one round trip.
 const WRITE_BATCH: usize = 256;
-
-/// How long a merge may take.
-const MERGE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The totals of this process.
 pub struct ProcessLedger {
@@ -283,7 +279,7 @@ impl ProcessLedger {
         let value = cells::written(&row.totals, row.ceiling, row.tier.as_ref());
         let field = format!("{}|{}", row.producer, row.endpoint);
         let name = self.link.names.ledger(row.key, row.day.date);
-        let deadline = Instant::now() + MERGE_TIMEOUT;
+        let deadline = self.link.deadline();
         self.link
             .run::<()>(&MERGE_TOTALS, &[&name], &(field, value), deadline)
             .await?;

@@ -37,7 +37,8 @@ mod preparing;
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
 /// How long after one refresh the next begins, however many calls fail meanwhile.
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
-/// How long a connected node may take to return the map, and new lines to come up before the map is used without them.
+/// How long a node may take to return the map, and new lines to come up before the map is used without them. A connected node has the
+/// timeout of its line, if that is shorter.
 const MAP_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long preparing the cluster may take, with short timeouts; at least two of a call.
 const PREPARE_TIMEOUT_MIN: Duration = Duration::from_secs(2);
