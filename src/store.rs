@@ -307,8 +307,8 @@ pub fn keys_at_once(from: Date, to: Date) -> usize {
 
 /// A store of keys, counts and ledger.
 ///
-/// The first part is for gateways and is called for requests; every future ends within the store's timeout. The second
-/// part is for commands. Implementations are used from any number of tasks at once.
+/// The first part is for gateways and is called for requests; every future ends within the store's timeout, that of a charge that the
+/// store did not decide within two seconds more (the disk of the journal). The second part is for commands. Implementations are used from any number of tasks at once.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// The replica of the key table; [`Store::freshness`] gives its age. Never waits.
@@ -324,8 +324,8 @@ pub trait Store: Send + Sync + 'static {
     /// future loses no units: any that were granted are refunded.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] without a connection (at once) or after the timeout; [`StoreError::OtherCalendar`]
-    /// where the day is stored with other boundaries.
+    /// [`StoreError::Unavailable`] without a connection (at once) or after the timeout; [`StoreError::Failed`] if the store refuses, or
+    /// its file cannot be used; [`StoreError::OtherCalendar`] where the day is stored with other boundaries.
     async fn charge(&self, charge: Charge) -> Result<Decision, StoreError>;
 
     /// Refunds the units of a receipt on the day of their charge. Returns the units used afterwards, if they are known. The refund

@@ -163,7 +163,11 @@ impl OutageService {
         }))
     }
 
-    /// Decides a charge that Redis did not decide because of `error`.
+    /// Decides a charge that Redis did not decide because of `error`. Waits for the disk for up to [`JOURNAL_WAIT_MAX`].
+    ///
+    /// # Errors
+    /// `error` itself if nothing is served now; [`StoreError::Unavailable`] if this node's share is used up or the disk is too slow;
+    /// [`StoreError::Failed`] if the journal cannot be written. No unit is charged then.
     pub async fn serve(&self, charge: Charge, error: StoreError) -> Result<Decision, StoreError> {
         self.guard.look_soon();
         let bound = match self.settings.policy {
