@@ -64,7 +64,8 @@
 //! customer, tier, state, expiry, grants, version. *Quota day*: a calendar day of the configured zone. *Unit*: the measure of
 //! an endpoint's cost, 1 unless configured. *Charge*: taking units, all or nothing. *Receipt*: proof of a charge. *Refund*:
 //! returning its units. *Quota status*: limit, used and day of a key. *Permit*: the right to forward one request.
-//! *Rejection*: the client's answer to a refused request. *Node*: one gateway process. *Producer*: a node's name in the counters.
+//! *Rejection*: the client's answer to a refused request. *Node*: one gateway process. *Producer*: the name in the counters of one
+//! account of a node, of one key and day.
 
 pub mod admin;
 pub mod cli;

@@ -445,8 +445,8 @@ pub trait Store: Send + Sync + 'static {
     async fn records_of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError>;
 
     /// The gateways that have not confirmed the change after up to `patience`: live ones, and ones that stopped sending heartbeats
-    /// without signing off, which may still serve the keys of their replica, or send a heartbeat soon. The embedded store has none of the latter: its
-    /// gateways read it for every charge, and one that cannot read it serves no request.
+    /// without signing off, which may still serve the keys of their replica, or send a heartbeat soon. The embedded store has none of
+    /// the latter: its gateways read it for every charge, and one that cannot read it serves no request.
     async fn await_applied(
         &self,
         mark: &ChangeMark,
@@ -517,8 +517,8 @@ pub trait Store: Send + Sync + 'static {
     async fn last_dropped(&self) -> Result<Option<Date>, StoreError>;
 
     /// The days, from `from` through `to`, on which any of these keys has units that arrived after the day was closed. `keys` are in
-    /// their order. Cost: a search for these units only; on Redis a question for each key, and for each
-    /// key of the last 40 days.
+    /// their order. Cost: a search for these units only; on Redis one question for each key, and one more for each key on each of the
+    /// last 40 days with counts up to `to`.
     async fn late_days(
         &self,
         from: Date,

@@ -5,7 +5,7 @@
 //! the wall clock leapt. It is settled once both have agreed for an hour; this includes the first hour of a process, because
 //! nothing is known about the time before.
 //!
-//! Invariant: while a wall clock is called settled, all readings of the last [`AGREEMENT`] are within three times [`TOLERANCE`].
+//! Invariant: while a wall clock is called settled, all readings of the last `agreement` are within three times [`TOLERANCE`].
 //! So small steps add up to at most one tolerance an hour before they count as a leap.
 //!
 //! Not here: the current day. Charges always use the wall clock.
@@ -82,7 +82,7 @@ pub enum ClockChange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockTrust {
     agreement: Duration,
-    /// The reading that later ones are compared with: the first since a leap, or one that is at most [`AGREEMENT`] old.
+    /// The reading that later ones are compared with: the first since a leap, or one that is at most `agreement` old.
     anchor: ClockReading,
     last: ClockReading,
     is_settled: bool,

@@ -1,8 +1,9 @@
 //! Quota arithmetic for a store across a network: how units are granted, acknowledged and refunded.
 //!
-//! A count is kept as one growing pair of numbers per *producer* (a gateway process): units granted to it and units that it
-//! refunded. A call states the producer's totals (`ack`, `rack`) and the units it wants; merging takes the larger number. So a
-//! call that is lost, late or duplicated does no harm, and a store that lost its writes is repaired by the next call. The rooms:
+//! A count is kept as one growing pair of numbers per *producer* (the account of one key and day in one gateway process): units
+//! granted to it and units that it refunded. A call states the producer's totals (`ack`, `rack`) and the units it wants; merging
+//! takes the larger number. So a call that is lost, late or duplicated does no harm, and a store that lost its writes is repaired
+//! by the next call. The rooms:
 //!
 //! | Room | Job |
 //! |---|---|

@@ -1,7 +1,8 @@
 //! The state of a caller's quota in headers: `X-RateLimit-*`, `RateLimit-Policy`, `RateLimit`.
 //!
 //! The two last follow draft-ietf-httpapi-ratelimit-headers-11: a quoted policy name, `q` the quota, `w` the window and `t` the
-//! time to the next reset, both in seconds, `r` the remaining units. The names of the headers are defined only here.
+//! time to the next reset, both in seconds, `r` the remaining units. The names of the headers that are sent
+//! are defined here; `openapi/responses.rs` documents them.
 
 use std::ops::Range;
 

@@ -130,7 +130,7 @@ pub fn date_of(id: &str) -> Option<jiff::civil::Date> {
 /// An event as stored until it is delivered, byte for byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// When it was stored.
+    /// When the key was seen to have reached the share.
     pub since: Timestamp,
     /// Its id, the same for each delivery and each gateway.
     pub id: String,

@@ -1,6 +1,6 @@
 //! The wall clock of a store, held against the boot-time clock of this machine.
 //!
-//! Owns what is known of it, and logs each leap once; what a leap is decides [`clock_trust`](crate::policy::clock_trust).
+//! Owns what is known of it, and logs each leap once; [`clock_trust`](crate::policy::clock_trust) decides what a leap is.
 //! A store looks each second. What it drops for its age it drops by [`ClockWatch::settled_at`] only.
 
 use std::time::Duration;

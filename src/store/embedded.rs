@@ -15,11 +15,13 @@
 //! | `folding` | moves them into the ledger |
 //! | `export`, `import` | exports the whole store, and imports another one |
 //! | `imported_counts` | imported counts, in the ledger of this database |
+//! | `day_rows` | the rows of one key and day, for export and import |
 //! | `keys` | changes the key table with its audit trail, and follows its changes |
 //! | `feed` | the threads that follow the key table and sync the file; live gateways |
 //! | `stop` | ends these threads |
 //! | `events` | keys near their limits: who reports them, and the events to deliver |
 //! | `closing` | the chain of closed days |
+//! | `days` | the table of days, with the boundaries of each |
 //! | `usage` | reads and proves the ledger |
 //! | `retention` | drops days whose retention is over |
 //! | `status` | the state of the file, for operators |

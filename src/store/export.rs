@@ -167,7 +167,7 @@ pub struct HeldClaim {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WaitingEvent {
-    /// When it was claimed (Unix milliseconds).
+    /// When the key was seen to have reached the share (Unix milliseconds).
     pub since: i64,
     /// The text to be delivered.
     pub body: String,

@@ -397,7 +397,7 @@ pub struct HeldConnection {
 }
 
 impl HeldConnection {
-    /// The connection, and the file that it is to; none of a command, which ends before anybody would look.
+    /// The connection, and the file that it is to; `None` for a command, which ends before the file would be looked at.
     pub fn new(connection: Connection, file: Option<Arc<HeldFile>>) -> HeldConnection {
         HeldConnection { connection, file }
     }

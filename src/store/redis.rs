@@ -5,13 +5,12 @@
 //! | Layer | Owns |
 //! |---|---|
 //! | `opening` | makes the parts of a store |
-//! | `operations` | `upkeep`: the background tasks; `preparing`: the first attempts to connect, and the zone of an empty store; `status`: the state for operators; `transfer`: export and import of the whole store; `retention`: days whose retention is over; `events`: keys near their limits |
-//! | `outage`, `recovery` | service without Redis and its settlement; the last counts of this machine's killed processes |
-//! | `gateways` | `register`: the live gateways, and those that stopped without signing off; `presence`, `heartbeat`, `gateway_id`: this gateway's entry, its contents, and the id by which it takes over an entry |
-//! | `keys` | `records`: the key table, compare-and-set; `index`: all records without a scan over the counts; `feed`, `current`, `replica`: a gateway's replica, its age, its file; `import`, `audit`: many keys, the audit trail |
-//! | `counts` | `accounts`: one account per key and day, and the tasks that send its calls; `ledger`: totals by endpoint |
-//! | `journal` | this node's counts, on its own disk |
-//! | `wire` | `topology`, `slots`, `dial`: the servers and how they are reached; `connection`, `replies`: commands and replies; `request`, `line`, `cluster`, `link`: a request, one connection up or down, one per master, one interface for all; `script`: the Lua scripts as commands; `preparation`: checks of a new connection; `breaker`, `guard`: when to stop calling Redis, and when to resume |
+//! | `operations` | `upkeep`: the background tasks; `preparing`: the first attempts to connect, and the zone of an empty store; `status`: the state for operators; `transfer`: export and import of the whole store; `retention`: days whose retention is over; `events`: keys near their limits; `days`: completes the set of days that have counts, if Redis lost it |
+//! | `outage`, `recovery`, `parts` | service without Redis and its settlement (`restoration`); the last counts of this machine's killed processes; the parts of an open store |
+//! | `gateways`, `keys` | `register`: the live gateways, and those that stopped without signing off; `presence`, `heartbeat`, `gateway_id`: this gateway's entry, its contents, and the id by which it takes over an entry; `records`: the key table, compare-and-set; `codec`: records as they are in Redis; `index`: all records without a scan over the counts; `feed`, `stream`, `replica`: a gateway's replica, the changes that it reads, its file; `import`, `audit`: many keys, the audit trail |
+//! | `counts` | `accounts`: one account per key and day, and the tasks that send its calls; `ledger`: totals by endpoint; `kept_day`: days that many accounts share |
+//! | `journal` | this node's counts, on its own disk: `file`: made and checked; `rows`: written and read; `processes`: those that write to it |
+//! | `wire` | `topology`, `slots`, `dial`: the servers and how they are reached; `connection`, `replies`: commands and replies; `request`, `line`, `cluster`, `link`: a request, one connection up or down, one per master, one interface for all; `script`: the Lua scripts as commands; `preparation`: checks of a new connection; `breaker`, `guard`: when to stop calling Redis, and when to resume; `zone`: the time zone of the quota days, checked before the store is used |
 //! | the ground | `names`: every name in Redis and its lifetime; `identity`: the store to which a file on this machine belongs; `clock`, `producer`: the store's clock, the names of this process's counts; `yielding` |
 //!
 //! Invariants: each call repeats everything that a lost one stated (see [`crate::policy::quota`]); units are served without
@@ -85,8 +84,8 @@ pub fn name_of(settings: &RedisSettings) -> Result<String, StoreError> {
 /// The text of the charge script, for its differential test.
 pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
 
-/// How long a request waits for the days of its key at least. They take 6 ms of ten gateways with ten endpoints each, half a second of 300 with
-/// 30: too long for `store.redis.timeout`, and for the connection of the charges.
+/// How long a request waits for the days of its key at least. They take 6 ms of ten gateways with ten endpoints each, half a second of
+/// 300 with 30: too long for `store.redis.timeout`, and for the connection of the charges.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The store. Dropping it ends its tasks without signing off, like the death of a process.
@@ -313,7 +312,7 @@ impl Store for RedisStore {
         let mut tasks = std::mem::take(&mut *self.tasks.lock());
         tasks.shutdown().await;
         if let Some(outage) = parts.outage.as_ref().filter(|_| noted && is_sent) {
-            // A name that remains has a successor that already runs send what this process has not sent.
+            // If the name remains, a successor that is already running sends what this process did not.
             let _ = outage.journal.leave().await;
         }
         if let Some(feed) = &parts.feed
@@ -447,7 +446,8 @@ impl Store for RedisStore {
         key: KeyId,
     ) -> Result<Vec<DayUsage>, StoreError> {
         let parts = &self.parts;
-        // None after two timeouts. A server that only refuses writes opens the breaker, keeps the connection, and can be read.
+        // There is no connection after two timeouts. A server that only refuses writes opens the breaker, keeps the connection, and
+        // can be read.
         parts.link.require()?;
         if parts.guard.is_closed() {
             // A call like a charge: if it is lost, the breaker learns of it, and the request has waited for one lost call.

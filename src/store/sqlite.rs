@@ -32,8 +32,8 @@ impl SqliteFormat {
         })
     }
 
-    /// Why a file of the format `found` is not used as one of this format, `what` at the place of a `setting`, and the remedy: that of
-    /// another version is `remedy`.
+    /// Why a file of the format `found` cannot be used as a `what` of this format, and the remedy: `setting` must name another file if
+    /// it is another program's, and `remedy` is for one of another version.
     pub fn refusal(self, found: SqliteFormat, [what, setting, remedy]: [&str; 3]) -> String {
         if found.application_id != self.application_id {
             return format!("is not a {what} of touchline: point {setting} at a file of its own");
@@ -200,7 +200,7 @@ pub fn write_meta(connection: &Connection, name: &str, value: &str) -> rusqlite:
     execute(connection, WRITE_META, [name, value]).map(drop)
 }
 
-/// A count as SQLite stores it. Counts stay below the limit, which is below 2^63.
+/// A number as SQLite stores it: one from 2^63, such as [`UNBOUNDED`](super::UNBOUNDED), becomes `i64::MAX`.
 pub fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

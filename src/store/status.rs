@@ -40,7 +40,8 @@ pub struct EventFacts {
 }
 
 impl EventFacts {
-    /// Of so many, the oldest of that instant (Unix milliseconds), at `now`. An instant to come is now.
+    /// Facts of `waiting` events, the oldest of which is of the instant `oldest` (Unix milliseconds), at `now`; one that lies ahead counts
+    /// as now.
     pub fn of(
         waiting: u64,
         oldest: Option<i64>,
@@ -84,7 +85,7 @@ pub struct EmbeddedFacts {
 pub struct RedisFacts {
     /// `single`, `sentinel` or `cluster`.
     pub topology: String,
-    /// Whether it is spoken to through TLS.
+    /// Whether its connections are encrypted (TLS).
     pub tls: bool,
     /// Where it is found, without password.
     pub place: String,
@@ -111,9 +112,9 @@ pub struct JournalFacts {
     pub store: Option<String>,
     /// Units served without Redis that it may not know.
     pub pending_units: u64,
-    /// Counts of a key's day by a process, of which so many are not known to be in Redis as they are here.
+    /// The number of counts: one for each key, day and process.
     pub counts: u64,
-    /// See above.
+    /// The number of these that Redis is not known to have.
     pub unsettled_counts: u64,
     /// Why it cannot be read; the numbers are 0 then.
     pub error: Option<String>,

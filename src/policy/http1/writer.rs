@@ -113,7 +113,7 @@ impl<'a> HeadWriter<'a> {
         }
     }
 
-    /// Adds a field, except those that are written separately: `Host`, framing and `ConnectionFate`.
+    /// Adds a field, except those that are written separately: `Host`, `Connection` and the framing.
     pub fn add(&mut self, name: &HeaderName, value: &HeaderValue) {
         let name = name.as_str().as_bytes();
         match KnownField::of(name) {

@@ -434,8 +434,8 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.stored == (self.ack, self.rack) && !self.unsettled
     }
 
-    /// Makes a call due although nothing has changed: the store may have lost its data, or run a call twice. The awaited call is none:
-    /// it may have run before, even on the former server.
+    /// Makes a call due although nothing has changed: the store may have lost its data, or run a call twice. The awaited call
+    /// does not count as this call: it may have run before the loss, even on the former server.
     pub fn repeat(&mut self) {
         if self.calls > 0 || self.ack > 0 || self.rack > 0 {
             self.unsettled = true;

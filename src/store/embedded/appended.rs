@@ -1,7 +1,8 @@
 //! Appended groups: one row has everything that one transaction charged, refunded and refused, until it is folded into the ledger.
 //!
 //! The row consists of bytes: the format, the rows of the ledger (date, tier and endpoint) that its entries add to, and the entries,
-//! each a key, the number of a row, and its numbers other than 0. Whole numbers are LEB128.
+//! each a key, the number of a row, two bytes whose bits state which of its numbers follow (those other than 0), and these. Whole
+//! numbers are LEB128, the two bytes little-endian.
 //!
 //! Groups are numbered without gaps. The `folding` row has the last number that was moved into the ledger. Groups, mark and ledger are
 //! read in one transaction, so that each unit is counted once, in the groups or in the ledger.
@@ -42,6 +43,7 @@ const REWRITTEN: &str = "UPDATE folding SET rewritten = rewritten + 1";
 
 /// The format that is written and read.
 const FORMAT: u8 = 1;
+/// The length of a key's id.
 const KEY_BYTES: usize = 12;
 /// The value of `reached` when all is moved: it sorts after every date.
 const ALL_REACHED: &str = "~";

@@ -220,7 +220,7 @@ fn state(connection: &Connection, date: &str) -> rusqlite::Result<Option<String>
     first(connection, STATE, [date], |row| row.get(0))
 }
 
-/// Appends an entry. If two processes append at the same time, one of them fails, because a number is unique.
+/// Appends an entry. Called in an immediate transaction only: the last number is read first.
 fn append(
     connection: &Connection,
     place: (Date, i64),

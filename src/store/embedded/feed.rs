@@ -1,10 +1,10 @@
 //! Following the key table, sending heartbeats, forcing the log to disk, and watching for a disk that hangs: the store's helper threads.
 //!
-//! Every [`POLL`] or [`POLL_WHEN_QUIET`] the follower reads the last change on a connection of its own. For a gateway it sends a heartbeat with the last applied change, at once when that moves on and each [`HEARTBEAT`]
-//! otherwise, through the writer, so that a heartbeat also proves that the store writes; with each, a few rows are dropped that were
-//! kept long enough, and a few of a day that is to be closed are digested. The checkpointer forces the write-ahead log to
-//! disk and folds it into the database, without holding up the writer. The watch of a gateway uses no file, so it goes on while the
-//! others wait for a disk that does not return.
+//! Every [`POLL`] or [`POLL_WHEN_QUIET`] the follower reads the last change on a connection of its own. For a gateway it sends a
+//! heartbeat with the last applied change, at once when that moves on and each [`HEARTBEAT`] otherwise, through the writer, so that
+//! a heartbeat also proves that the store writes; with each, a few rows are dropped that were kept long enough, and a few of a day
+//! that is to be closed are digested. The checkpointer forces the write-ahead log to disk and folds it into the database, without
+//! holding up the writer. The watch of a gateway uses no file, so it goes on while the others wait for a disk that does not return.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ const POLL_WHEN_QUIET: Duration = Duration::from_millis(200);
 const QUIET_AFTER: Duration = Duration::from_secs(10);
 /// How often a gateway sends a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// A gateway that was not heard of for so long is dead: five heartbeats.
+/// A gateway that was not heard of for this long (milliseconds) is dead: five heartbeats.
 const DEAD_AFTER_MS: i64 = 5_000;
 /// Dead gateways are forgotten after an hour, so that restarts do not fill the table.
 const FORGOTTEN_AFTER_MS: i64 = 3_600_000;

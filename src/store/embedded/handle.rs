@@ -1,4 +1,5 @@
-//! The store as its callers have it: their calls are given to its threads, or read on connections of their own.
+//! The store as its callers have it: their calls are given to its threads, or read one at a time on a connection for reading; an
+//! export has one of its own.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -116,7 +116,7 @@ fn write(
     Ok(())
 }
 
-/// An event whose claim is here was imported by a gateway of this store or came earlier: it is not to be delivered again.
+/// An event whose claim is here was claimed by a gateway of this store or imported before: it is not to be delivered again.
 fn import_event(
     connection: &Connection,
     event: &ExportedEvent,

@@ -27,7 +27,7 @@ const WAITING_MAX: usize = 16_384;
 const REFUSALS_MAX: usize = 100_000;
 /// Commands change keys one at a time; a gateway has one heartbeat under way.
 const JOBS_MAX: usize = 256;
-/// Refusals are written so long after the first of them, or with the next group.
+/// Refusals are written this long after the first of them, or with the next group.
 const REFUSALS_KEPT: Duration = Duration::from_millis(500);
 
 /// A charge or a reading that waits for the database.
@@ -128,7 +128,7 @@ struct QueueContents {
     closed: bool,
 }
 
-/// The place itself.
+/// The queue.
 #[derive(Default)]
 pub(super) struct Inbox {
     contents: Mutex<QueueContents>,
@@ -171,7 +171,7 @@ impl Inbox {
         self.filled.notify_one();
     }
 
-    /// Takes back what could not be written, to be tried again with the next group.
+    /// Puts back what could not be written, to be tried again with the next group.
     pub(super) fn put_back(&self, refunds: Vec<Refund>, refusals: Refusals) {
         let mut contents = self.contents.lock();
         contents.unwritten = (0, 0);

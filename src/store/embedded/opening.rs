@@ -29,7 +29,7 @@ use crate::store::{Keeping, NodeName, Role, StoreError, on_thread};
 
 /// How often the log is folded into the database where every commit is synced anyway.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
-/// The shortest interval that syncing keeps to; who wants less wants [`Durability::Commit`].
+/// The shortest interval that syncing keeps to; for less, there is [`Durability::Commit`].
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
 
 /// The location and behaviour of the store.

@@ -31,12 +31,12 @@ use crate::store::{Keeping, NodeName, StoreError};
 
 /// The largest group: some 2 ms of work, which bounds how long other processes wait for the lock.
 const GROUP_MAX: usize = 512;
-/// After a group of at least so many the writer rests, so that others gather: under load a few commits of many cost less
-/// than many of a few, and a lone charge never waits.
+/// After a group of at least this many charges and readings the writer rests, so that others gather: under load a few commits of many
+/// cost less than many of a few, and a lone charge never waits.
 const GATHER_FROM: usize = 4;
-/// So long for each charge of the group: above 5,000 a second groups grow until the rest is [`GATHER_MAX`], below they shrink.
+/// How long it rests for each of them: above 5,000 a second groups grow until the rest is [`GATHER_MAX`], below they shrink.
 const GATHER_EACH: Duration = Duration::from_micros(200);
-/// See [`GATHER_EACH`].
+/// The longest rest.
 const GATHER_MAX: Duration = Duration::from_millis(2);
 /// The pause after a group that failed, so that refunds which are tried again do not keep a broken disk busy.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(50);
@@ -59,7 +59,7 @@ pub(super) struct Desk {
     pub(super) file_logged: Mutex<Option<Arc<Trouble>>>,
     /// Why the last transaction was not committed, if it was not.
     pub(super) failed: ArcSwapOption<StoreError>,
-    /// What the log has of that.
+    /// Which failures were logged.
     pub(super) failure_log: Mutex<FailureLog>,
     /// Whether anything was committed since the last time that the log was forced to disk.
     pub(super) dirty: AtomicBool,

@@ -100,7 +100,7 @@ pub struct Journal {
     state: Arc<JournalState>,
 }
 
-/// Whether the journal can be written. Its thread notes each outcome, and a caller that nothing returns from the disk.
+/// Whether the journal can be written. Its thread notes each outcome; a caller notes that the disk does not answer.
 struct JournalState {
     path: PathBuf,
     trouble: ArcSwapOption<String>,
@@ -179,7 +179,7 @@ impl Journal {
         self.state.trouble.load().as_deref().cloned()
     }
 
-    /// Notes that the thread has not answered for so long: until it does, the journal counts as failed.
+    /// Notes that the thread has not answered for `waited`: until it does, the journal counts as failed.
     pub fn note_hang(&self, waited: Duration) {
         let path = self.state.path.display();
         let why = format!("the journal {path} did not answer within {waited:?}; check its disk");

@@ -1,7 +1,8 @@
 -- Merges the counts of producers on a key's day, from a backup or another store.
 --
 -- Invariants: no number is lowered, so older numbers change nothing and repeating a merge does no harm; t remains the sum of all
--- g<producer> minus the sum of all r<producer>.
+-- g<producer> minus the sum of all r<producer>; of two late entries of one time the one with more units, charged or
+-- refunded, remains.
 --
 -- KEYS[1]  <prefix>:q:{id}:<date>  hash: the counts, see charge.lua
 -- KEYS[2]  <prefix>:e:{id}:<date>  hash: the ledger, <producer>|<endpoint> -> numbers and the tier's name, with spaces between

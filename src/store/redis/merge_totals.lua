@@ -6,6 +6,8 @@
 -- KEYS[1]  <prefix>:e:{id}:<date>  hash: <producer>|<endpoint> -> numbers and the tier's name, with spaces between
 -- ARGV[1]  the field
 -- ARGV[2]  its value in the journal; a field is of one process, so both have the same numbers and the same tier
+--
+-- Reply: 1
 local held = {}
 for word in string.gmatch(redis.call('HGET', KEYS[1], ARGV[1]) or '', '%S+') do
   held[#held + 1] = word

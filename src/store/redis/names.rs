@@ -18,7 +18,7 @@
 //! | `<prefix>:dropped` | string | the last date whose counts were dropped after their retention |
 //! | `<prefix>:complete:{<prefix>:days}` | string | set while no date is missing from that set, and lost with it |
 //! | `<prefix>:{events}:claimed:<date>` | hash | event -> the node that claimed it; kept two days after the day |
-//! | `<prefix>:{events}:pending` | sorted set | events to be delivered, by the time of their claim; dropped after a week |
+//! | `<prefix>:{events}:pending` | sorted set | events to be delivered, by their time; dropped after a week |
 //! | `<prefix>:{events}:courier` | string | the node that delivers them; expires |
 //! | `<prefix>:write_probe` | hash | written to find out whether Redis takes writes; expires after 5 s |
 //! | `<prefix>:zone` | string | the zone of the quota days |
@@ -153,11 +153,11 @@ names! {
     /// The incarnation, which changes when the store is emptied.
     incarnation() = "incarnation";
     /// The incarnation whose ids and texts are complete in one of the [`ID_SETS`] sets of each; in the same slot as these.
-    // `indexed` was the mark of 0.1.0, which had no search texts.
+    // Not `indexed`: 0.1.0 marked sets without search texts so.
     complete(set: u32) = "complete:{{{set}}}";
     /// The changes of records.
     feed() = "feed";
-    /// The gateways that did not sign off.
+    /// The register of gateways: the live ones, and those that stopped without signing off.
     register() = "{{gateways}}:register";
     /// The audit trail of the register.
     gateway_audit_trail() = "{{gateways}}:trail";

@@ -46,12 +46,13 @@ use restoration::Restoration;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The longest that a request waits for the disk.
 const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
-/// A journal that has not answered for so long counts as failed: longer than a request waits, so that a short pause, such as for a
+/// A journal that has not answered for this long counts as failed: longer than a request waits, so that a short pause, such as for a
 /// snapshot of the disk, is no failure.
 const JOURNAL_HANGS_AFTER: Duration = Duration::from_secs(3);
-/// How often old counts are re-read, unless `count_staleness` is short, and the most at a time.
+/// How often old counts are re-read, and the most at a time.
 const READ_EVERY: Duration = Duration::from_secs(1);
 const READ_MAX: usize = 1_000;
+/// With a short `count_staleness`, they are re-read this often in it instead.
 const READS_PER_STALENESS: u32 = 16;
 /// All known counts are looked at this often in `count_staleness`, and re-read once half of it has passed, so that a count is read again
 /// well before it counts as unknown.
@@ -106,8 +107,8 @@ pub struct OutageService {
     refused: AtomicU64,
 }
 
-/// A charge in the ledger that is refunded unless it is kept. Its numbers are not lowered: Redis or another process may have received
-/// them, and of two totals the larger one counts wherever they are merged.
+/// A charge in the ledger that is refunded unless it is kept. Its numbers are not lowered, unless the journal wrote nothing of it: Redis
+/// or another process may have received them, and of two totals the larger one counts wherever they are merged.
 struct LedgerEntry<'o> {
     ledger: &'o ProcessLedger,
     charge: &'o Charge,
@@ -239,7 +240,8 @@ impl OutageService {
         ))
     }
 
-    /// Whether charges of a key are decided here now, or were and Redis does not know of all of them.
+    /// Whether the last reply of Redis is not the count of a key now: charges are decided here, or refused, without Redis, or were and
+    /// Redis does not know of all of them.
     pub fn decides(&self, key: KeyId, day: Day) -> bool {
         let link = &self.guard.link;
         let is_here = self.settings.policy != OutagePolicy::Deny

@@ -3,7 +3,7 @@
 -- Invariants: ver is the version inside rec, and only rises; of two writers that expect the same version one succeeds; a
 -- record is written together with its entry; no entry is replaced or removed.
 --
--- KEYS[1]  <prefix>:k:{id}  hash: ver (version of the record), rec (the record, packed)
+-- KEYS[1]  <prefix>:k:{id}  hash: ver (version of the record), rec (the record, packed), see charge.lua
 -- KEYS[2]  <prefix>:a:{id}  hash: version of the record that a change made -> its entry in the audit trail (JSON)
 -- ARGV[1]  expected version; 0: there must be no record; -1: any older one or none (to repair a store that lost writes), but a
 --          revoked record is replaced by a revoked one only: versions are times, and clocks leap

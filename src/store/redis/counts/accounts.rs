@@ -212,7 +212,7 @@ impl Accounts {
         slots.entry((key, day.date)).or_insert_with(make).clone()
     }
 
-    /// WaiterTerms for calls that grant nothing.
+    /// The terms of calls that grant nothing.
     fn terms(&self, key: KeyId, day: KeptDay) -> WaiterTerms<Context> {
         let entry = self.keys.get(key);
         WaiterTerms {
@@ -251,8 +251,8 @@ impl Accounts {
             && self.to_settle.lock().is_empty()
     }
 
-    /// Takes accounts from the list of those to settle; one that an abandoned call may still change is moved to its end, and one whose
-    /// master of a cluster does not serve stays listed.
+    /// Takes accounts from the list of those to settle. One that an abandoned call may still change is taken and listed again; one whose
+    /// master of a cluster does not serve is not taken and stays listed.
     fn take_listed(&self, most: usize) -> Vec<Arc<AccountSlot>> {
         let slots: Vec<_> = {
             let mut listed = self.to_settle.lock();

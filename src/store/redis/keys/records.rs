@@ -250,7 +250,7 @@ impl RecordTable {
 /// The part of records that is written back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WrittenBack {
-    /// The ways to find them, their ids and digests: the records themselves are stored.
+    /// The ways to find them: ids, search texts and digests. The records themselves are stored.
     Lookups,
     /// All: the store lacks them or has older versions. Even revoked ones are written.
     Whole,

@@ -161,7 +161,7 @@ impl Replica {
     }
 }
 
-/// Moves a damaged file and its log aside.
+/// Renames a damaged file, and removes its log and the index of the log.
 fn set_aside(path: &Path, aside: &Path) -> Result<(), rusqlite::Error> {
     std::fs::rename(path, aside).map_err(sqlite::refused)?;
     for suffix in ["-wal", "-shm"] {

@@ -87,7 +87,7 @@ async fn right(
     Ok(answer.await?)
 }
 
-/// The events that await delivery, at the store's time.
+/// The state of the events that await delivery, at `now`, the store's time.
 pub async fn waiting(link: &RedisLink, now: Timestamp) -> Result<EventFacts, StoreError> {
     let events = link.names.events();
     let ask = [
@@ -121,7 +121,7 @@ pub fn packed(id: &str, body: &str) -> String {
     format!("{id} {body}")
 }
 
-/// A kept event, and the time of its claim (Unix milliseconds).
+/// The event that is kept as this text, which happened at `since` (Unix milliseconds); `None` if the text is none.
 pub fn unpacked(kept: &str, since: f64) -> Option<Event> {
     let (id, body) = kept.split_once(' ')?;
     Some(Event {

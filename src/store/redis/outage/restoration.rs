@@ -113,6 +113,8 @@ impl Restoration {
         true
     }
 
+    /// Sends the rows that are due, a batch at a time, and marks them as settled.
+    ///
     /// # Errors
     /// The first of all; what could not be sent remains due.
     async fn send(&mut self) -> Result<(), StoreError> {

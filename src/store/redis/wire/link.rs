@@ -126,7 +126,7 @@ impl RedisLink {
         }
     }
 
-    /// Why masters of a cluster do not serve, or `None` if all do; always of one server.
+    /// Why masters of a cluster do not serve, or `None` if all do; always `None` without a cluster.
     pub fn absences(&self) -> Option<String> {
         self.cluster()?.absences()
     }
@@ -230,7 +230,7 @@ impl RedisLink {
         Instant::now() + self.response_timeout
     }
 
-    /// Whether there are several masters.
+    /// Whether it is a cluster.
     pub fn is_cluster(&self) -> bool {
         self.cluster().is_some()
     }

@@ -105,7 +105,7 @@ pub struct AccountCall<'a> {
     pub producer: &'a str,
     /// Units consumed so far.
     pub ack: u64,
-    /// Units returned so far.
+    /// Units refunded so far.
     pub rack: u64,
     /// Units wanted; 0 only merges.
     pub want: u64,

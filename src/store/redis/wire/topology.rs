@@ -20,10 +20,11 @@ use crate::policy::store_settings::{RedisSettings, RedisTls, Servers, without_pa
 use crate::store::StoreError;
 use crate::store::redis::identity::StoreIdentity;
 
-/// The least time that connecting may take, handshakes included; a longer `store.redis.timeout` applies here too.
-const CONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
-/// The least time that connecting to a sentinel and its reply may take: the replies of the others wait for one that is down. A longer
+/// The least time that connecting may take before the handshakes and the login, which may take as long again; a longer
 /// `store.redis.timeout` applies here too.
+const CONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
+/// The least time that connecting to a sentinel and its reply may take together: the replies of the others wait for one that is down. A
+/// longer `store.redis.timeout` applies here too.
 const SENTINEL_TIMEOUT_MIN: Duration = Duration::from_millis(300);
 
 /// A server's host and port.

@@ -206,7 +206,8 @@ impl Accounts {
         noted.collect()
     }
 
-    /// As above, for the account of a key's day, whether it changed or not. If there is none, none is opened meanwhile.
+    /// Passes the row of a key's day to `note`, whether it changed or not, or `None` if there is no account of it: none can be opened then
+    /// until `note` has returned.
     pub fn note_with<R>(
         &self,
         (key, date): (KeyId, Date),

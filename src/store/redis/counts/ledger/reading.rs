@@ -19,8 +19,7 @@ use crate::store::{Adjustment, DayUsage, Proof, StoreError};
 
 /// Key-days read in one round trip.
 const READ_BATCH: usize = 256;
-/// The last days before an invoice's month that may have late units without a mark: of version 0.2.0, which keeps journals for 35
-/// days.
+/// The last days up to `to` that may have late units without a mark: of version 0.2.0, which keeps journals for 35 days.
 const UNMARKED_DAYS: i64 = 40;
 /// Up to this many key-days are read without the list: they cost less than a doubt, some 10 ms of Redis. A day's entry in the list
 /// may be lost with the last second of its master, and is only repaired if more is written on that day.
@@ -172,7 +171,8 @@ impl Counts {
     }
 
     /// The rows of these processes on a key's day, including their unspent credit, which no process can use any more. A producer with a
-    /// number that is unreadable or negative has none; one may have refunds only: of units that another one was granted, before its account was dropped.
+    /// number that is unreadable or negative has none; one may have refunds only: of units that another one was granted, before its
+    /// account was dropped.
     pub fn rows_of(&self, (date, key): (Date, KeyId), processes: &HashSet<&str>) -> Vec<CountRow> {
         let Some((start, end)) = self.boundaries else {
             return Vec::new();
