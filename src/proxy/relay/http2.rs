@@ -12,7 +12,7 @@ use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream, SendStream};
 use http::header::CONTENT_LENGTH;
 use http::uri::{Scheme, Uri};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version};
 
 use super::connections::StreamPlace;
 use crate::policy::http1;
@@ -198,28 +198,11 @@ impl Http2 {
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Piece, Failure>> {
         let (piece, reading) = match &mut self.reading {
             Http2Reading::Head(response) => {
-                while let Some(interim) = ready!(response.poll_informational(context)) {
-                    let interim = interim.map_err(|error| ended(true, &error))?;
-                    let (parts, ()) = interim.into_parts();
-                    if parts.status == StatusCode::SWITCHING_PROTOCOLS {
-                        // HTTP/2 does not have it (RFC 9113 section 8.6); over HTTP/1 the client would leave HTTP.
-                        let cause = "switched the protocol unasked";
-                        return Poll::Ready(Err(Failure::server(ServerFault::Malformed, cause)));
+                while let Some(answer) = ready!(response.poll_informational(context)) {
+                    let answer = answer.map_err(|error| ended(true, &error))?;
+                    if let Some(piece) = interim(answer, &mut self.interim_bytes)? {
+                        return Poll::Ready(Ok(piece));
                     }
-                    self.interim_bytes += list_bytes(&parts.headers);
-                    if self.interim_bytes > INTERIM_BYTES_MAX {
-                        let cause = "sent too many interim answers";
-                        return Poll::Ready(Err(Failure::server(ServerFault::Malformed, cause)));
-                    }
-                    if self.interim_bytes > INTERIM_PASSED_BYTES_MAX {
-                        continue;
-                    }
-                    let head = Head {
-                        status: parts.status,
-                        length: None,
-                        fields: parts.headers.into(),
-                    };
-                    return Poll::Ready(Ok(Piece::Head(Box::new(head), false)));
                 }
                 let answer = ready!(Pin::new(response).poll(context));
                 let (parts, body) = answer.map_err(|error| ended(true, &error))?.into_parts();
@@ -259,6 +242,27 @@ impl Http2 {
         self.reading = reading;
         Poll::Ready(Ok(piece))
     }
+}
+
+/// The head of an interim answer, whose size is added to `interim_bytes`; `None` if it is not passed on.
+fn interim(answer: Response<()>, interim_bytes: &mut usize) -> Result<Option<Piece>, Failure> {
+    let malformed = |cause| Err(Failure::server(ServerFault::Malformed, cause));
+    let (parts, ()) = answer.into_parts();
+    if parts.status == StatusCode::SWITCHING_PROTOCOLS {
+        // HTTP/2 does not have it (RFC 9113 section 8.6); over HTTP/1 the client would leave HTTP.
+        return malformed("switched the protocol unasked");
+    }
+    *interim_bytes += list_bytes(&parts.headers);
+    if *interim_bytes > INTERIM_BYTES_MAX {
+        return malformed("sent too many interim answers");
+    }
+    let head = Head {
+        status: parts.status,
+        length: None,
+        fields: parts.headers.into(),
+    };
+    let is_passed_on = *interim_bytes <= INTERIM_PASSED_BYTES_MAX;
+    Ok(is_passed_on.then(|| Piece::Head(Box::new(head), false)))
 }
 
 /// The size of a head.
