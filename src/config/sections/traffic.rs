@@ -164,25 +164,26 @@ pub(super) fn endpoints(
         }
         Err(problems) => {
             for (index, error) in problems {
-                let Some(at) = paths.get(index) else { continue };
-                match &error {
-                    PatternError::Overlap { other_index, .. } => {
-                        let other = paths
-                            .get(*other_index)
-                            .map(Path::as_str)
-                            .unwrap_or_default();
-                        check.wrong(
-                            at,
-                            error.to_string(),
-                            format!("a path may match one pattern only; the other is {other}"),
-                        );
-                    }
-                    PatternError::Malformed { reason } => {
-                        check.wrong(at, "this is not a path pattern", reason)
-                    }
+                if let Some(at) = paths.get(index) {
+                    wrong_pattern(check, at, &paths, &error);
                 }
             }
             None
+        }
+    }
+}
+
+/// Notes that the pattern at `at` cannot be used beside those at `paths`.
+fn wrong_pattern(check: &mut Check<'_>, at: &Path, paths: &[Path], error: &PatternError) {
+    match error {
+        PatternError::Overlap { other_index, .. } => {
+            let other = paths.get(*other_index).map(Path::as_str);
+            let other = other.unwrap_or_default();
+            let hint = format!("a path may match one pattern only; the other is {other}");
+            check.wrong(at, error.to_string(), hint);
+        }
+        PatternError::Malformed { reason } => {
+            check.wrong(at, "this is not a path pattern", reason);
         }
     }
 }
