@@ -84,10 +84,64 @@ impl Recording {
             let time = line.time.saturating_add(after).unwrap_or(line.time);
             u64::try_from(time.as_nanosecond()).unwrap_or(0)
         };
-        let bytes = |id: u64| id.to_be_bytes().to_vec();
         let is_failed = line.status >= 500 || line.outcome == "cut";
         let ended = at(Instant::now());
-        let part = |name: &str, kind: SpanKind, began, ended| Span {
+        let mut spans = vec![Span {
+            span_id: bytes(self.span),
+            parent_span_id: self.context.parent.map(bytes).unwrap_or_default(),
+            attributes: attributes(line),
+            status: Status::of(line.status == 0 || is_failed),
+            ..self.part(&name(line), SpanKind::Server, [at(started), ended])
+        }];
+        if let Some(authenticated) = self.authenticated {
+            let times = [at(started), at(authenticated)];
+            spans.push(self.part("authenticate", SpanKind::Internal, times));
+        }
+        for (asked, answered) in &self.charges {
+            let times = [at(*asked), at(*answered)];
+            spans.push(self.part("charge", SpanKind::Internal, times));
+        }
+        spans.extend(self.attempt_spans(at, ended, is_failed));
+        spans
+    }
+
+    /// The spans of the attempts at servers, the last of which `ended` with the request.
+    fn attempt_spans(
+        &self,
+        at: impl Fn(Instant) -> u64,
+        ended: u64,
+        is_failed: bool,
+    ) -> impl Iterator<Item = Span> {
+        self.attempts
+            .iter()
+            .enumerate()
+            .map(move |(number, attempt)| {
+                // An attempt that is followed by another ends where that begins, and has failed.
+                let next = self.attempts.get(number + 1);
+                let attempt_ended = next.map_or(ended, |next| at(next.began));
+                let server = attempt.server.iter().flat_map(|server| {
+                    let port = server.address.port().into();
+                    [
+                        Attribute::text("server.address", server.host()),
+                        Attribute::number("server.port", port),
+                    ]
+                });
+                let tried = i64::try_from(number).unwrap_or(i64::MAX);
+                let again =
+                    (number > 0).then(|| Attribute::number("http.request.resend_count", tried));
+                let times = [at(attempt.began), attempt_ended];
+                Span {
+                    span_id: bytes(attempt.span),
+                    attributes: server.chain(again).collect(),
+                    status: Status::of(next.is_some() || is_failed),
+                    ..self.part("upstream", SpanKind::Client, times)
+                }
+            })
+    }
+
+    /// A span beneath that of the request, between these times (Unix nanoseconds).
+    fn part(&self, name: &str, kind: SpanKind, [began, ended]: [u64; 2]) -> Span {
+        Span {
             trace_id: self.context.trace_id.to_be_bytes().to_vec(),
             span_id: bytes(fresh_id()),
             parent_span_id: bytes(self.span),
@@ -97,53 +151,12 @@ impl Recording {
             end_time_unix_nano: ended,
             attributes: Vec::new(),
             status: None,
-        };
-        let mut spans = vec![Span {
-            span_id: bytes(self.span),
-            parent_span_id: self.context.parent.map(bytes).unwrap_or_default(),
-            attributes: attributes(line),
-            status: Status::of(line.status == 0 || is_failed),
-            ..part(&name(line), SpanKind::Server, at(started), ended)
-        }];
-        if let Some(authenticated) = self.authenticated {
-            let (began, ended) = (at(started), at(authenticated));
-            spans.push(part("authenticate", SpanKind::Internal, began, ended));
         }
-        for (asked, answered) in &self.charges {
-            spans.push(part(
-                "charge",
-                SpanKind::Internal,
-                at(*asked),
-                at(*answered),
-            ));
-        }
-        for (number, attempt) in self.attempts.iter().enumerate() {
-            // An attempt that is followed by another ends where that begins, and has failed.
-            let next = self.attempts.get(number + 1);
-            let attempt_ended = next.map_or(ended, |next| at(next.began));
-            let server = attempt.server.iter().flat_map(|server| {
-                let port = server.address.port().into();
-                [
-                    Attribute::text("server.address", server.host()),
-                    Attribute::number("server.port", port),
-                ]
-            });
-            let tried = i64::try_from(number).unwrap_or(i64::MAX);
-            let again = (number > 0).then(|| Attribute::number("http.request.resend_count", tried));
-            spans.push(Span {
-                span_id: bytes(attempt.span),
-                attributes: server.chain(again).collect(),
-                status: Status::of(next.is_some() || is_failed),
-                ..part(
-                    "upstream",
-                    SpanKind::Client,
-                    at(attempt.began),
-                    attempt_ended,
-                )
-            });
-        }
-        spans
     }
+}
+
+fn bytes(id: u64) -> Vec<u8> {
+    id.to_be_bytes().to_vec()
 }
 
 fn fresh_id() -> u64 {
