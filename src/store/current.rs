@@ -28,12 +28,12 @@ impl Current {
     }
 
     /// Records that the table is loaded.
-    pub fn loaded(&self) {
+    pub fn note_loaded(&self) {
         self.loaded.store(true, Ordering::Release);
     }
 
     /// Records that the table was known to be current this long ago.
-    pub fn was_current(&self, ago: Duration) {
+    pub fn note_current(&self, ago: Duration) {
         let ago_ms = i64::try_from(ago.as_millis());
         let at_ms = ago_ms.map_or(NEVER, |ago_ms| self.now_ms() - ago_ms);
         self.at_ms.store(at_ms, Ordering::Release);
@@ -70,11 +70,11 @@ mod tests {
         assert!(!current.is_loaded());
         assert_eq!(current.age(), Duration::MAX);
         let day = Duration::from_secs(86_400);
-        current.was_current(day);
+        current.note_current(day);
         assert!(current.age() >= day && current.age() < day + Duration::from_secs(60));
-        current.was_current(Duration::ZERO);
+        current.note_current(Duration::ZERO);
         assert!(current.age() < Duration::from_secs(60));
-        current.was_current(Duration::MAX);
+        current.note_current(Duration::MAX);
         assert_eq!(current.age(), Duration::MAX);
     }
 }

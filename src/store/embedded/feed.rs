@@ -68,7 +68,7 @@ pub(super) fn follow(connection: &Connection, desk: &Arc<Desk>) {
         }
         match desk.keys.catch_up(connection) {
             Ok(any) => {
-                desk.current.was_current(Duration::ZERO);
+                desk.current.note_current(Duration::ZERO);
                 if any {
                     changed = Instant::now();
                 }

@@ -113,7 +113,7 @@ fn open_blocking(
     let connections = [writing, following, syncing];
     let (at_work, writing) = watch::channel(());
     let current = Current::never();
-    current.was_current(Duration::ZERO);
+    current.note_current(Duration::ZERO);
     let store = EmbeddedStore {
         desk: Arc::new(Desk {
             path,

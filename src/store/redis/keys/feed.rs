@@ -195,7 +195,7 @@ impl Feed {
         );
         *self.origin.lock() = at.origin;
         *self.saved.lock() = Some(at.place);
-        self.current.was_current(age);
+        self.current.note_current(age);
         self.advance(at.place);
     }
 
@@ -216,8 +216,8 @@ impl Feed {
         self.save_trouble.load().as_deref().cloned()
     }
 
-    fn is_current_now(&self) {
-        self.current.was_current(Duration::ZERO);
+    fn note_current_now(&self) {
+        self.current.note_current(Duration::ZERO);
         if !self.has_followed.send_replace(true) {
             self.save_due.notify_one();
         }
@@ -225,7 +225,7 @@ impl Feed {
 
     fn advance(&self, place: u128) {
         self.applied.send_replace(Some(place));
-        self.current.loaded();
+        self.current.note_loaded();
         match self.replica {
             None => self.advanced.notify_one(),
             Some(_) => self.save_due.notify_one(),
@@ -278,7 +278,7 @@ impl Feed {
             let changes = follower.read_changes().await?;
             logged.ended();
             if changes < READ_MAX && followed == Followed::Whole {
-                self.is_current_now();
+                self.note_current_now();
                 self.trouble.store(None);
             }
         }
@@ -320,7 +320,7 @@ impl Feed {
         };
         let written = written.await;
         self.advance(place);
-        self.is_current_now();
+        self.note_current_now();
         Ok(written)
     }
 
@@ -504,7 +504,7 @@ impl FeedConnection<'_> {
             None => {
                 *self.reload = None;
                 if state.last == place {
-                    feed.is_current_now();
+                    feed.note_current_now();
                 }
                 Ok(Followed::Whole)
             }
