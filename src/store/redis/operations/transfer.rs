@@ -158,7 +158,7 @@ async fn scanned(
 pub async fn import(
     link: &RedisLink,
     pieces: &[Exported],
-    taking: ImportMode,
+    mode: ImportMode,
 ) -> Result<ImportCounts, StoreError> {
     let (mut keys, mut days, mut events) = (Vec::new(), Vec::<&KeyDay>::new(), Vec::new());
     let mut entries = Vec::new();
@@ -170,20 +170,20 @@ pub async fn import(
             Exported::Audit(entry) => entries.push(&**entry),
         }
     }
-    let mut taken = ImportCounts::default();
-    take_keys(link, &keys, taking, &mut taken).await?;
-    ledger::import(link, &days, taking, &mut taken).await?;
-    take_events(link, &events, taking, &mut taken).await?;
-    take_entries(link, &entries, taking, &mut taken).await?;
-    Ok(taken)
+    let mut counts = ImportCounts::default();
+    take_keys(link, &keys, mode, &mut counts).await?;
+    ledger::import(link, &days, mode, &mut counts).await?;
+    take_events(link, &events, mode, &mut counts).await?;
+    take_entries(link, &entries, mode, &mut counts).await?;
+    Ok(counts)
 }
 
 /// Imports entries of the audit trail that do not belong to a key.
 async fn take_entries(
     link: &RedisLink,
     entries: &[&Entry],
-    taking: ImportMode,
-    taken: &mut ImportCounts,
+    mode: ImportMode,
+    counts: &mut ImportCounts,
 ) -> Result<(), StoreError> {
     if entries.is_empty() {
         return Ok(());
@@ -193,11 +193,11 @@ async fn take_entries(
     let mut missing = Vec::new();
     for entry in entries {
         if held.insert(entry.version) {
-            taken.audit_entries_added += 1;
+            counts.audit_entries_added += 1;
             missing.push(entry_added(link.names.gateway_audit_trail(), entry));
         }
     }
-    match taking {
+    match mode {
         ImportMode::Write => link.send(missing).await,
         ImportMode::DryRun => Ok(()),
     }
@@ -211,8 +211,8 @@ fn entry_added(trail: String, entry: &Entry) -> Cmd {
 async fn take_keys(
     link: &RedisLink,
     keys: &[&ExportedKey],
-    taking: ImportMode,
-    taken: &mut ImportCounts,
+    mode: ImportMode,
+    counts: &mut ImportCounts,
 ) -> Result<(), StoreError> {
     let ids: Vec<KeyId> = keys.iter().map(|key| key.record.id).collect();
     let stored = index::stored(link, &ids).await?;
@@ -222,11 +222,11 @@ async fn take_keys(
             Some(stored)
                 if stored.version >= key.record.version || !key.record.replaces(stored) =>
             {
-                taken.keys_held += 1;
+                counts.keys_held += 1;
                 continue;
             }
-            Some(_) => taken.keys_replaced += 1,
-            None => taken.keys_added += 1,
+            Some(_) => counts.keys_replaced += 1,
+            None => counts.keys_added += 1,
         }
         newer.push((&key.record, stored.as_ref()));
     }
@@ -236,12 +236,12 @@ async fn take_keys(
     for (key, held) in keys.iter().zip(held) {
         for entry in &key.trail {
             if !held.contains_key(&entry.version) {
-                taken.audit_entries_added += 1;
+                counts.audit_entries_added += 1;
                 missing.push(entry_added(link.names.audit_trail(key.record.id), entry));
             }
         }
     }
-    if taking == ImportMode::DryRun {
+    if mode == ImportMode::DryRun {
         return Ok(());
     }
     write(link, &newer).await?;
@@ -280,8 +280,8 @@ async fn write(
 async fn take_events(
     link: &RedisLink,
     events: &[&ExportedEvent],
-    taking: ImportMode,
-    taken: &mut ImportCounts,
+    mode: ImportMode,
+    counts: &mut ImportCounts,
 ) -> Result<(), StoreError> {
     let ask = events
         .iter()
@@ -298,13 +298,13 @@ async fn take_events(
     let mut keeping = Vec::new();
     for (event, held) in events.iter().zip(held) {
         if matches!(held, Value::Nil | Value::Int(0)) {
-            taken.events_added += 1;
+            counts.events_added += 1;
             keeping.extend(kept(&link.names, event));
         } else {
-            taken.events_held += 1;
+            counts.events_held += 1;
         }
     }
-    match taking {
+    match mode {
         ImportMode::Write => link.send(keeping).await,
         ImportMode::DryRun => Ok(()),
     }

@@ -78,14 +78,14 @@ fn key_day(stored: StoredDay, calendar: &Calendar) -> Result<KeyDay, String> {
 pub async fn import(
     link: &RedisLink,
     days: &[&KeyDay],
-    taking: ImportMode,
-    taken: &mut ImportCounts,
+    mode: ImportMode,
+    counts: &mut ImportCounts,
 ) -> Result<(), StoreError> {
     if days.is_empty() {
         return Ok(());
     }
     // First, so that an import which is refused or cut off leaves none of the days that it wrote unlisted.
-    if taking == ImportMode::Write {
+    if mode == ImportMode::Write {
         let list = listing(&link.names, days.iter().map(|day| &day.date));
         link.send([list]).await?;
     }
@@ -95,13 +95,13 @@ pub async fn import(
             link.names.ledger(day.key, day.date),
             link.names.record(day.key),
         ];
-        MERGE_DAY.by_text(&keys, &arguments(day, taking))
+        MERGE_DAY.by_text(&keys, &arguments(day, mode))
     });
     let replies: Vec<i64> = link.replies(merge).await?;
     for (day, reply) in days.iter().zip(replies) {
         match reply {
-            0 => taken.key_days_held += 1,
-            1 => taken.key_days_added += 1,
+            0 => counts.key_days_held += 1,
+            1 => counts.key_days_added += 1,
             _ => {
                 return Err(StoreError::OtherCalendar(format!(
                     "Redis has the day {} of the key {} with other boundaries than {} to {} (Unix seconds): two time zone \
@@ -115,9 +115,9 @@ pub async fn import(
 }
 
 /// The arguments of the script; counts are numbers that it reads exactly.
-fn arguments(day: &KeyDay, taking: ImportMode) -> Vec<String> {
+fn arguments(day: &KeyDay, mode: ImportMode) -> Vec<String> {
     let count = |count: u64| count.min(COUNT_MAX).to_string();
-    let writes = match taking {
+    let writes = match mode {
         ImportMode::Write => 1,
         ImportMode::DryRun => 0,
     };
