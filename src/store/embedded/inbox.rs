@@ -121,7 +121,7 @@ impl QueueBatch {
 
 #[derive(Default)]
 struct QueueContents {
-    taken: QueueBatch,
+    batch: QueueBatch,
     /// The number of refunds that were taken and are not known to be written, and their units.
     unwritten: (usize, u64),
     first_refusal: Option<Instant>,
@@ -142,12 +142,12 @@ impl Inbox {
         if contents.closed {
             return Err(StoreError::Unavailable("the store was closed".into()));
         }
-        if contents.taken.waiting.len() >= WAITING_MAX {
+        if contents.batch.waiting.len() >= WAITING_MAX {
             return Err(StoreError::Unavailable(format!(
                 "{WAITING_MAX} charges wait for the database already"
             )));
         }
-        contents.taken.waiting.push(waiting);
+        contents.batch.waiting.push(waiting);
         drop(contents);
         self.filled.notify_one();
         Ok(())
@@ -155,19 +155,19 @@ impl Inbox {
 
     /// Whether a charge or a reading has not been taken yet.
     pub(super) fn has_waiting(&self) -> bool {
-        !self.contents.lock().taken.waiting.is_empty()
+        !self.contents.lock().batch.waiting.is_empty()
     }
 
     /// Whether a writer job has not been taken yet.
     #[cfg(test)]
     pub(super) fn has_jobs(&self) -> bool {
-        !self.contents.lock().taken.jobs.is_empty()
+        !self.contents.lock().batch.jobs.is_empty()
     }
 
     /// Enqueues a refund.
     pub(super) fn put_refund(&self, receipt: Receipt, answer: Option<oneshot::Sender<u64>>) {
         let refund = Refund { receipt, answer };
-        self.contents.lock().taken.refunds.push(refund);
+        self.contents.lock().batch.refunds.push(refund);
         self.filled.notify_one();
     }
 
@@ -175,15 +175,15 @@ impl Inbox {
     pub(super) fn put_back(&self, refunds: Vec<Refund>, refusals: Refusals) {
         let mut contents = self.contents.lock();
         contents.unwritten = (0, 0);
-        let taken = &mut contents.taken;
-        taken.refunds.extend(refunds);
+        let batch = &mut contents.batch;
+        batch.refunds.extend(refunds);
         for (place, refused) in refusals {
-            match taken.refusals_at(place) {
+            match batch.refusals_at(place) {
                 Some(sum) => sum.add(&refused),
-                None => taken.uncounted_refusals += refused.refused(),
+                None => batch.uncounted_refusals += refused.refused(),
             }
         }
-        if !taken.refusals.is_empty() {
+        if !batch.refusals.is_empty() {
             contents.first_refusal = Some(Instant::now());
         }
     }
@@ -196,7 +196,7 @@ impl Inbox {
     /// The number of refunds that are not known to be written, and their units.
     pub(super) fn pending_refunds(&self) -> (usize, u64) {
         let contents = self.contents.lock();
-        let (refunds, units) = sum(&contents.taken.refunds);
+        let (refunds, units) = sum(&contents.batch.refunds);
         (refunds + contents.unwritten.0, units + contents.unwritten.1)
     }
 
@@ -210,9 +210,9 @@ impl Inbox {
     ) {
         let mut contents = self.contents.lock();
         let place = (record.id, day, record.tier.clone(), endpoint.clone());
-        match contents.taken.refusals_at(place) {
+        match contents.batch.refusals_at(place) {
             Some(sum) => sum.refuse(refusal, 1),
-            None => contents.taken.uncounted_refusals += 1,
+            None => contents.batch.uncounted_refusals += 1,
         }
         if contents.first_refusal.is_none() {
             contents.first_refusal = Some(Instant::now());
@@ -224,12 +224,12 @@ impl Inbox {
     /// Enqueues a writer job.
     pub(super) fn put_job(&self, job: WriterJob) -> Result<(), StoreError> {
         let mut contents = self.contents.lock();
-        if contents.closed || contents.taken.jobs.len() >= JOBS_MAX {
+        if contents.closed || contents.batch.jobs.len() >= JOBS_MAX {
             return Err(StoreError::Unavailable(
                 "the store is closed or overloaded".into(),
             ));
         }
-        contents.taken.jobs.push(job);
+        contents.batch.jobs.push(job);
         drop(contents);
         self.filled.notify_one();
         Ok(())
@@ -243,7 +243,7 @@ impl Inbox {
 
     /// Drops what waits, which ends the wait of every caller. Refunds remain pending, for the report of the close.
     pub(super) fn abandon(&self) {
-        let mut abandoned = mem::take(&mut self.contents.lock().taken);
+        let mut abandoned = mem::take(&mut self.contents.lock().batch);
         for refund in abandoned.refunds.drain(..) {
             self.put_refund(refund.receipt, None);
         }
@@ -256,9 +256,9 @@ impl Inbox {
         let mut contents = self.contents.lock();
         loop {
             let due = contents.first_refusal.map(|first| first + REFUSALS_KEPT);
-            let taken = &contents.taken;
+            let batch = &contents.batch;
             let idle =
-                taken.waiting.is_empty() && taken.refunds.is_empty() && taken.jobs.is_empty();
+                batch.waiting.is_empty() && batch.refunds.is_empty() && batch.jobs.is_empty();
             let refusals_due = due.is_some_and(|due| Instant::now() >= due || contents.closed);
             if !idle || refusals_due {
                 break;
@@ -277,10 +277,10 @@ impl Inbox {
             }
         }
         contents.first_refusal = None;
-        let mut taken = mem::take(&mut contents.taken);
+        let mut taken = mem::take(&mut contents.batch);
         contents.unwritten = sum(&taken.refunds);
         if taken.waiting.len() > group_max {
-            contents.taken.waiting = taken.waiting.split_off(group_max);
+            contents.batch.waiting = taken.waiting.split_off(group_max);
         }
         Some(taken)
     }
