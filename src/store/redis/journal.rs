@@ -266,7 +266,7 @@ impl Journal {
     /// Units that earlier or other processes served without Redis and that may be missing from it.
     pub async fn unsettled_of_others(&self) -> Result<u64, StoreError> {
         let own = self.own();
-        self.work(move |connection| rows::unsettled_of_others(connection, &own))
+        self.work(move |connection| rows::unsettled_but(connection, &own))
             .await
     }
 

@@ -162,7 +162,7 @@ pub async fn await_keys(parts: &Parts) {
     if let Some(feed) = parts.feed.as_ref().filter(|_| parts.link.is_up()) {
         let _ = timeout(LOAD_PATIENCE, feed.followed()).await;
         if let Some(outage) = &parts.outage {
-            let _ = timeout(RECOVERY_PATIENCE, outage.read()).await;
+            let _ = timeout(RECOVERY_PATIENCE, outage.until_recovered()).await;
         }
     }
 }

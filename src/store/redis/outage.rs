@@ -73,7 +73,7 @@ const READ_FIRST_MAX: Duration = Duration::from_secs(2);
 struct Nodes(VecDeque<u64>);
 
 impl Nodes {
-    fn see(&mut self, count: u64) {
+    fn note(&mut self, count: u64) {
         self.0.truncate(NODES_COUNTS - 1);
         self.0.push_front(count);
     }
@@ -100,7 +100,7 @@ pub struct OutageService {
     /// Notified when that becomes due.
     restore_demanded: Notify,
     /// Whether the last counts of the killed processes that were found at the start have been read from Redis.
-    is_read: watch::Sender<bool>,
+    is_recovered: watch::Sender<bool>,
     /// Held while rows are written, so that older ones never follow newer ones; when old rows are dropped again.
     noting: tokio::sync::Mutex<Periodic>,
     served: AtomicU64,
@@ -139,11 +139,11 @@ impl OutageService {
         let journal = Journal::start(settings.journal.clone(), identity, process).await?;
         // Before anything is counted, so that the successor of a killed process finds its name; a failed write is repeated
         // with the first note.
-        let _ = journal.see(clock.now().as_second()).await;
+        let _ = journal.enter(clock.now().as_second()).await;
         let mut nodes = Nodes::default();
         // The journal itself logs read errors.
         if let Ok(Some(count)) = journal.nodes().await {
-            nodes.see(count);
+            nodes.note(count);
         }
         let unsettled_of_others = journal.unsettled_of_others().await.unwrap_or(0);
         Ok(Arc::new(OutageService {
@@ -157,7 +157,7 @@ impl OutageService {
             unsettled_of_others: AtomicU64::new(unsettled_of_others),
             restore_due: AtomicBool::new(true),
             restore_demanded: Notify::new(),
-            is_read: watch::Sender::new(false),
+            is_recovered: watch::Sender::new(false),
             noting: tokio::sync::Mutex::new(Periodic::due_now(DROP_EVERY)),
             served: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -414,7 +414,7 @@ impl OutageService {
                 continue;
             }
             let answers_for = answering.get_or_insert_with(Instant::now).elapsed();
-            let reads_first = !self.is_read() && answers_for < READ_FIRST_MAX;
+            let reads_first = !self.is_recovered() && answers_for < READ_FIRST_MAX;
             if reads_first {
                 continue;
             }
@@ -431,23 +431,23 @@ impl OutageService {
     }
 
     /// Records how many gateways are live, this one included: to be called each second while it is known.
-    pub fn see_nodes(&self, live: u64) {
-        self.nodes.lock().see(live);
+    pub fn note_nodes(&self, live: u64) {
+        self.nodes.lock().note(live);
     }
 
     /// Records that the last counts of killed processes have been read.
-    pub fn has_read(&self) {
-        self.is_read.send_replace(true);
+    pub fn note_recovered(&self) {
+        self.is_recovered.send_replace(true);
     }
 
     /// Whether the last counts of the killed processes that were found at the start have been read.
-    pub fn is_read(&self) -> bool {
-        *self.is_read.borrow()
+    pub fn is_recovered(&self) -> bool {
+        *self.is_recovered.borrow()
     }
 
     /// Waits until they have been read.
-    pub async fn read(&self) {
-        let _ = self.is_read.subscribe().wait_for(|is_read| *is_read).await;
+    pub async fn until_recovered(&self) {
+        let _ = self.is_recovered.subscribe().wait_for(|is| *is).await;
     }
 
     /// How often changed counts are journaled.
@@ -550,12 +550,12 @@ mod tests {
     fn the_largest_of_the_last_numbers_of_gateways_counts() {
         let mut nodes = Nodes::default();
         assert_eq!(nodes.last_known(), 0);
-        nodes.see(3);
+        nodes.note(3);
         for _ in 1..NODES_COUNTS {
-            nodes.see(1);
+            nodes.note(1);
         }
         assert_eq!(nodes.last_known(), 3);
-        nodes.see(1);
+        nodes.note(1);
         assert_eq!(nodes.last_known(), 1);
     }
 }

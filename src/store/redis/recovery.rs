@@ -84,7 +84,7 @@ impl CrashRecovery {
         loop {
             let pause = match self.read_due(&feed).await {
                 Ok(()) => {
-                    self.outage.has_read();
+                    self.outage.note_recovered();
                     logged.ended();
                     retry = RETRY_AFTER;
                     LOOK_EVERY
@@ -103,7 +103,7 @@ impl CrashRecovery {
     }
 
     async fn read_due(&mut self, feed: &Feed) -> Result<(), StoreError> {
-        let at_start = !self.outage.is_read();
+        let at_start = !self.outage.is_recovered();
         let mut due = self.journal.other_processes().await?;
         due.retain(|process| at_start || self.is_silent(process));
         if due.is_empty() {

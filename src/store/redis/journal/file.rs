@@ -43,7 +43,7 @@ pub fn open(
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     if let Some(theirs) = identity.claim(&transaction)? {
-        let unsettled = rows::unsettled_of_others(&transaction, "")?;
+        let unsettled = rows::unsettled_but(&transaction, "")?;
         return Ok(Err(StoreError::Failed(format!(
             "{} is the journal of {theirs}, and the configuration names {identity}; it holds {unsettled} units that were served without Redis and not yet sent to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
             path.display()
@@ -77,7 +77,7 @@ fn read_facts(path: &Path, facts: &mut JournalFacts) -> rusqlite::Result<()> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     connection.busy_timeout(LOCK_WAIT_MAX)?;
     facts.store = StoreIdentity::of(&connection)?.map(|identity| identity.to_string());
-    facts.pending_units = rows::unsettled_of_others(&connection, "")?;
+    facts.pending_units = rows::unsettled_but(&connection, "")?;
     (facts.counts, facts.unsettled_counts) = rows::how_many(&connection)?;
     Ok(())
 }

@@ -31,9 +31,9 @@ pub struct Process {
 
 impl Journal {
     /// Enters this process's name, at `now` (Unix seconds): while the name is there, the process is alive or was killed.
-    pub async fn see(&self, now: i64) -> Result<(), StoreError> {
+    pub async fn enter(&self, now: i64) -> Result<(), StoreError> {
         let process = self.process.clone();
-        self.work(move |connection| see(connection, &process, now))
+        self.work(move |connection| enter(connection, &process, now))
             .await
     }
 
@@ -49,7 +49,7 @@ impl Journal {
         let process = self.process.clone();
         let kept = self.work(move |connection| {
             row::remember_nodes(connection, nodes)?;
-            see(connection, &process, now)?;
+            enter(connection, &process, now)?;
             let Some(settled) = settled else {
                 return Ok(DroppedUnsettled::default());
             };
@@ -124,7 +124,7 @@ impl Journal {
 }
 
 /// Records that a process writes at `now` (Unix seconds). An earlier instant replaces a later one, which a clock that was ahead wrote.
-fn see(connection: &Connection, process: &str, now: i64) -> rusqlite::Result<()> {
+fn enter(connection: &Connection, process: &str, now: i64) -> rusqlite::Result<()> {
     let sql = "INSERT INTO processes (process, seen) VALUES (?1, ?2)
         ON CONFLICT DO UPDATE SET seen = excluded.seen";
     execute(connection, sql, (process, now)).map(drop)
@@ -183,7 +183,7 @@ mod tests {
         let connection = Connection::open_in_memory().unwrap();
         connection.execute_batch(row::TABLES).unwrap();
         for now in [100, 100 + 800 * 86_400, 102] {
-            see(&connection, "a", now).unwrap();
+            enter(&connection, "a", now).unwrap();
         }
         let seen = others(&connection, "b").unwrap();
         assert_eq!(seen.first().map(|process| process.seen), Some(102));
@@ -225,7 +225,7 @@ mod tests {
         connection.execute_batch(row::TABLES).unwrap();
         let now = 1_000 + KEPT_SECONDS;
         for (process, seen) in [("old", 999), ("kept", 1_000), ("alive", now)] {
-            see(&connection, process, seen).unwrap();
+            enter(&connection, process, seen).unwrap();
         }
         drop_old(&connection, now).unwrap();
         let others = others(&connection, "this").unwrap().into_iter();

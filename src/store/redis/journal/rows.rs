@@ -223,10 +223,11 @@ pub fn drop_old(
     Ok(dropped)
 }
 
-/// Units served without Redis, and not known to be settled, by producers whose names do not match `own`.
-pub fn unsettled_of_others(connection: &Connection, own: &str) -> rusqlite::Result<u64> {
+/// Units served without Redis, and not known to be settled, by producers whose names do not match the pattern `left_out`; an empty one
+/// leaves out none.
+pub fn unsettled_but(connection: &Connection, left_out: &str) -> rusqlite::Result<u64> {
     let sql = "SELECT coalesce(sum(untold), 0) FROM counts WHERE producer NOT GLOB ?1";
-    value(connection, sql, [own]).map(unsigned)
+    value(connection, sql, [left_out]).map(unsigned)
 }
 
 /// The number of counts, and of those that Redis is not known to have.

@@ -68,7 +68,7 @@ async fn keep_presence((presence, feed, parts): (Arc<Presence>, Arc<Feed>, Arc<P
     let heartbeat = || parts.heartbeat(&feed);
     let see_live = |live| {
         if let Some(outage) = &parts.outage {
-            outage.see_nodes(live);
+            outage.note_nodes(live);
         }
     };
     presence.keep(feed.clone(), heartbeat, see_live).await;
