@@ -115,6 +115,18 @@ struct LedgerEntry<'o> {
     kept: bool,
 }
 
+impl LedgerEntry<'_> {
+    fn keep(mut self) {
+        self.kept = true;
+    }
+
+    /// Lowers its numbers: the journal wrote nothing of it.
+    fn withdraw(mut self) {
+        self.ledger.withdrawn(self.charge);
+        self.kept = true;
+    }
+}
+
 impl Drop for LedgerEntry<'_> {
     fn drop(&mut self) {
         if !self.kept {
@@ -196,26 +208,12 @@ impl OutageService {
                 counted,
                 written,
             } => {
-                let mut entry = LedgerEntry {
+                let entry = LedgerEntry {
                     ledger: &self.ledger,
                     charge: &charge,
                     kept: false,
                 };
-                let others = match timeout(JOURNAL_WAIT_MAX, written).await {
-                    Ok(Ok(Ok(ServeOutcome::Durable { others }))) => others,
-                    Ok(Ok(Ok(ServeOutcome::Beyond))) => {
-                        self.ledger.withdrawn(&charge);
-                        entry.kept = true;
-                        return Err(self.beyond(&error));
-                    }
-                    Ok(Ok(Err(failure))) => return Err(failure),
-                    Ok(Err(_)) | Err(_) => {
-                        let why = format!("{error}; and the journal is too slow");
-                        return Err(StoreError::Unavailable(why));
-                    }
-                };
-                entry.kept = true;
-                drop(entry);
+                let others = self.journaled(written, entry, &error).await?;
                 reserved.keep();
                 self.served.fetch_add(units.into(), Ordering::Relaxed);
                 let left = allowance.saturating_sub(unsettled_units + others);
@@ -229,6 +227,30 @@ impl OutageService {
                     counted,
                     receipt: Receipt::of(&charge),
                 })
+            }
+        }
+    }
+
+    /// Waits until the journal has the units of a charge. Returns those of other processes that it has on the key's day.
+    async fn journaled(
+        &self,
+        written: oneshot::Receiver<Result<ServeOutcome, StoreError>>,
+        entry: LedgerEntry<'_>,
+        error: &StoreError,
+    ) -> Result<u64, StoreError> {
+        match timeout(JOURNAL_WAIT_MAX, written).await {
+            Ok(Ok(Ok(ServeOutcome::Durable { others }))) => {
+                entry.keep();
+                Ok(others)
+            }
+            Ok(Ok(Ok(ServeOutcome::Beyond))) => {
+                entry.withdraw();
+                Err(self.beyond(error))
+            }
+            Ok(Ok(Err(failure))) => Err(failure),
+            Ok(Err(_)) | Err(_) => {
+                let why = format!("{error}; and the journal is too slow");
+                Err(StoreError::Unavailable(why))
             }
         }
     }
