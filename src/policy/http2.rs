@@ -20,8 +20,17 @@ pub const CALM_DOWN: [u8; 17] = [
 const HEADER_BYTES: usize = 9;
 /// The error code, the whole payload of a RST_STREAM (RFC 9113 section 6.4).
 const REASON_BYTES: usize = 4;
+/// The kinds of frames (RFC 9113 section 6, RFC 9218 section 7.1).
 const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const PRIORITY: u8 = 2;
 const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
+const PRIORITY_UPDATE: u8 = 16;
+/// The flag of the last frame of a stream.
 const END_STREAM: u8 = 1;
 /// A full budget holds its rate for this many seconds.
 const BURST_SECONDS: u32 = 5;
@@ -217,19 +226,21 @@ impl Budgets {
     pub fn receive(&mut self, frame: Frame, now: Instant) -> Result<(), LimitHit> {
         let ends_stream = frame.flags & END_STREAM != 0;
         let flood = match frame.kind {
-            0 | 9 if frame.payload_bytes == 0 && !ends_stream => LimitHit::H2EmptyFrames,
-            0 | 9 => return Ok(()),
-            1 => {
+            DATA | CONTINUATION if frame.payload_bytes == 0 && !ends_stream => {
+                LimitHit::H2EmptyFrames
+            }
+            DATA | CONTINUATION => return Ok(()),
+            HEADERS => {
                 self.streams += 1;
                 *self.budget(LimitHit::H2WindowUpdate) += UPDATES_PER_STREAM;
                 *self.budget(LimitHit::H2Priority) += PRIORITIES_PER_STREAM;
                 return Ok(());
             }
-            2 | 16 => LimitHit::H2Priority,
+            PRIORITY | PRIORITY_UPDATE => LimitHit::H2Priority,
             RST_STREAM => LimitHit::H2Resets,
-            4 => LimitHit::H2Settings,
-            6 => LimitHit::H2Ping,
-            8 => LimitHit::H2WindowUpdate,
+            SETTINGS => LimitHit::H2Settings,
+            PING => LimitHit::H2Ping,
+            WINDOW_UPDATE => LimitHit::H2WindowUpdate,
             _ => LimitHit::H2OtherFrames,
         };
         self.take(1.0, flood, now)
@@ -241,11 +252,11 @@ impl Budgets {
     /// # Errors
     /// If it is a reset that the client provoked, and there were too many; the connection should be closed.
     pub fn send(&mut self, frame: Frame, now: Instant) -> Result<(), LimitHit> {
-        if matches!(frame.kind, DATA | 1) && frame.flags & END_STREAM != 0 {
+        if matches!(frame.kind, DATA | HEADERS) && frame.flags & END_STREAM != 0 {
             self.resets = (self.resets + 1.0).min(self.rates.resets_full());
         }
         match frame.kind {
-            0 => {
+            DATA => {
                 *self.budget(LimitHit::H2WindowUpdate) += UPDATES_PER_DATA;
                 *self.budget(LimitHit::H2Ping) += PINGS_PER_DATA;
                 Ok(())
