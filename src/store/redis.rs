@@ -41,7 +41,7 @@ use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
     Health, Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role, Store,
-    StoreContent, StoreError, Unconfirmed, WithoutStore,
+    StoreContent, StoreError, Unconfirmed, WithoutStore, on_thread,
 };
 
 mod clock;
@@ -421,9 +421,7 @@ impl Store for RedisStore {
         let difference = theirs.duration_since(asked) - halfway;
         let link = &parts.command_link;
         let journal = match parts.journal.clone() {
-            Some(path) => tokio::task::spawn_blocking(move || journal_facts(&path))
-                .await
-                .unwrap_or_default(),
+            Some(path) => on_thread("reading the journal", move || journal_facts(&path)).await?,
             None => None,
         };
         let events = operations::events::waiting(link, theirs).await?;
