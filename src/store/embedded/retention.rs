@@ -37,7 +37,7 @@ pub(super) fn last_dropped(connection: &Connection) -> rusqlite::Result<Option<D
         .transpose()
 }
 
-/// One turn; returns the number of deleted rows.
+/// One turn. Returns the number of deleted rows, or 0 if there is nothing to do.
 pub(super) fn drop_old(
     connection: &Connection,
     keeping: Keeping,

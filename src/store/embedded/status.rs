@@ -26,7 +26,7 @@ pub(super) fn read(
         format!("the database cannot be written now or soon, and if so requests are answered with 500: {error}")
     });
     let pages = count("PRAGMA page_count")?.saturating_mul(count("PRAGMA page_size")?);
-    let last = count("SELECT coalesce(max(change), 0) FROM keys")?;
+    let last = count(super::keys::MARK)?;
     Ok(StoreStatus {
         store: StoreFacts::Embedded(EmbeddedFacts {
             bytes: pages.saturating_add(log_bytes),
