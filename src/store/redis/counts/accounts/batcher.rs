@@ -19,9 +19,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    AccountSlot, Accounts, CallAccount, ChargeResult, ChargeWaiter, Context, Pending, Units,
-};
+use super::{AccountSlot, Accounts, CallAccount, ChargeWaiter, Context, Pending, Units};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::{Call, Reply, WaiterResult};
 use crate::store::KeyEntry;
@@ -121,7 +119,7 @@ impl Accounts {
         slot: &Arc<AccountSlot>,
         cost: u32,
         verdict: WaiterResult,
-    ) -> ChargeResult {
+    ) -> (WaiterResult, Option<Units>) {
         let is_granted = matches!(verdict, WaiterResult::Granted { .. });
         let units = is_granted.then(|| Units {
             accounts: self.clone(),
@@ -131,7 +129,7 @@ impl Accounts {
                 account.refund(units);
             },
         });
-        Ok((verdict, units))
+        (verdict, units)
     }
 
     /// Sends the calls of different accounts in one round trip, with a reply each. A newer record in a reply is in the key table
@@ -398,7 +396,7 @@ impl Batcher {
             }
             // A waiter that is gone drops the units, which takes the account's lock: it must be free here.
             for (waiter, cost, verdict) in verdicts {
-                let _ = waiter.send(self.accounts.answer(slot, cost, verdict));
+                let _ = waiter.send(Ok(self.accounts.answer(slot, cost, verdict)));
             }
             let is_due = |account: &CallAccount| account.has_waiters() || account.is_due();
             self.accounts.go_on(slot, is_due);
