@@ -30,9 +30,7 @@ use crate::store::sqlite::{
 
 /// The number of rows that one turn digests, approximately: one or two milliseconds of the writer. A day of 100,000 keys with five
 /// endpoints each is closed in some eight minutes.
-const ROWS_MAX: usize = 1_000;
-/// The same for SQLite.
-const ROWS_LIMIT: i64 = 1_000;
+const ROWS_MAX: u16 = 1_000;
 
 /// The table; the columns are the fields of `store::chain::ChainEntry`.
 pub(super) const TABLE: &str = "
@@ -111,7 +109,7 @@ impl Closer {
             return Ok(());
         };
         let mut digested = 0;
-        while digested < ROWS_MAX {
+        while digested < usize::from(ROWS_MAX) {
             let rows = under_way.rows.next(connection)?;
             rows.iter().for_each(|row| under_way.digest.take(row));
             digested += rows.len();
@@ -281,13 +279,13 @@ impl Pages {
         match &mut self.reached {
             PageStart::Ledger { key, endpoint } => {
                 let mut rows = connection.prepare_cached(LEDGER)?;
-                let mut rows = rows.query((text, key.as_str(), endpoint.as_str(), ROWS_LIMIT))?;
+                let mut rows = rows.query((text, key.as_str(), endpoint.as_str(), ROWS_MAX))?;
                 let mut page = BTreeMap::new();
                 while let Some(row) = rows.next()? {
                     (*key, *endpoint) = (row.get(0)?, row.get(1)?);
                     page.insert((key.clone(), endpoint.clone()), read_numbers(row, 2)?);
                 }
-                let is_last = page.len() < ROWS_MAX;
+                let is_last = page.len() < usize::from(ROWS_MAX);
                 let end = (key.clone(), endpoint.clone());
                 while let Some(next) = self.lacking.first_entry()
                     && (is_last || *next.key() <= end)
@@ -306,7 +304,7 @@ impl Pages {
             }
             PageStart::Late { key, came } => {
                 let mut rows = connection.prepare_cached(LATE)?;
-                let mut rows = rows.query((text, key.as_str(), *came, ROWS_LIMIT))?;
+                let mut rows = rows.query((text, key.as_str(), *came, ROWS_MAX))?;
                 let mut page = Vec::new();
                 while let Some(row) = rows.next()? {
                     (*key, *came) = (row.get(0)?, row.get(1)?);
@@ -317,7 +315,7 @@ impl Pages {
                         units: row.get(2)?,
                     }));
                 }
-                if page.len() < ROWS_MAX {
+                if page.len() < usize::from(ROWS_MAX) {
                     self.reached = PageStart::End;
                 }
                 Ok(page)
