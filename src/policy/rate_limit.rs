@@ -13,13 +13,13 @@ use jiff::Timestamp;
 use super::calendar::Day;
 
 /// The day's limit in units.
-pub const X_RATE_LIMIT_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const X_RATE_LIMIT_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 /// Units left today.
 pub const X_RATE_LIMIT_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 /// Unix seconds of the next day's start.
-pub const X_RATE_LIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+const X_RATE_LIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 /// The policies that apply.
-pub const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 /// The state of those policies.
 pub const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// The name of the daily quota in both `RateLimit` headers and in `violated-policies`.

@@ -50,7 +50,7 @@ pub fn of(
 }
 
 /// A new id from 128 random bits, as 32 hexadecimal characters.
-pub fn from_random(random: u128) -> String {
+fn from_random(random: u128) -> String {
     let mut id = Vec::with_capacity(32);
     push_hex(&mut id, random.to_be_bytes());
     String::from_utf8(id).unwrap_or_default()

@@ -10,11 +10,11 @@ use jiff::fmt::rfc2822::DateTimePrinter;
 use super::words::words;
 
 /// When an endpoint is or was deprecated: a structured date, `@1796083200` (RFC 9745 section 2).
-pub const DEPRECATION: HeaderName = HeaderName::from_static("deprecation");
+const DEPRECATION: HeaderName = HeaderName::from_static("deprecation");
 /// When it may be removed: an HTTP date (RFC 8594 section 3).
-pub const SUNSET: HeaderName = HeaderName::from_static("sunset");
+const SUNSET: HeaderName = HeaderName::from_static("sunset");
 /// The longest link: far above any real one, and far below what clients accept as a header.
-pub const LINK_BYTES_MAX: usize = 1_024;
+const LINK_BYTES_MAX: usize = 1_024;
 
 words! {
     /// The relation of a link of a retiring endpoint, with its registered name, in the order of the header's values.

@@ -25,7 +25,7 @@ pub const TIMESTAMP_HEADER: &str = "webhook-timestamp";
 /// The header with the signature.
 pub const SIGNATURE_HEADER: &str = "webhook-signature";
 /// The beginning of a signing secret.
-pub const SECRET_PREFIX: &str = "whsec_";
+const SECRET_PREFIX: &str = "whsec_";
 /// The size of a signing secret in bytes (Standard Webhooks, "Signature scheme").
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 /// More shares than an operator would read.

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use super::call::{Call, Code, Reply, WaiterTerms};
 
 /// How long the store's denial is repeated without another call: refunds on other nodes take effect after this.
-pub const DENIAL_LASTS: Duration = Duration::from_secs(1);
+const DENIAL_LASTS: Duration = Duration::from_secs(1);
 
 /// How long an abandoned call may still run in the store, on a connection that the gateway has dropped: until then the account is
 /// settled repeatedly.
@@ -31,7 +31,7 @@ pub const LATE_CALL_LASTS: Duration = Duration::from_secs(5);
 pub const LATE_CALL_LOOK: Duration = Duration::from_secs(1);
 
 /// The most waiters of one call.
-pub const BATCH_MAX: usize = 1_024;
+const BATCH_MAX: usize = 1_024;
 
 /// The result of [`Account::ask`].
 #[derive(Debug, PartialEq, Eq)]
