@@ -39,33 +39,11 @@ pub async fn status(
     events: EventFacts,
     journal: Option<JournalFacts>,
 ) -> Result<StoreStatus, StoreError> {
-    let masters = link.masters();
-    let mut servers = Vec::with_capacity(masters.len());
-    let mut warnings = Vec::new();
-    let mut register_refuses_writes = false;
-    for master in &masters {
-        match server(link, master).await {
-            Ok((facts, refusal, found)) => {
-                servers.push(facts);
-                let keeps_register = link.keeps(master, &link.names.register());
-                register_refuses_writes |= keeps_register && refusal.is_some();
-                let refusal = refusal.map(|why| refusal_warning(why, keeps_register));
-                let found = refusal.into_iter().chain(found);
-                let of = match masters.len() {
-                    1 => String::new(),
-                    _ => format!("{}: ", master.shown),
-                };
-                warnings.extend(found.map(|warning| format!("{of}{warning}")));
-            }
-            Err(error) if link.is_cluster() => {
-                warnings.push(format!(
-                    "{}: its state cannot be read: {error}",
-                    master.shown
-                ));
-            }
-            Err(error) => return Err(error),
-        }
-    }
+    let MastersState {
+        servers,
+        mut warnings,
+        register_refuses_writes,
+    } = masters_state(link).await?;
     let index = index::state(link).await?;
     let feed = feed(link).await?;
     let register = register::read(link).await?;
@@ -103,6 +81,43 @@ pub async fn status(
         clock_difference_seconds,
         warnings,
     })
+}
+
+/// The state of the masters, with what an operator should know of them.
+#[derive(Default)]
+struct MastersState {
+    servers: Vec<ServerFacts>,
+    warnings: Vec<String>,
+    register_refuses_writes: bool,
+}
+
+async fn masters_state(link: &RedisLink) -> Result<MastersState, StoreError> {
+    let masters = link.masters();
+    let mut state = MastersState::default();
+    for master in &masters {
+        let (facts, refusal, found) = match server(link, master).await {
+            Ok(read) => read,
+            Err(error) if link.is_cluster() => {
+                let warning = format!("{}: its state cannot be read: {error}", master.shown);
+                state.warnings.push(warning);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        state.servers.push(facts);
+        let keeps_register = link.keeps(master, &link.names.register());
+        state.register_refuses_writes |= keeps_register && refusal.is_some();
+        let refusal = refusal.map(|why| refusal_warning(why, keeps_register));
+        let of = match masters.len() {
+            1 => String::new(),
+            _ => format!("{}: ", master.shown),
+        };
+        let found = refusal.into_iter().chain(found);
+        state
+            .warnings
+            .extend(found.map(|warning| format!("{of}{warning}")));
+    }
+    Ok(state)
 }
 
 /// What Redis has of its content: a gateway marks the index of keys as complete, after it has written an incarnation; a command
