@@ -7,14 +7,13 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
+use std::net::ToSocketAddrs;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
-use tokio::net::lookup_host;
-use tokio::runtime;
-use tokio::time::timeout;
+use parking_lot::Mutex;
 
 mod check;
 mod choices;
@@ -253,32 +252,39 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Resolves some `host:port` with the system's resolver, all at the same time. Those that have no result after [`RESOLVE_TIMEOUT`] fail.
-pub async fn look_up(servers: &[&str]) -> Vec<LookedUp> {
-    let look_up = async |server: &str| {
-        let found = timeout(RESOLVE_TIMEOUT, lookup_host(server.to_owned())).await;
-        let found = found.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()));
-        found.map(Iterator::collect)
-    };
-    join_all(servers.iter().map(|server| look_up(server))).await
-}
-
-/// The same on a thread that runs no tasks, unless there is nothing to resolve.
+/// Resolves some `host:port` with the system's resolver, many at the same time. Those that have no result after [`RESOLVE_TIMEOUT`] fail,
+/// and the threads that wait for them are left behind.
 fn resolve(servers: &[&str]) -> Vec<LookedUp> {
-    if servers.is_empty() {
-        return Vec::new();
+    let until = Instant::now() + RESOLVE_TIMEOUT;
+    let waiting = servers.iter().map(|server| (*server).to_owned());
+    let waiting = Arc::new(Mutex::new(waiting.enumerate().collect::<Vec<_>>()));
+    let (sender, receiver) = mpsc::channel();
+    let mut found: Vec<LookedUp> = Vec::new();
+    found.resize_with(servers.len(), || Err(ErrorKind::TimedOut.into()));
+    for _ in 0..servers.len().min(LOOK_UPS_MAX) {
+        let (waiting, sender) = (waiting.clone(), sender.clone());
+        let look_up = move || {
+            let next = || waiting.lock().pop();
+            while let Some((place, server)) = next() {
+                let found = server.to_socket_addrs().map(Iterator::collect);
+                // After the timeout there is no receiver.
+                if sender.send((place, found)).is_err() {
+                    return;
+                }
+            }
+        };
+        // The threads that could be started go on; without any, no name resolves.
+        if std::thread::Builder::new().spawn(look_up).is_err() {
+            break;
+        }
     }
-    let runtime = runtime::Builder::new_current_thread()
-        .enable_time()
-        .max_blocking_threads(LOOK_UPS_MAX)
-        .build();
-    let Ok(runtime) = runtime else {
-        let failed = servers.iter().map(|_| Err(ErrorKind::Other.into()));
-        return failed.collect();
-    };
-    let found = runtime.block_on(look_up(servers));
-    // Threads that still wait for the resolver are left behind.
-    runtime.shutdown_background();
+    drop(sender);
+    let left = || until.saturating_duration_since(Instant::now());
+    while let Ok((place, result)) = receiver.recv_timeout(left()) {
+        if let Some(place) = found.get_mut(place) {
+            *place = result;
+        }
+    }
     found
 }
 

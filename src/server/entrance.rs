@@ -10,21 +10,24 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::net::lookup_host;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::error::ServeError;
 use super::handover::{Offer, Predecessor, Withdrawal};
 use super::listeners::{Bound, Listeners};
 use crate::admin::AdminService;
-use crate::config::{UpstreamConfig, look_up};
+use crate::config::UpstreamConfig;
 use crate::policy::address;
 use crate::proxy::Gate;
 use crate::store::Store;
 
 /// The pause between two attempts of a successor at the names of its servers.
 const RESOLVE_PAUSE: Duration = Duration::from_secs(1);
+/// The longest attempt at one name.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Accepts connections at `listeners`, after replacing the predecessor if there is one, until `watch` changes. A successor that requests
 /// them at `upgrade`, if that is configured, and takes over sets `succeeded`.
@@ -87,10 +90,14 @@ pub async fn await_servers(
         let resolved = async {
             while servers.iter().all(|server| server.addresses.is_empty()) {
                 sleep(RESOLVE_PAUSE).await;
-                let names: Vec<&str> = servers.iter().map(|server| &*server.name).collect();
-                let found = look_up(&names).await;
-                for (server, found) in servers.iter_mut().zip(found) {
-                    server.addresses = address::of_one_family(found.unwrap_or_default());
+                for server in servers.iter_mut() {
+                    let found = timeout(RESOLVE_TIMEOUT, lookup_host(&server.name)).await;
+                    let found = found.ok().and_then(Result::ok);
+                    let found = found.map(Iterator::collect).unwrap_or_default();
+                    server.addresses = address::of_one_family(found);
+                    if !server.addresses.is_empty() {
+                        break;
+                    }
                 }
             }
         };
