@@ -14,21 +14,23 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Runs the task that `begin` makes of `state` until it ends, and makes another whenever it panics.
 pub async fn task<S: Clone, F: Future<Output = ()>>(name: &str, state: S, begin: impl Fn(S) -> F) {
     // In a block, so that a panic of `begin` itself is caught too.
-    while outcome(name, async { begin(state.clone()).await })
-        .await
-        .is_none()
-    {
+    while caught(async { begin(state.clone()).await }).await.is_none() {
+        log(name);
         tokio::time::sleep(PAUSE).await;
     }
 }
 
 /// The output of `task`, or `None` if it panics, which is logged.
 pub async fn outcome<F: Future>(name: &str, task: F) -> Option<F::Output> {
-    let output = AssertUnwindSafe(task).catch_unwind().await.ok();
+    let output = caught(task).await;
     if output.is_none() {
-        log(name);
+        tracing::error!(task = name, "background work panicked");
     }
     output
+}
+
+async fn caught<F: Future>(task: F) -> Option<F::Output> {
+    AssertUnwindSafe(task).catch_unwind().await.ok()
 }
 
 /// Calls `body` until it returns, and calls it again whenever it panics: [`task`] for a thread.

@@ -378,12 +378,15 @@ impl Offer {
             };
             tracing::info!("a successor requests the listeners");
             let handed = lasting::outcome("upgrade", self.hand_to(successor)).await;
-            match handed.unwrap_or_else(|| Err(io::Error::other("a fault of this program"))) {
-                Ok(()) => {
+            match handed {
+                Some(Ok(())) => {
                     succeeded.send_replace(true);
                     return;
                 }
-                Err(error) => tracing::warn!(%error, "the successor has gone: continuing to serve"),
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "the successor has gone: continuing to serve");
+                }
+                None => tracing::warn!("the upgrade failed: continuing to serve"),
             }
             self.restore(&mut troubles);
         }

@@ -150,7 +150,11 @@ impl Reloader {
                 }
                 continue;
             };
-            lasting::outcome("reload", self.reload(cause)).await;
+            let reloaded = lasting::outcome("reload", self.reload(cause)).await;
+            if reloaded.is_none() {
+                let reason = "a fault of this program: see the log".to_owned();
+                self.refuse("configuration", reason, cause);
+            }
             attempted = Instant::now();
         }
     }
@@ -288,8 +292,12 @@ fn prepare(file: &Path, gate: &Gate, acceptor: Option<&Acceptor>) -> Result<Prep
     let keys_of = |tier: &TierName| {
         let health = gate.store.health();
         if !health.up || health.keys.age > KEYS_AGE_MAX {
-            let trouble = health.trouble.as_deref();
-            return Err(trouble.unwrap_or("its keys are not current").to_owned());
+            let trouble = match health.up {
+                true => health.keys_trouble,
+                false => health.trouble.or(health.file_trouble),
+            };
+            let not_current = || "the key table of this gateway is not current".to_owned();
+            return Err(trouble.unwrap_or_else(not_current));
         }
         let tiers = gate.store.keys().by_tier();
         let held = tiers.into_iter().find(|(name, _)| name == tier);
