@@ -279,8 +279,12 @@ impl HeldFile {
     /// Looks at the file; why it cannot be used, if it cannot. A few system calls that do not wait for the disk as a rule; damage that
     /// may pass is looked at again until it has passed or is for good.
     pub fn look(&self) -> Option<Arc<Trouble>> {
-        while self.look_once() {
+        if self.look_once() {
+            tracing::warn!(file = %self.path.display(), "the file looks damaged: looking again, because this may pass");
             std::thread::sleep(LOOK_AGAIN_AFTER);
+            while self.look_once() {
+                std::thread::sleep(LOOK_AGAIN_AFTER);
+            }
         }
         self.trouble()
     }

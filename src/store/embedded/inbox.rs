@@ -88,7 +88,7 @@ pub(super) struct Refund {
     pub(super) answer: Option<oneshot::Sender<u64>>,
 }
 
-/// What refused requests are summed by.
+/// The key of a sum of refused requests.
 type RefusalPlace = (KeyId, Day, TierName, Arc<str>);
 
 /// Refused requests by key, day, tier and endpoint: nothing else is in the totals.

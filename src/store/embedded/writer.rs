@@ -169,6 +169,7 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
             std::thread::sleep(rest.min(GATHER_MAX).saturating_sub(gathering.elapsed()));
         }
     }
+    uncounted.log();
     Ok(())
 }
 
@@ -176,16 +177,23 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
 #[derive(Default)]
 struct UncountedRefusals {
     requests: u64,
-    log: FailureLog,
+    failures: FailureLog,
 }
 
 impl UncountedRefusals {
     fn add(&mut self, requests: u64) {
         self.requests += requests;
-        if self.requests > 0 && self.log.failed(Instant::now()) {
+        if self.requests > 0 && self.failures.failed(Instant::now()) {
+            self.log();
+        }
+    }
+
+    fn log(&mut self) {
+        let requests = std::mem::take(&mut self.requests);
+        if requests > 0 {
             tracing::warn!(
-                requests = std::mem::take(&mut self.requests),
-                "the ledger lacks refused requests: too many keys and endpoints were refused within a second"
+                requests,
+                "the ledger lacks refused requests: refusals of too many keys and endpoints waited to be written"
             );
         }
     }
