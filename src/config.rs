@@ -1,8 +1,8 @@
 //! `gateway.yaml`: from its text to the checked [`Config`], or all its problems at once.
 //!
 //! serde_yaml reads the text into a tree of values. The check reads them by the rows of each section, applies types, bounds and
-//! defaults, and notes problems instead of stopping. Positions come from an index of YAML path → line and column, made by an event parser from the
-//! same text. A `Config` that exists is valid: names that endpoints refer to exist, patterns do not overlap, every number is
+//! defaults, and notes problems instead of stopping. Positions come from an index of YAML path → line and column, made by an event
+//! parser from the same text. A `Config` that exists is valid: names that endpoints refer to exist, patterns do not overlap, every number is
 //! within its bounds. This module does not know how a configuration is used.
 
 use std::fs::File;

@@ -307,8 +307,9 @@ pub fn keys_at_once(from: Date, to: Date) -> usize {
 
 /// A store of keys, counts and ledger.
 ///
-/// The first part is for gateways and is called for requests; every future ends within the store's timeout, that of a charge that the
-/// store did not decide within two seconds more (the disk of the journal). The second part is for commands. Implementations are used from any number of tasks at once.
+/// The first part is for gateways and is called for requests. Every future of it ends within the store's timeout; a charge that the store
+/// did not decide may wait for the disk of the journal for two seconds more. The second part is for commands. Implementations are used
+/// from any number of tasks at once.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// The replica of the key table; [`Store::freshness`] gives its age. Never waits.
@@ -343,8 +344,8 @@ pub trait Store: Send + Sync + 'static {
     /// As [`Store::charge`].
     async fn used(&self, key: KeyId, day: Day, limit: u64) -> Result<u64, StoreError>;
 
-    /// Counts a refused request in the ledger, within a second. Never waits. The embedded store counts at most 100,000 combinations of
-    /// key, day, tier and endpoint in that time, and logs how many requests it left out.
+    /// Counts a refused request in the ledger, within a second. Never waits. In the embedded store at most
+    /// 100,000 combinations of key, day, tier and endpoint wait to be written; it logs how many requests it left out beyond that.
     fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason);
 
     /// The state of the store, without a call to it.

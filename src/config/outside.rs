@@ -20,7 +20,7 @@ const SECRET_BYTES_MAX: u64 = 64 * 1024;
 /// The addresses of a name.
 pub type LookedUp = io::Result<Vec<SocketAddr>>;
 
-/// What a reading of the configuration depends on outside its text.
+/// The facts outside its text on which a reading of the configuration depends.
 pub(super) struct Surroundings<'a> {
     /// The file itself, if the text is one's.
     pub(super) file: Option<&'a Path>,

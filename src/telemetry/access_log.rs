@@ -79,7 +79,8 @@ pub struct Line<'a> {
     pub tier: Option<&'a str>,
     /// The status sent to the client; 0 if none was.
     pub status: u16,
-    /// `served`, an error code, `maintenance`, `cut` (the upstream broke off, or the gateway stopped), `client_closed` or `redirected` (to HTTPS).
+    /// `served`, an error code, `maintenance`, `cut` (the upstream broke off, or the gateway stopped), `client_closed` or `redirected` (to
+    /// HTTPS).
     pub outcome: &'a str,
     /// The quota or rate that refused the request, for a 429.
     pub policy: Option<&'static str>,

@@ -93,7 +93,7 @@ async fn a_head_that_dribbles_in_is_refused_and_a_silent_connection_closed() {
     assert!(limit_hits(&scene, "request_head").await >= 1.0);
     assert_eq!(closed(connect(&scene).await).await, b"");
     assert!(limit_hits(&scene, "request_head").await >= 2.0);
-    // What may be the beginning of HTTP/2 has no longer: the soonest of three, because the machine may stall.
+    // A head that may begin HTTP/2 has no more time: the soonest of three, because the machine may stall.
     let mut soonest = Duration::MAX;
     for _ in 0..3 {
         let began = Instant::now();

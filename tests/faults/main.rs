@@ -65,7 +65,10 @@ async fn hold(stage: &mut Stage, schedule: &Schedule) -> Report {
     assert!(report.used_up_later >= 1, "no key was used up: {report:?}");
     // Calls that the store left waiting without a fault relax the judgement.
     let (stalls, calls) = (report.figures.stalls, report.figures.calls);
-    assert!(stalls * 20 <= calls, "{report:?}");
+    assert!(
+        stalls * 20 <= calls,
+        "the machine is too slow to judge by: {report:?}"
+    );
     report
 }
 

@@ -701,7 +701,6 @@ async fn a_redis_restarted_with_older_data_is_brought_up_to_date_by_a_gateway_th
     older_data_are_brought_up_to_date(true).await;
 }
 
-/// What a command that died half-way or a failover leaves, and no feed reports.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_redis_lost_with_its_feed_is_written_back_however_long_it_refuses_writes() {
     let site = Site::new().await;
@@ -725,6 +724,7 @@ async fn what_redis_lost_with_its_feed_is_written_back_however_long_it_refuses_w
     is_stored(&site, &record).await;
 }
 
+/// What a command that died half-way or a failover leaves, and no feed reports.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_periodic_walk_finds_what_no_feed_reported_and_writes_back_what_redis_lost() {
     let site = Site::new().await;
@@ -734,11 +734,11 @@ async fn the_periodic_walk_finds_what_no_feed_reported_and_writes_back_what_redi
     let revoked = revoked(&command, &outdated).await;
     has_record(&gateway, &lost.record).await;
     has_record(&gateway, &revoked).await;
-    let untold = KeyRecord {
+    let unreported = KeyRecord {
         version: 7,
         ..new_record("pro")
     };
-    site.put(&untold).await;
+    site.put(&unreported).await;
     site.put(&outdated.record).await;
     let name = format!("touchline:k:{{{}}}", lost.record.id);
     site.report(&["DEL", &name]).await;
@@ -747,8 +747,11 @@ async fn the_periodic_walk_finds_what_no_feed_reported_and_writes_back_what_redi
     site.report(&["DEL", "touchline:zone"]).await;
 
     gateway.repair().await.unwrap();
-    assert_eq!(gateway.keys().get(untold.id).unwrap().record, untold);
-    for record in [&lost.record, &revoked, &untold] {
+    assert_eq!(
+        gateway.keys().get(unreported.id).unwrap().record,
+        unreported
+    );
+    for record in [&lost.record, &revoked, &unreported] {
         is_stored(&site, record).await;
     }
     assert!(site.has("touchline:zone").await);
@@ -760,18 +763,18 @@ async fn the_periodic_walk_finds_what_no_feed_reported_and_writes_back_what_redi
 async fn a_gateway_makes_the_periodic_walk_by_itself() {
     let site = Site::new().await;
     let gateway = site.gateway().await;
-    let untold = KeyRecord {
+    let unreported = KeyRecord {
         version: 7,
         ..new_record("pro")
     };
-    site.put(&untold).await;
+    site.put(&unreported).await;
     eventually("the walk is made", async || {
         // Calls that were under way time out.
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(12 * 60)).await;
         tokio::time::resume();
         tokio::time::sleep(Duration::from_secs(1)).await;
-        gateway.keys().get(untold.id)
+        gateway.keys().get(unreported.id)
     })
     .await;
 }

@@ -62,7 +62,8 @@ impl<F: Future<Output = ()> + Unpin> EndRequest<F> {
 }
 
 impl Http1Connection {
-    /// A connection of which some bytes may have been received already, the first when it had `begun`. Its first request is redirected if there is a `redirect`.
+    /// A connection of which some bytes may have been received already, the first when it had `begun`. Its first request is redirected if
+    /// there is a `redirect`.
     pub(super) fn new(
         gate: Arc<Gate>,
         wire: ClientWire,

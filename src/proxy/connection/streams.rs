@@ -46,7 +46,7 @@ const REST: Duration = Duration::from_secs(1);
 /// slightly too large gets the gateway's answer instead of the library's bare 431.
 const HEADER_LIST_FACTOR: usize = 2;
 
-/// What the requests of a connection share: the limits that applied when it began, and its state.
+/// The state that the requests of a connection share, with the limits that applied when it began.
 pub struct StreamTerms {
     gate: Arc<Gate>,
     connection: Arc<Connection>,

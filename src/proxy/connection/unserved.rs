@@ -36,7 +36,7 @@ pub struct Unserved<'a> {
     method: String,
     path: String,
     request_id: HeaderValue,
-    /// The version of a head that was read; HTTP/1.1 of another.
+    /// The version of the head; HTTP/1.1 if the head could not be read.
     version: Version,
     /// The time since the first byte of an unreadable head; zero for a head that was read.
     waited: Duration,
