@@ -315,7 +315,7 @@ impl Store for EmbeddedStore {
                 path = %self.desk.path.display(),
                 refunds,
                 units,
-                "the store was closed before these refunds were known to be written: the units of those that are not stay charged"
+                "the store was closed before these refunds could be written: unless they still are, their units stay charged"
             );
         } else if left.is_err() {
             tracing::warn!("the store was still writing at the deadline of its close");
