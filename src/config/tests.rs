@@ -15,6 +15,7 @@ use crate::policy::token_bucket::Rate;
 
 mod mistakes;
 mod rows;
+mod whole_file;
 
 const SHIPPED: &str = include_str!("../../gateway.yaml");
 
