@@ -2,8 +2,8 @@
 //!
 //! serde_yaml reads the text into a tree of values. The check reads them by the rows of each section, applies types, bounds and
 //! defaults, and notes problems instead of stopping. Positions come from an index of YAML path → line and column, made by an event
-//! parser from the same text. A `Config` that exists is valid: names that endpoints refer to exist, patterns do not overlap, every number is
-//! within its bounds. This module does not know how a configuration is used.
+//! parser from the same text. A `Config` that exists is valid: names that endpoints refer to exist, patterns do not overlap, every
+//! number is within its bounds. This module does not know how a configuration is used.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};

@@ -31,9 +31,9 @@ use crate::store::ledger::NO_ENDPOINT;
 use crate::store::{Charge, Decision, KeyEntry, Receipt, RefusalReason, StoreError, UNBOUNDED};
 use crate::telemetry::metrics;
 
-/// A key that is missing from the replica counts as unknown only while the replica is at most this old; otherwise the answer is a
-/// 500.
-const KEYS_AGE_MAX: Duration = Duration::from_secs(5);
+/// A replica of the key table is current while it is at most this old. A key that it lacks counts as unknown only then; otherwise the
+/// answer is a 500.
+pub const KEYS_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// The right to forward one request.
 pub type Permit = admission::Permit<Arc<KeyEntry>, Grant>;

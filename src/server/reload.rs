@@ -24,6 +24,7 @@ use crate::clock::{lasting, next_tick};
 use crate::config::{Config, Running};
 use crate::policy::key_record::TierName;
 use crate::policy::words::words;
+use crate::proxy::admission::KEYS_AGE_MAX;
 use crate::proxy::{Gate, Snapshot};
 use crate::telemetry::access_log::Sink;
 use crate::telemetry::diagnostics;
@@ -34,8 +35,6 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_WHILE_SETTLING: Duration = Duration::from_millis(500);
 /// The pause between two attempts with a refused file.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// The oldest state of the known keys by which a tier without keys may be removed. It is current within a second unless reading fails.
-const KEYS_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// Follows one configuration file.
 pub struct Reloader {
