@@ -149,6 +149,30 @@ async fn small_parts_that_a_client_does_not_take_leave_the_connection_to_the_ups
 }
 
 #[tokio::test]
+async fn fields_that_differ_from_answer_to_answer_keep_no_answer_in_memory() {
+    const ANSWERS: usize = 100;
+    let (mut scene, key) = scene_with("response_write: 60s", 0).await;
+    let body = "x".repeat(15_000);
+    scene.upstream.behave(move |asked| {
+        Behaviour::Answer(Script::json(200, &body).header("X-Trace", &asked.id))
+    });
+    let clients: Vec<_> = (0..10).map(|_| scene.client(Protocol::Http2Tls)).collect();
+    let answers = async |count: usize| {
+        for _ in 0..count {
+            for client in &clients {
+                assert_eq!(client.get(&key, MARKETS).await.status, 200);
+            }
+        }
+    };
+    answers(2).await;
+    let before = scene.gateways[0].process().anonymous_bytes();
+    answers(ANSWERS).await;
+    // Kept, those in the table of a connection would take a MiB.
+    let cost = scene.gateways[0].process().anonymous_bytes() - before;
+    assert!(cost < clients.len() * MIB / 4, "{cost} bytes");
+}
+
+#[tokio::test]
 async fn answers_that_no_client_takes_are_given_up_and_charged_and_those_that_follow_go_on() {
     // Over HTTP/2, requests are sent of whose answers nothing is read.
     for protocol in ["http1", "http2"] {

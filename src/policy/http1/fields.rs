@@ -364,15 +364,16 @@ impl FieldList {
         self.added.push(AddedField { name, value, known });
     }
 
-    /// The same fields as a map, for libraries. Cost: an allocation for each name that is not registered.
+    /// The same fields as a map, for libraries, without the bytes that were read: the HTTP/2 library keeps values in the table of its
+    /// connection (RFC 7541 section 2.3.2), each of which would keep the whole buffer, with parts of the body, in memory. Cost: an
+    /// allocation for each value, and for each name that is not registered.
     pub fn into_map(self) -> HeaderMap {
         let mut map = HeaderMap::with_capacity(self.count());
         for place in &self.read {
-            let value = self.bytes.slice(place.value.range());
             // A field that was read has a valid name and value.
             if let (Ok(name), Ok(value)) = (
                 HeaderName::from_bytes(place.name.of(&self.bytes)),
-                HeaderValue::from_maybe_shared(value),
+                HeaderValue::from_bytes(place.value.of(&self.bytes)),
             ) {
                 map.append(name, value);
             }

@@ -403,6 +403,19 @@ fn heads_of_one_connection_are_read_one_after_the_other() {
     assert_eq!(first.host(), Some(&b"h"[..]));
 }
 
+/// The HTTP/2 library keeps values for as long as a connection lasts.
+#[test]
+fn fields_for_a_library_do_not_keep_what_they_were_read_from() {
+    let mut buffer = BytesMut::from("GET / HTTP/1.1\r\nHost: h\r\nX-Shard: b\r\n\r\nand more");
+    let head = RequestReader::default().take(&mut buffer, &BOUNDS);
+    let map = head.unwrap().unwrap().fields.into_map();
+    assert_eq!(
+        (&map["host"], &map["x-shard"]),
+        (&"h".parse().unwrap(), &"b".parse().unwrap())
+    );
+    assert!(buffer.freeze().is_unique(), "a value refers to the buffer");
+}
+
 #[test]
 fn white_space_around_the_values_of_a_field_over_http2_is_not_part_of_them() {
     let mut map = HeaderMap::new();
