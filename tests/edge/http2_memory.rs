@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use harness::upstream::{Release, Script};
 use harness::{Behaviour, Call, EndpointSpec, IssuedKey, PATIENCE, Protocol, Scene, eventually};
+use socket2::SockRef;
 use tokio::sync::Semaphore;
 
 use super::frames::{DATA, END_STREAM, Frame, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire};
@@ -146,6 +147,41 @@ async fn small_parts_that_a_client_does_not_take_leave_the_connection_to_the_ups
             .all(|one| one.connection == asked[0].connection)
     );
     assert!(allowed.available_permits() > 0, "all parts were taken");
+}
+
+#[tokio::test]
+async fn a_hundred_streams_of_small_parts_that_no_client_takes_cost_little() {
+    let (mut scene, key) = scene_over("http1", "response_write: 60s", 0).await;
+    let allowed = Arc::new(Semaphore::new(0));
+    let events = Behaviour::Parts {
+        kind: "text/event-stream",
+        parts: vec!["data: 1\n\n"; 2_000],
+        allowed: allowed.clone(),
+    };
+    scene.upstream.always(events);
+    let before = scene.gateways[0].process().anonymous_bytes();
+    let mut wire = Wire::with_settings(&scene, &[(INITIAL_WINDOW_SIZE, 0x7fff_ffff)]).await;
+    let more = 0x7fff_0000_u32.to_be_bytes();
+    assert!(wire.send(&Frame::new(WINDOW_UPDATE, 0, 0, more)).await);
+    // Which fill what the system buffers of the connection.
+    SockRef::from(&wire.socket)
+        .set_recv_buffer_size(4096)
+        .unwrap();
+    ask(&mut wire, &key).await;
+    eventually("no part is taken for a while", async || {
+        // One at a time, so that each is read by itself.
+        allowed.add_permits(STREAMS as usize - allowed.available_permits());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let before = allowed.available_permits();
+        let is_stuck = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            allowed.available_permits() == before
+        };
+        (before > STREAMS as usize / 2 && is_stuck.await).then_some(())
+    })
+    .await;
+    let cost = scene.gateways[0].process().anonymous_bytes() - before;
+    assert!(cost < COST_BYTES_MAX, "{cost} bytes");
 }
 
 #[tokio::test]

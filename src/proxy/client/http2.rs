@@ -4,17 +4,18 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use futures_util::future::poll_immediate;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::header::{CONTENT_LENGTH, DATE};
 use http::{HeaderName, Response, StatusCode};
 use pingora::protocols::http::date::get_cached_date;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::http1::DRAIN_TIMEOUT;
-use super::piece::Head;
+use super::piece::{Head, SMALL_BYTES};
 use crate::policy::rate_limit::{RATE_LIMIT, X_RATE_LIMIT_REMAINING};
 use crate::proxy::connection::allowance::{Obstacle, Turn};
 use crate::proxy::failure::{ClientFault, Failure};
@@ -29,15 +30,61 @@ const PARTS_MAX: usize = 1_024;
 /// which are searched for each answer, and which displace the names.
 const UNREPEATED: [HeaderName; 3] = [X_REQUEST_ID, X_RATE_LIMIT_REMAINING, RATE_LIMIT];
 
+/// A part of an answer's body in the library, which counts only its bytes: the library needs about 400 for each part, and the part its
+/// own allocation. So a small one announces when it is sent or dropped, and no other of its answer is in the library until then.
+pub struct Part {
+    bytes: Bytes,
+    _leaving: Option<Leaving>,
+}
+
+/// Notifies that the part which has it left the library.
+struct Leaving(Arc<Notify>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+impl Buf for Part {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.bytes.advance(bytes);
+    }
+}
+
+impl Part {
+    fn new(bytes: Bytes) -> Part {
+        let _leaving = None;
+        Part { bytes, _leaving }
+    }
+
+    /// A part with what is notified when it has left the library.
+    fn announced(bytes: Bytes) -> (Part, Arc<Notify>) {
+        let left = Arc::new(Notify::new());
+        let _leaving = Some(Leaving(left.clone()));
+        (Part { bytes, _leaving }, left)
+    }
+}
+
 /// A request's body and its answer.
 pub struct Http2Side {
     body: RecvStream,
     has_read: bool,
     is_ended: bool,
     deadline: Instant,
-    respond: SendResponse<Bytes>,
+    respond: SendResponse<Part>,
     /// The writer of the answer's body, once its head is sent.
-    answer: Option<SendStream<Bytes>>,
+    answer: Option<SendStream<Part>>,
+    /// Notified when the last part, a small one, has left the library.
+    left: Option<Arc<Notify>>,
     /// Whether the answer's last frame is sent.
     is_whole: bool,
     write_timeout: Duration,
@@ -50,7 +97,7 @@ impl Http2Side {
     /// `read_bytes_min` of an answer is given up.
     pub fn new(
         body: RecvStream,
-        respond: SendResponse<Bytes>,
+        respond: SendResponse<Part>,
         turn: Arc<Turn>,
         [read_timeout, write_timeout]: [Duration; 2],
         read_bytes_min: u64,
@@ -62,6 +109,7 @@ impl Http2Side {
             deadline: Instant::now() + read_timeout,
             respond,
             answer: None,
+            left: None,
             is_whole: false,
             write_timeout,
             read_bytes_min,
@@ -193,9 +241,10 @@ impl Http2Side {
         let (mut judged_at, mut bytes_read) = (Instant::now() + self.write_timeout, 0);
         while !part.is_empty() {
             answer.reserve_capacity(part.len());
-            if answer.capacity() == 0 {
+            if self.left.is_some() || answer.capacity() == 0 {
                 let asked = Instant::now();
-                let waited = tokio::time::timeout_at(judged_at, wait_for_capacity(answer)).await;
+                let room = wait_for_room(answer, &mut self.left);
+                let waited = tokio::time::timeout_at(judged_at, room).await;
                 self.turn.note_paused(Obstacle::Client, asked.elapsed());
                 match waited {
                     // A client that ends the stream now does not read, however it ends it.
@@ -214,23 +263,46 @@ impl Http2Side {
             }
             let piece = part.split_to(answer.capacity().min(part.len()));
             bytes_read += piece.len() as u64;
-            let sent = answer.send_data(piece, ends && part.is_empty());
+            let is_last = ends && part.is_empty();
+            let piece = if !is_last && piece.len() < SMALL_BYTES {
+                let (piece, left) = Part::announced(piece);
+                self.left = Some(left);
+                piece
+            } else {
+                Part::new(piece)
+            };
+            let sent = answer.send_data(piece, is_last);
             sent.map_err(ended)?;
-            if ends && part.is_empty() {
+            if is_last {
                 self.is_whole = true;
                 return Ok(());
             }
         }
         if ends {
-            answer.send_data(Bytes::new(), true).map_err(ended)?;
+            let end = Part::new(Bytes::new());
+            answer.send_data(end, true).map_err(ended)?;
         }
         self.is_whole = ends;
         Ok(())
     }
 }
 
-/// Waits until the client reads, so that more can be sent.
-async fn wait_for_capacity(answer: &mut SendStream<Bytes>) -> Result<(), h2::Error> {
+/// Waits until the client reads, so that more can be sent: until the last part has left the library, and the windows allow some.
+async fn wait_for_room(
+    answer: &mut SendStream<Part>,
+    left: &mut Option<Arc<Notify>>,
+) -> Result<(), h2::Error> {
+    if let Some(last) = left {
+        tokio::select! {
+            biased;
+            () = last.notified() => {}
+            // Of a connection that has ended, the library keeps what was not sent.
+            reset = poll_fn(|context| answer.poll_reset(context)) => {
+                return Err(reset?.into());
+            }
+        }
+        *left = None;
+    }
     while answer.capacity() == 0 {
         match poll_fn(|context| answer.poll_capacity(context)).await {
             Some(Ok(_)) => {}

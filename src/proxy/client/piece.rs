@@ -8,6 +8,9 @@ use crate::policy::http1::fields::FieldList;
 /// The size of the buffer that a part of an answer was read into.
 const BUFFER_BYTES: u64 = 16 * 1024;
 
+/// A part below this size is a small one: what it needs beside its bytes counts.
+pub(super) const SMALL_BYTES: usize = 1024;
+
 /// A piece of an answer, and whether the answer ends with it.
 #[derive(Debug)]
 pub enum Piece {
@@ -41,6 +44,23 @@ impl Piece {
             Piece::Part(part, _) => (part.len() as u64).max(BUFFER_BYTES),
         }
     }
+}
+
+/// The same pieces, with small parts that follow one another joined.
+pub(super) fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
+    let mut joined: Vec<Piece> = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        match (joined.last_mut(), piece) {
+            (Some(Piece::Part(before, ended)), Piece::Part(part, ends))
+                if before.len() < SMALL_BYTES && part.len() < SMALL_BYTES =>
+            {
+                *before = [&**before, &*part].concat().into();
+                *ended = ends;
+            }
+            (_, piece) => joined.push(piece),
+        }
+    }
+    joined
 }
 
 /// The head of an answer, without the fields that are specific to an HTTP version or frame its body.

@@ -8,20 +8,20 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use h2::server::{Connection, SendResponse};
 use h2::{Reason, RecvStream};
 use http::Request;
 
 use super::guard::Guard;
 use super::progress::Progress;
+use crate::proxy::client::http2::Part;
 
 /// A request with its stream.
-pub(super) type Accepted = (Request<RecvStream>, SendResponse<Bytes>);
+pub(super) type Accepted = (Request<RecvStream>, SendResponse<Part>);
 
 /// The requests of a connection.
 pub(super) struct Incoming {
-    library: Connection<Guard, Bytes>,
+    library: Connection<Guard, Part>,
     progress: Arc<Progress>,
     /// The number of requests so far. If it is that of all heads, the library has no other request.
     taken: u64,
@@ -33,7 +33,7 @@ pub(super) struct Incoming {
 
 impl Incoming {
     /// The requests of a connection that has just begun.
-    pub(super) fn new(library: Connection<Guard, Bytes>, progress: Arc<Progress>) -> Incoming {
+    pub(super) fn new(library: Connection<Guard, Part>, progress: Arc<Progress>) -> Incoming {
         Incoming {
             library,
             progress,

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use h2::server::{Builder, SendResponse};
 use h2::{Reason, RecvStream};
 use http::Request;
@@ -26,7 +25,7 @@ use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::http2_memory::{MemoryShares, STREAM_WINDOW_BYTES, kept_bytes, request_bytes};
 use crate::policy::limit_hit::LimitHit;
-use crate::proxy::client::http2::Http2Side;
+use crate::proxy::client::http2::{Http2Side, Part};
 use crate::proxy::client::{Client, Side};
 use crate::proxy::gate::Gate;
 use crate::proxy::serve::serve as serve_request;
@@ -96,7 +95,7 @@ fn library(limits: &Limits) -> Builder {
 
 /// Serves a connection to its end, which `ending` requests.
 pub(super) async fn serve(guard: Guard, terms: Arc<StreamTerms>, ending: CancellationToken) {
-    let mut incoming = match terms.library.handshake::<_, Bytes>(guard).await {
+    let mut incoming = match terms.library.handshake::<_, Part>(guard).await {
         Ok(library) => Incoming::new(library, terms.progress.clone()),
         Err(error) => return tracing::debug!(%error, "an HTTP/2 handshake failed"),
     };
@@ -151,7 +150,7 @@ pub(super) async fn serve(guard: Guard, terms: Arc<StreamTerms>, ending: Cancell
 async fn serve_stream(
     terms: Arc<StreamTerms>,
     request: Request<RecvStream>,
-    respond: SendResponse<Bytes>,
+    respond: SendResponse<Part>,
     _open_stream: OpenStream,
 ) {
     let (parts, body) = request.into_parts();

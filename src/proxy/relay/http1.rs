@@ -6,12 +6,12 @@ use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::mem::MaybeUninit;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::connections::OwnConnection;
 use crate::policy::http1::answer::{
@@ -177,20 +177,16 @@ impl Http1 {
         }
     }
 
-    /// Reads bytes of the answer: returns their number, 0 at the end. No empty buffer is held until they arrive.
+    /// Reads bytes of the answer: returns their number, 0 at the end. No buffer is held until they arrive, and then one of their size: a
+    /// part of an answer keeps the whole buffer that it is in.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if self.has_answered {
-            self.incoming.reserve(READ_BYTES);
-            let read = pin!(self.connection.stream.read_buf(&mut self.incoming)).poll(context);
-            if self.incoming.is_empty() {
-                self.incoming = BytesMut::new();
-            }
-            return read;
-        }
         let mut space = [MaybeUninit::<u8>::uninit(); READ_BYTES];
         let mut space = ReadBuf::uninit(&mut space);
         ready!(Pin::new(&mut self.connection.stream).poll_read(context, &mut space))?;
-        self.incoming.extend_from_slice(space.filled());
+        match self.incoming.is_empty() {
+            true => self.incoming = BytesMut::from(space.filled()),
+            false => self.incoming.extend_from_slice(space.filled()),
+        }
         Poll::Ready(Ok(space.filled().len()))
     }
 
