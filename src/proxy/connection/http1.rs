@@ -85,7 +85,7 @@ impl Http1Connection {
     }
 
     /// Serves the connection from its `start` to its end, which `ending` requests.
-    pub(super) async fn run(mut self, start: Instant, ending: CancellationToken) {
+    pub(super) async fn run(mut self: Box<Self>, start: Instant, ending: CancellationToken) {
         let (mut deadline, mut limit) = (start + self.head_timeout, LimitHit::RequestHead);
         let requested = pin!(ending.cancelled());
         let mut end = EndRequest(Some(OnWake::new(requested)));

@@ -1,6 +1,7 @@
 //! The first bytes of a connection, which determine its protocol unless TLS has done so.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,11 +102,11 @@ pub async fn refuse_clear_text(
 }
 
 impl Opened {
-    /// Serves the connection to its end, which `ending` requests.
-    pub async fn serve(self, ending: CancellationToken) {
+    /// Serves the connection to its end, which `ending` requests. In a box of its version of HTTP, that of HTTP/2 being larger.
+    pub fn serve(self, ending: CancellationToken) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         match self {
-            Opened::Http1(http1, start) => http1.run(start, ending).await,
-            Opened::Http2(guard, terms) => streams::serve(*guard, terms, ending).await,
+            Opened::Http1(http1, start) => Box::pin(http1.run(start, ending)),
+            Opened::Http2(guard, terms) => Box::pin(streams::serve(guard, terms, ending)),
         }
     }
 }

@@ -93,9 +93,10 @@ fn library(limits: &Limits) -> Builder {
     library
 }
 
-/// Serves a connection to its end, which `ending` requests.
-pub(super) async fn serve(guard: Guard, terms: Arc<StreamTerms>, ending: CancellationToken) {
-    let mut incoming = match terms.library.handshake::<_, Part>(guard).await {
+/// Serves a connection to its end, which `ending` requests. `guard` stays in its box until the library takes it: a future has room for
+/// each of its arguments to its end.
+pub(super) async fn serve(guard: Box<Guard>, terms: Arc<StreamTerms>, ending: CancellationToken) {
+    let mut incoming = match terms.library.handshake::<_, Part>(*guard).await {
         Ok(library) => Incoming::new(library, terms.progress.clone()),
         Err(error) => return tracing::debug!(%error, "an HTTP/2 handshake failed"),
     };
