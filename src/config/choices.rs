@@ -13,7 +13,7 @@ words! {
         Info = "info",
         /// Details for developers.
         Debug = "debug",
-        /// Everything.
+        /// The same as `debug` in a release build; a development build logs more of its libraries.
         Trace = "trace",
     }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 use prometheus::IntCounter;
+use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
@@ -109,7 +110,10 @@ impl io::Write for Queued {
     }
 }
 
+/// A release build contains no event below `debug` (`Cargo.toml`), and the library warns about a filter that asks for one.
 fn filter(level: &str) -> EnvFilter {
+    let level = level.parse().unwrap_or(LevelFilter::INFO);
+    let level = level.min(STATIC_MAX_LEVEL);
     EnvFilter::new(format!("{level},pingora_core=off,h2=off,rustls=off"))
 }
 
