@@ -25,7 +25,7 @@ use crate::proxy::connection::Connection;
 use crate::proxy::connection::limiter::{ConnectionLimiter, ConnectionSlot};
 use crate::proxy::connection::on_wake::OnWake;
 use crate::proxy::connection::opening::{self, Opened};
-use crate::proxy::connection::transport::{self, Transport};
+use crate::proxy::connection::transport::{self, TlsSocket, Transport};
 use crate::proxy::{Gate, Snapshot};
 use crate::telemetry::handshake_failure::HandshakeFailure;
 
@@ -256,7 +256,7 @@ impl Door {
                 self.note_failed_handshake(HandshakeFailure::NotTls);
                 return Ok(transport::Clear(socket));
             }
-            let stream = tls.acceptor().accept(socket).await?;
+            let stream = tls.acceptor().accept(TlsSocket(socket)).await?;
             io::Result::Ok(transport::Tls(Box::new(stream)))
         };
         match tokio::time::timeout(limits.tls_handshake, handshake).await {

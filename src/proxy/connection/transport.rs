@@ -1,10 +1,12 @@
 //! The transport of bytes: TCP, with TLS or without.
 
-use std::io;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::io::Interest;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
@@ -12,7 +14,11 @@ use tokio_util::either::Either;
 pub use tokio_util::either::Either::{Left as Clear, Right as Tls};
 
 /// An established connection.
-pub type Transport = Either<TcpStream, Box<TlsStream<TcpStream>>>;
+pub type Transport = Either<TcpStream, Box<TlsStream<TlsSocket>>>;
+
+/// The socket below TLS. The TLS library writes lists of records, and most answers are one record: for a list of one the system has
+/// a cheaper call.
+pub struct TlsSocket(pub TcpStream);
 
 /// The protocol that client and gateway negotiated by ALPN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +58,49 @@ pub(super) async fn closed(transport: &Transport) -> io::Result<()> {
 fn socket(transport: &Transport) -> &TcpStream {
     match transport {
         Clear(socket) => socket,
-        Tls(tls) => tls.get_ref().0,
+        Tls(tls) => &tls.get_ref().0.0,
+    }
+}
+
+impl AsyncRead for TlsSocket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for TlsSocket {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match bufs {
+            [record] => Pin::new(&mut self.0).poll_write(cx, record),
+            records => Pin::new(&mut self.0).poll_write_vectored(cx, records),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
     }
 }

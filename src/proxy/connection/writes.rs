@@ -1,10 +1,11 @@
 //! Gathered writes, and clients that do not read them.
 //!
 //! An answer's head and body are written one after the other; gathered, both leave in one packet. The buffer is released between
-//! two requests. A client that reads more slowly than `limits.response_rate` loses its connection; otherwise a client could hold
+//! two requests, and one of usual size is used again for the next answer on its thread. A client that reads more slowly than `limits.response_rate` loses its connection; otherwise a client could hold
 //! an answer forever by reading one byte a minute. Only the time in which it refuses bytes counts: an upstream may be arbitrarily
 //! slow.
 
+use std::cell::Cell;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -18,6 +19,14 @@ use crate::clock::timer::Timer;
 
 /// The most bytes gathered: the head of an answer with a part of 16 KiB. One that did not fit would leave in two writes.
 const GATHERED_BYTES_MAX: usize = 17 * 1024;
+/// The most bytes of a buffer that is kept for another answer. A client that does not read holds at most so many more than its answer
+/// takes.
+const SPARE_BYTES_MAX: usize = 4 * 1024;
+
+thread_local! {
+    /// An empty buffer of an earlier answer, so that hardly any answer allocates one.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
 
 /// The writing side of a connection.
 #[derive(Debug)]
@@ -60,7 +69,12 @@ impl Writes {
     /// Releases the buffer and resets the judgement of the client, if nothing is to be written.
     pub fn release(&mut self) {
         if self.unwritten().is_empty() {
-            (self.gathered, self.written) = (Vec::new(), 0);
+            let mut buffer = std::mem::take(&mut self.gathered);
+            if (1..=SPARE_BYTES_MAX).contains(&buffer.capacity()) {
+                buffer.clear();
+                SPARE.set(buffer);
+            }
+            self.written = 0;
             self.window = None;
         }
     }
@@ -68,7 +82,7 @@ impl Writes {
     /// Makes room for this many bytes, if all are gathered, so that the buffer does not move its bytes while it grows.
     pub fn reserve(&mut self, bytes: usize) {
         if bytes <= GATHERED_BYTES_MAX {
-            self.gathered.reserve(bytes);
+            self.gathered().reserve(bytes);
         }
     }
 
@@ -79,6 +93,9 @@ impl Writes {
 
     /// The buffer, to append one head to; it is written before anything follows if it [is over full](Writes::is_over_full).
     pub fn gathered(&mut self) -> &mut Vec<u8> {
+        if self.gathered.capacity() == 0 {
+            self.gathered = SPARE.take();
+        }
         &mut self.gathered
     }
 
@@ -92,7 +109,7 @@ impl Writes {
         if fits {
             self.gathered.drain(..self.written);
             self.written = 0;
-            self.gathered.extend_from_slice(bytes);
+            self.gathered().extend_from_slice(bytes);
         }
         fits
     }
