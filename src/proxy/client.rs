@@ -143,10 +143,6 @@ impl<'c> Client<'c> {
         {
             side.reserve(head, parts.iter().map(Piece::body_bytes).sum());
         }
-        let pieces = match &self.side {
-            Side::Http1(_) => pieces,
-            Side::Http2(_) => piece::joined(pieces),
-        };
         for piece in pieces {
             match piece {
                 Piece::Head(head, ends) => {

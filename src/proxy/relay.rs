@@ -49,7 +49,7 @@ use upload::Upload;
 
 /// A placeholder, which is not the host of any server.
 static NO_HOST: HeaderValue = HeaderValue::from_static("");
-/// Pieces of an answer that are written to the client together.
+/// Pieces of an answer that are written to the client together; small parts that follow one another are one.
 const PIECES_MAX: usize = 4;
 /// The silence of a server after which a request whose client disconnects casts doubt on the connection. Clients may always give up
 /// before `timeouts.read`. If it were shorter, clients that disconnect early would cause many new connections; if it were much longer, few
@@ -480,7 +480,7 @@ impl Relay<'_, '_> {
         upload: &mut Upload,
         now: Instant,
     ) -> Result<bool, Failure> {
-        let (mut pieces, mut ended, mut failed) = (Vec::new(), false, None);
+        let (mut pieces, mut ended, mut failed) = (Vec::<Piece>::new(), false, None);
         let mut next = Some(Ok(event));
         while let Some(event) = next.take() {
             let made = event.and_then(|event| {
@@ -495,7 +495,11 @@ impl Relay<'_, '_> {
             match made {
                 Ok(Some(piece)) => {
                     ended = piece.ends();
-                    pieces.push(piece);
+                    let other = match pieces.last_mut() {
+                        Some(last) => last.join(piece),
+                        None => Some(piece),
+                    };
+                    pieces.extend(other);
                 }
                 Ok(None) => {}
                 Err(error) => {

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use futures_util::future::poll_immediate;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
@@ -18,11 +18,15 @@ use super::http1::DRAIN_TIMEOUT;
 use super::piece::{Head, SMALL_BYTES};
 use crate::policy::rate_limit::{RATE_LIMIT, X_RATE_LIMIT_REMAINING};
 use crate::proxy::connection::allowance::{Obstacle, Turn};
+use crate::proxy::connection::sent_part::SentPart;
 use crate::proxy::failure::{ClientFault, Failure};
 use crate::proxy::forward::X_REQUEST_ID;
 
 /// The most parts of a body read to find the error after them. A stream's window holds 16 KiB.
 const PARTS_MAX: usize = 1_024;
+
+/// A part from this size on outweighs what a small one after it needs beside its bytes.
+const LARGE_BYTES: usize = 4 * SMALL_BYTES;
 
 /// Fields whose values hardly any two answers share. The library compresses fields with a table of earlier ones (RFC 7541 section
 /// 2.3.2), which it searches value by value. The first answer of a connection enters their names; later ones only refer to them,
@@ -30,61 +34,19 @@ const PARTS_MAX: usize = 1_024;
 /// which are searched for each answer, and which displace the names.
 const UNREPEATED: [HeaderName; 3] = [X_REQUEST_ID, X_RATE_LIMIT_REMAINING, RATE_LIMIT];
 
-/// A part of an answer's body in the library, which counts only its bytes: the library needs about 400 for each part, and the part its
-/// own allocation. So a small one announces when it is sent or dropped, and no other of its answer is in the library until then.
-pub struct Part {
-    bytes: Bytes,
-    _leaving: Option<Leaving>,
-}
-
-/// Notifies that the part which has it left the library.
-struct Leaving(Arc<Notify>);
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        self.0.notify_one();
-    }
-}
-
-impl Buf for Part {
-    fn remaining(&self) -> usize {
-        self.bytes.remaining()
-    }
-
-    fn chunk(&self) -> &[u8] {
-        self.bytes.chunk()
-    }
-
-    fn advance(&mut self, bytes: usize) {
-        self.bytes.advance(bytes);
-    }
-}
-
-impl Part {
-    fn new(bytes: Bytes) -> Part {
-        let _leaving = None;
-        Part { bytes, _leaving }
-    }
-
-    /// A part with what is notified when it has left the library.
-    fn announced(bytes: Bytes) -> (Part, Arc<Notify>) {
-        let left = Arc::new(Notify::new());
-        let _leaving = Some(Leaving(left.clone()));
-        (Part { bytes, _leaving }, left)
-    }
-}
-
 /// A request's body and its answer.
 pub struct Http2Side {
     body: RecvStream,
     has_read: bool,
     is_ended: bool,
     deadline: Instant,
-    respond: SendResponse<Part>,
+    respond: SendResponse<SentPart>,
     /// The writer of the answer's body, once its head is sent.
-    answer: Option<SendStream<Part>>,
+    answer: Option<SendStream<SentPart>>,
     /// Notified when the last part, a small one, has left the library.
     left: Option<Arc<Notify>>,
+    /// The length of the last part.
+    last_bytes: usize,
     /// Whether the answer's last frame is sent.
     is_whole: bool,
     write_timeout: Duration,
@@ -97,7 +59,7 @@ impl Http2Side {
     /// `read_bytes_min` of an answer is given up.
     pub fn new(
         body: RecvStream,
-        respond: SendResponse<Part>,
+        respond: SendResponse<SentPart>,
         turn: Arc<Turn>,
         [read_timeout, write_timeout]: [Duration; 2],
         read_bytes_min: u64,
@@ -110,6 +72,7 @@ impl Http2Side {
             respond,
             answer: None,
             left: None,
+            last_bytes: 0,
             is_whole: false,
             write_timeout,
             read_bytes_min,
@@ -264,12 +227,15 @@ impl Http2Side {
             let piece = part.split_to(answer.capacity().min(part.len()));
             bytes_read += piece.len() as u64;
             let is_last = ends && part.is_empty();
-            let piece = if !is_last && piece.len() < SMALL_BYTES {
-                let (piece, left) = Part::announced(piece);
+            // The rest of a large part, for which there was no room, does not wait.
+            let is_rest = self.last_bytes >= LARGE_BYTES;
+            self.last_bytes = piece.len();
+            let piece = if !is_last && !is_rest && piece.len() < SMALL_BYTES {
+                let (piece, left) = SentPart::announced(piece);
                 self.left = Some(left);
                 piece
             } else {
-                Part::new(piece)
+                SentPart::new(piece)
             };
             let sent = answer.send_data(piece, is_last);
             sent.map_err(ended)?;
@@ -279,7 +245,7 @@ impl Http2Side {
             }
         }
         if ends {
-            let end = Part::new(Bytes::new());
+            let end = SentPart::new(Bytes::new());
             answer.send_data(end, true).map_err(ended)?;
         }
         self.is_whole = ends;
@@ -289,14 +255,14 @@ impl Http2Side {
 
 /// Waits until the client reads, so that more can be sent: until the last part has left the library, and the windows allow some.
 async fn wait_for_room(
-    answer: &mut SendStream<Part>,
+    answer: &mut SendStream<SentPart>,
     left: &mut Option<Arc<Notify>>,
 ) -> Result<(), h2::Error> {
     if let Some(last) = left {
         tokio::select! {
             biased;
             () = last.notified() => {}
-            // Of a connection that has ended, the library keeps what was not sent.
+            // The library drops the parts of a stream that has ended, too.
             reset = poll_fn(|context| answer.poll_reset(context)) => {
                 return Err(reset?.into());
             }

@@ -1,14 +1,17 @@
 //! An answer to a client, piece by piece.
 
-use bytes::Bytes;
+use std::mem;
+
+use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 
 use crate::policy::http1::fields::FieldList;
 
-/// The size of the buffer that a part of an answer was read into.
+/// The size of the buffer that a part of an answer may have been read into.
 const BUFFER_BYTES: u64 = 16 * 1024;
 
-/// A part below this size is a small one: what it needs beside its bytes counts.
+/// A part below this size is a small one: what it needs beside its bytes counts. The HTTP/2 library copies those below 1 KiB into its
+/// buffer, so that they leave it as soon as that has room.
 pub(super) const SMALL_BYTES: usize = 1024;
 
 /// A piece of an answer, and whether the answer ends with it.
@@ -28,6 +31,22 @@ impl Piece {
         }
     }
 
+    /// Appends a small part to a small one before it. Returns the piece that follows, if it is another.
+    pub fn join(&mut self, next: Piece) -> Option<Piece> {
+        match (self, next) {
+            (Piece::Part(part, ended), Piece::Part(more, ends))
+                if part.len() < SMALL_BYTES && more.len() < SMALL_BYTES =>
+            {
+                let joined = mem::take(part).try_into_mut();
+                let mut joined = joined.unwrap_or_else(|shared| BytesMut::from(&*shared));
+                joined.extend_from_slice(&more);
+                (*part, *ended) = (joined.freeze(), ends);
+                None
+            }
+            (_, next) => Some(next),
+        }
+    }
+
     /// The bytes of the body in it.
     pub(super) fn body_bytes(&self) -> usize {
         match self {
@@ -40,27 +59,10 @@ impl Piece {
     pub fn held_bytes(&self) -> u64 {
         match self {
             Piece::Head(head, _) => head.fields.bytes() as u64,
-            // A part keeps the whole buffer that it was read into.
+            // A part may keep the whole buffer that it was read into.
             Piece::Part(part, _) => (part.len() as u64).max(BUFFER_BYTES),
         }
     }
-}
-
-/// The same pieces, with small parts that follow one another joined.
-pub(super) fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
-    let mut joined: Vec<Piece> = Vec::with_capacity(pieces.len());
-    for piece in pieces {
-        match (joined.last_mut(), piece) {
-            (Some(Piece::Part(before, ended)), Piece::Part(part, ends))
-                if before.len() < SMALL_BYTES && part.len() < SMALL_BYTES =>
-            {
-                *before = [&**before, &*part].concat().into();
-                *ended = ends;
-            }
-            (_, piece) => joined.push(piece),
-        }
-    }
-    joined
 }
 
 /// The head of an answer, without the fields that are specific to an HTTP version or frame its body.

@@ -14,14 +14,14 @@ use http::Request;
 
 use super::guard::Guard;
 use super::progress::Progress;
-use crate::proxy::client::http2::Part;
+use super::sent_part::SentPart;
 
 /// A request with its stream.
-pub(super) type Accepted = (Request<RecvStream>, SendResponse<Part>);
+pub(super) type Accepted = (Request<RecvStream>, SendResponse<SentPart>);
 
 /// The requests of a connection.
 pub(super) struct Incoming {
-    library: Connection<Guard, Part>,
+    library: Connection<Guard, SentPart>,
     progress: Arc<Progress>,
     /// The number of requests so far. If it is that of all heads, the library has no other request.
     taken: u64,
@@ -33,7 +33,7 @@ pub(super) struct Incoming {
 
 impl Incoming {
     /// The requests of a connection that has just begun.
-    pub(super) fn new(library: Connection<Guard, Part>, progress: Arc<Progress>) -> Incoming {
+    pub(super) fn new(library: Connection<Guard, SentPart>, progress: Arc<Progress>) -> Incoming {
         Incoming {
             library,
             progress,

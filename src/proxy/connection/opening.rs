@@ -102,7 +102,7 @@ pub async fn refuse_clear_text(
 }
 
 impl Opened {
-    /// Serves the connection to its end, which `ending` requests. In a box of its version of HTTP, that of HTTP/2 being larger.
+    /// Serves the connection to its end, which `ending` requests. The future is in a box of the size that its version of HTTP needs.
     pub fn serve(self, ending: CancellationToken) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         match self {
             Opened::Http1(http1, start) => Box::pin(http1.run(start, ending)),

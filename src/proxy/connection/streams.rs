@@ -19,13 +19,14 @@ use super::guard::Guard;
 use super::incoming::Incoming;
 use super::on_wake::OnWake;
 use super::progress::Progress;
+use super::sent_part::SentPart;
 use super::wire::bytes_at;
 use crate::config::Limits;
 use crate::policy::http1::framing::Framing;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::http2_memory::{MemoryShares, STREAM_WINDOW_BYTES, kept_bytes, request_bytes};
 use crate::policy::limit_hit::LimitHit;
-use crate::proxy::client::http2::{Http2Side, Part};
+use crate::proxy::client::http2::Http2Side;
 use crate::proxy::client::{Client, Side};
 use crate::proxy::gate::Gate;
 use crate::proxy::serve::serve as serve_request;
@@ -96,7 +97,7 @@ fn library(limits: &Limits) -> Builder {
 /// Serves a connection to its end, which `ending` requests. `guard` stays in its box until the library takes it: a future has room for
 /// each of its arguments to its end.
 pub(super) async fn serve(guard: Box<Guard>, terms: Arc<StreamTerms>, ending: CancellationToken) {
-    let mut incoming = match terms.library.handshake::<_, Part>(*guard).await {
+    let mut incoming = match terms.library.handshake::<_, SentPart>(*guard).await {
         Ok(library) => Incoming::new(library, terms.progress.clone()),
         Err(error) => return tracing::debug!(%error, "an HTTP/2 handshake failed"),
     };
@@ -151,7 +152,7 @@ pub(super) async fn serve(guard: Box<Guard>, terms: Arc<StreamTerms>, ending: Ca
 async fn serve_stream(
     terms: Arc<StreamTerms>,
     request: Request<RecvStream>,
-    respond: SendResponse<Part>,
+    respond: SendResponse<SentPart>,
     _open_stream: OpenStream,
 ) {
     let (parts, body) = request.into_parts();
@@ -258,5 +259,13 @@ mod tests {
     fn the_task_of_a_stream_stays_small() {
         let serving = bytes_of(serve_stream);
         assert!(serving <= 1_150, "serve_stream: {serving} bytes");
+    }
+
+    /// A box of every connection.
+    #[test]
+    fn the_future_of_a_connection_stays_small() {
+        let serving =
+            bytes_of::<_, _, _, (), _>(|guard, terms, ending, ()| serve(guard, terms, ending));
+        assert!(serving <= 1_792, "serve: {serving} bytes");
     }
 }

@@ -1,9 +1,9 @@
 //! Gathered writes, and clients that do not read them.
 //!
 //! An answer's head and body are written one after the other; gathered, both leave in one packet. The buffer is released between
-//! two requests, and one of usual size is used again for the next answer on its thread. A client that reads more slowly than `limits.response_rate` loses its connection; otherwise a client could hold
-//! an answer forever by reading one byte a minute. Only the time in which it refuses bytes counts: an upstream may be arbitrarily
-//! slow.
+//! two requests; one of at most 4 KiB is used again for the next answer on its thread. A client that reads more slowly than
+//! `limits.response_rate` loses its connection; otherwise a client could hold an answer forever by reading one byte a minute. Only the time
+//! in which it refuses bytes counts: an upstream may be arbitrarily slow.
 
 use std::cell::Cell;
 use std::io;
@@ -19,8 +19,7 @@ use crate::clock::timer::Timer;
 
 /// The most bytes gathered: the head of an answer with a part of 16 KiB. One that did not fit would leave in two writes.
 const GATHERED_BYTES_MAX: usize = 17 * 1024;
-/// The most bytes of a buffer that is kept for another answer. A client that does not read holds at most so many more than its answer
-/// takes.
+/// The most bytes of a buffer that is kept for another answer, and what a client that does not read may hold beyond its answer.
 const SPARE_BYTES_MAX: usize = 4 * 1024;
 
 thread_local! {

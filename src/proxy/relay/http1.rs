@@ -177,9 +177,13 @@ impl Http1 {
         }
     }
 
-    /// Reads bytes of the answer: returns their number, 0 at the end. No buffer is held until they arrive, and then one of their size: a
-    /// part of an answer keeps the whole buffer that it is in.
+    /// Reads bytes of the answer: returns their number, 0 at the end. No buffer is held until they arrive, and then one that is hardly larger
+    /// than they are: a part of an answer keeps the whole buffer that it is in.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if self.incoming.is_empty() {
+            // Else it refers to the buffer of the parts before.
+            self.incoming = BytesMut::new();
+        }
         let mut space = [MaybeUninit::<u8>::uninit(); READ_BYTES];
         let mut space = ReadBuf::uninit(&mut space);
         ready!(Pin::new(&mut self.connection.stream).poll_read(context, &mut space))?;

@@ -29,6 +29,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 const INTERIM_PASSED_BYTES_MAX: usize = 16 * 1024;
 /// The interim answers of one exchange, above those of any server that means them: a server that sends more is not waited for.
 const INTERIM_BYTES_MAX: usize = 128 * 1024;
+/// A part of an answer below this size is copied: it would keep the whole buffer in which the library read it, with parts of others.
+const COPIED_BYTES: usize = 8 * 1024;
 /// What a field counts beyond its bytes, and a head beyond its fields (RFC 9113 section 6.5.2).
 const FIELD_OVERHEAD_BYTES: usize = 32;
 
@@ -224,7 +226,10 @@ impl Http2 {
             }
             Http2Reading::Body(body) => match ready!(body.poll_data(context)) {
                 Some(part) => {
-                    let part = part.map_err(|error| ended(false, &error))?;
+                    let mut part = part.map_err(|error| ended(false, &error))?;
+                    if part.len() < COPIED_BYTES {
+                        part = Bytes::copy_from_slice(&part);
+                    }
                     let released = body.flow_control().release_capacity(part.len());
                     released.map_err(|error| ended(false, &error))?;
                     if !body.is_end_stream() {

@@ -30,6 +30,8 @@ const STREAMS_MAX: usize = 32;
 /// connection whose unread small frames cost more than half of its window, at 256 bytes less their payload each. Full windows of
 /// one-byte frames on all streams cost a quarter of this half.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
+/// The most of one request's body that the library buffers; its default is 400 KiB.
+const UPLOAD_BUFFER_BYTES: usize = 32 * 1024;
 /// The largest frame that a server may send. The window of a stream bounds its DATA frames before that.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
 
@@ -95,6 +97,7 @@ impl SharedConnections {
             .max_header_list_size(ANSWER_HEAD_BYTES_MAX as u32)
             .initial_window_size(UPSTREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_send_buffer_size(UPLOAD_BUFFER_BYTES)
             // Malformed answers, such as a body behind one to HEAD, cost their own streams only; the default ends the connection of
             // many clients after 1,024 of them.
             .max_local_error_reset_streams(None);
