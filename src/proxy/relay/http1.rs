@@ -6,12 +6,12 @@ use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::mem::MaybeUninit;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 use super::connections::OwnConnection;
 use crate::policy::http1::answer::{
@@ -53,6 +53,8 @@ pub struct Http1 {
     reading: Http1Reading,
     /// Whether any part of an answer has arrived.
     has_answered: bool,
+    /// Whether the last read had at least half of [`READ_BYTES`].
+    reads_much: bool,
 }
 
 enum Http1Reading {
@@ -94,6 +96,7 @@ impl Http1 {
             incoming: BytesMut::new(),
             reading: Http1Reading::Head(AnswerReader::new(method)),
             has_answered: false,
+            reads_much: false,
         })
     }
 
@@ -178,20 +181,32 @@ impl Http1 {
     }
 
     /// Reads bytes of the answer: returns their number, 0 at the end. No buffer is held until they arrive, and then one that is hardly larger
-    /// than they are: a part of an answer keeps the whole buffer that it is in.
+    /// than they are: a part of an answer keeps the whole buffer that it is in. If the last read was a large one, they are read into a
+    /// buffer, which is that of the parts before if those have been written.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if !self.reads_much {
+            if self.incoming.is_empty() {
+                // Else it refers to the buffer of the parts before.
+                self.incoming = BytesMut::new();
+            }
+            let mut space = [MaybeUninit::<u8>::uninit(); READ_BYTES];
+            let mut space = ReadBuf::uninit(&mut space);
+            ready!(Pin::new(&mut self.connection.stream).poll_read(context, &mut space))?;
+            self.incoming.extend_from_slice(space.filled());
+            self.reads_much = space.filled().len() >= READ_BYTES / 2;
+            return Poll::Ready(Ok(space.filled().len()));
+        }
+        self.incoming.reserve(READ_BYTES);
+        let read = pin!(self.connection.stream.read_buf(&mut self.incoming)).poll(context);
         if self.incoming.is_empty() {
-            // Else it refers to the buffer of the parts before.
             self.incoming = BytesMut::new();
         }
-        let mut space = [MaybeUninit::<u8>::uninit(); READ_BYTES];
-        let mut space = ReadBuf::uninit(&mut space);
-        ready!(Pin::new(&mut self.connection.stream).poll_read(context, &mut space))?;
-        match self.incoming.is_empty() {
-            true => self.incoming = BytesMut::from(space.filled()),
-            false => self.incoming.extend_from_slice(space.filled()),
+        let bytes = ready!(read)?;
+        self.reads_much = bytes >= READ_BYTES / 2;
+        if !self.reads_much {
+            self.incoming = BytesMut::from(&*self.incoming);
         }
-        Poll::Ready(Ok(space.filled().len()))
+        Poll::Ready(Ok(bytes))
     }
 
     /// The next piece in the bytes received so far, if complete.
