@@ -227,7 +227,7 @@ impl Http2Side {
             let piece = part.split_to(answer.capacity().min(part.len()));
             bytes_read += piece.len() as u64;
             let is_last = ends && part.is_empty();
-            // The rest of a large part, for which there was no room, does not wait.
+            // Nothing waits for the rest of a large part, for which there was no room at first.
             let is_rest = self.last_bytes >= LARGE_BYTES;
             self.last_bytes = piece.len();
             let piece = if !is_last && !is_rest && piece.len() < SMALL_BYTES {

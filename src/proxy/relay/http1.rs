@@ -186,7 +186,7 @@ impl Http1 {
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if !self.reads_much {
             if self.incoming.is_empty() {
-                // Else it refers to the buffer of the parts before.
+                // It may still refer to the buffer of the parts before.
                 self.incoming = BytesMut::new();
             }
             let mut space = [MaybeUninit::<u8>::uninit(); READ_BYTES];
