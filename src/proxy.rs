@@ -4,7 +4,7 @@
 //!
 //! | Layer | Owns |
 //! |---|---|
-//! | the ground | [`forward`]: the request as the upstream receives it, the answer's header as the client receives it; [`failure`]: why a forwarding ended; [`well_formed`]: step 1 on the head of a request; [`rates`]: how fast a key may send requests, and how many are in flight; [`threshold_events`]: keys that have come near their limits, for the task that reports them; [`upstreams`]: servers to forward to; [`trace`]: the spans of a recorded request; [`usage`]: the body of `/api/v1/usage`; [`series`]: the metrics that every served request adds to; [`encoder`]: an answer's body in a content coding; [`relay::connections`]: connections to servers |
+//! | the ground | [`forward`]: the request as the upstream receives it, the answer's header as the client receives it; [`failure`]: why a forwarding ended; [`well_formed`]: step 1 on the head of a request; [`rates`]: how fast a key may send requests, and how many are in flight; [`threshold_events`]: keys that have come near their limits, for the task that reports them; [`upstreams`]: servers to forward to; [`trace`]: the spans of a recorded request; [`usage`]: the body of `/api/v1/usage`; [`series`]: the metrics that every served request adds to; [`encoder`]: an answer's body in a content coding; [`received_body`] and [`sent_part`]: bodies in the HTTP/2 library; [`relay::connections`]: connections to servers |
 //! | [`gate`] | the state shared by all requests: configuration snapshot, store, quota day, metrics, access log |
 //! | [`connection`] | the parts of a client's connection: its state, bytes, deadlines, memory and flood guard; the number of connections |
 //! | [`client`] | the client's side of a request over HTTP/1 or HTTP/2: head, body, answer |
@@ -27,9 +27,11 @@ pub mod forward;
 pub mod gate;
 pub mod origin;
 pub mod rates;
+pub mod received_body;
 pub mod record;
 pub mod relay;
 pub mod respond;
+pub mod sent_part;
 pub mod series;
 pub mod serve;
 mod settlement;

@@ -36,7 +36,6 @@ pub mod limiter;
 pub mod on_wake;
 pub mod opening;
 pub mod progress;
-pub mod sent_part;
 pub mod streams;
 pub mod transport;
 pub mod unserved;

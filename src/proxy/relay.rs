@@ -16,6 +16,7 @@
 //! not carried the last byte of both messages is closed.
 
 use std::mem;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +33,7 @@ use super::exchange::{Exchange, Forwarding};
 use super::failure::{ClientFault, Failure, Fate, Fault, ServerFault};
 use super::forward::Outgoing;
 use super::gate::Gate;
+use super::received_body::collecting;
 use super::settlement::is_servers_fault;
 use crate::policy::http1::framing::Framing;
 
@@ -366,13 +368,14 @@ impl Relay<'_, '_> {
             };
             let listens = upload.ended() || link.takes_more() || !held.is_empty();
             let unasked_since = (!listens).then(Instant::now);
+            let body = link.body();
             let exchanged = async {
                 self.forwarding.charged.note_sent();
                 link.next().await
             };
             let next = tokio::select! {
                 biased;
-                event = reads.read(exchanged) => NextEvent::Server(event),
+                event = reads.read(exchanged, body.as_deref()) => NextEvent::Server(event),
                 part = next(self.client, listens && !upload.ended()) => NextEvent::Client(part),
                 () = std::future::poll_fn(|context| timer.poll_until(deadline, context)) => NextEvent::Late,
             };
@@ -514,7 +517,11 @@ impl Relay<'_, '_> {
         if !pieces.is_empty() {
             let bytes = || pieces.iter().map(Piece::held_bytes).sum();
             let _held = self.client.turn().map(|turn| turn.hold(bytes(), 0));
-            self.client.write(pieces).await?;
+            let written = self.client.write(pieces);
+            match link.body() {
+                Some(body) => collecting(&body, pin!(written)).await?,
+                None => written.await?,
+            }
             if self.client.header_passed() {
                 upload.forget();
             }

@@ -8,9 +8,14 @@ use std::time::Duration;
 use harness::upstream::{Release, Script};
 use harness::{Behaviour, Call, EndpointSpec, IssuedKey, PATIENCE, Protocol, Scene, eventually};
 use socket2::SockRef;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-use super::frames::{DATA, END_STREAM, Frame, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire};
+use super::frames::{
+    DATA, END_HEADERS, END_STREAM, Frame, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire,
+};
+use super::upstream_connections::narrow_listener;
 use super::{MARKETS, TOUCHLINE, limit_hits};
 
 /// SETTINGS_INITIAL_WINDOW_SIZE.
@@ -177,6 +182,191 @@ async fn a_hundred_streams_of_small_parts_that_no_client_takes_cost_little() {
     let after = scene.gateways[0].process().anonymous_bytes();
     let cost = after.saturating_sub(before);
     assert!(after > 0 && cost < COST_BYTES_MAX, "{cost} bytes");
+}
+
+#[tokio::test]
+async fn unread_bytes_of_uploads_keep_no_parts_of_others_in_memory() {
+    const ROUNDS: usize = 2_000;
+    const PART: &[u8] = &[b'x'; 8_000];
+    let limits = "response_write: 60s, request_read: 60s, body_bytes: 64MiB";
+    let (mut scene, key) = scene_with(limits, 0).await;
+    let mut wire = Wire::with_settings(&scene, CLOSED).await;
+    // This one is read.
+    assert!(wire.post(1, "/api/v1/data/small", &key.key, &[]).await);
+    // Some of these wait for their client to take a 401, others for their turn.
+    for number in 1..STREAMS {
+        assert!(wire.post(2 * number + 1, MARKETS, "unknown", &[]).await);
+    }
+    let before = scene.gateways[0].process().anonymous_bytes();
+    let mut window = 16 * 1024;
+    for round in 0..ROUNDS {
+        let unread = 2 * (round as u32 % (STREAMS - 1)) + 3;
+        assert!(wire.send(&Frame::new(DATA, 0, unread, *b"x")).await);
+        while window < PART.len() {
+            let frame = wire.next().await.expect("the connection stays");
+            if (frame.kind, frame.stream) == (WINDOW_UPDATE, 1) {
+                let more: [u8; 4] = frame.payload.try_into().unwrap();
+                window += u32::from_be_bytes(more) as usize;
+            }
+        }
+        window -= PART.len();
+        assert!(wire.send(&Frame::new(DATA, 0, 1, PART)).await);
+    }
+    let after = scene.gateways[0].process().anonymous_bytes();
+    let cost = after.saturating_sub(before);
+    assert!(after > 0 && cost < COST_BYTES_MAX, "{cost} bytes");
+    assert!(wire.send(&Frame::new(DATA, END_STREAM, 1, *b"x")).await);
+    let whole = ROUNDS * PART.len() + 1;
+    eventually("the upload arrives", async || {
+        let uploads = scene.upstream.recorded();
+        uploads
+            .iter()
+            .any(|asked| asked.body.len() == whole)
+            .then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn trailers_of_uploads_that_wait_are_not_kept() {
+    /// References to a field in the table of the connection, which is empty but for its name.
+    const FIELDS: usize = 900;
+    let (mut scene, _) = scene_with("response_write: 60s, request_read: 60s", 0).await;
+    let before = scene.gateways[0].process().anonymous_bytes();
+    let mut wires = Vec::new();
+    for _ in 0..4 {
+        let mut wire = Wire::with_settings(&scene, CLOSED).await;
+        let streams = || (0..STREAMS).map(|number| 2 * number + 1);
+        for stream in streams() {
+            assert!(wire.post(stream, MARKETS, "unknown", &[]).await);
+        }
+        let entered = b"\x40\x01b\x00".as_slice();
+        for stream in streams() {
+            assert!(wire.send(&Frame::new(DATA, 0, stream, *b"x")).await);
+            let first = if stream == 1 { entered } else { &[] };
+            let block = [first, &[0xbe; FIELDS]].concat();
+            let trailers = Frame::new(HEADERS, END_HEADERS | END_STREAM, stream, block);
+            assert!(wire.send(&trailers).await);
+        }
+        wire.settle().await;
+        wires.push(wire);
+    }
+    let after = scene.gateways[0].process().anonymous_bytes();
+    let cost = after.saturating_sub(before);
+    assert!(after > 0 && cost < 4 * COST_BYTES_MAX, "{cost} bytes");
+}
+
+#[tokio::test]
+async fn small_parts_of_answers_that_wait_keep_no_parts_of_others_in_memory() {
+    const WAITING: u32 = 20;
+    const DOWNLOADS: usize = 200;
+    let (mut scene, key) = scene_over("http2", "response_write: 60s", MIB).await;
+    let allowed = Arc::new(Semaphore::new(0));
+    let events = Behaviour::Parts {
+        kind: "text/event-stream",
+        parts: vec!["data: 1\n\n"; 20_000],
+        allowed: allowed.clone(),
+    };
+    let large = Behaviour::Answer(Script::json(200, &"x".repeat(MIB)));
+    scene
+        .upstream
+        .behave(move |asked| match asked.target_text() {
+            target if target == MARKETS => large.clone(),
+            _ => events.clone(),
+        });
+    let honest = scene.client(Protocol::Http1);
+    // Makes the connection.
+    assert_eq!(honest.get(&key, MARKETS).await.status, 200);
+    let mut wire = Wire::with_settings(&scene, CLOSED).await;
+    for number in 0..WAITING {
+        assert!(
+            wire.get(2 * number + 1, "/api/v1/data/small", &key.key)
+                .await
+        );
+    }
+    eventually("they wait", async || {
+        (scene.upstream.count() == WAITING as usize + 1).then_some(())
+    })
+    .await;
+    let before = scene.gateways[0].process().anonymous_bytes();
+    let ticks = async {
+        loop {
+            allowed.add_permits((WAITING as usize).saturating_sub(allowed.available_permits()));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let downloads = async {
+        for _ in 0..DOWNLOADS {
+            assert_eq!(honest.get(&key, MARKETS).await.body.len(), MIB);
+        }
+    };
+    tokio::select! {
+        () = ticks => {}
+        () = downloads => {}
+    }
+    let asked = scene.upstream.recorded();
+    assert!(
+        asked
+            .iter()
+            .all(|one| one.connection == asked[0].connection)
+    );
+    let after = scene.gateways[0].process().anonymous_bytes();
+    let cost = after.saturating_sub(before);
+    assert!(after > 0 && cost < COST_BYTES_MAX, "{cost} bytes");
+}
+
+#[tokio::test]
+async fn uploads_in_tiny_chunks_to_a_server_that_reads_nothing_cost_little() {
+    const UPLOADS: usize = 8;
+    let (listener, upstream) = narrow_listener();
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut socket, _)) = listener.accept().await {
+            // Its windows allow everything.
+            let settings = Frame::new(SETTINGS, 0, 0, [0, 4, 0x7f, 0xff, 0xff, 0xff]);
+            let more = Frame::new(WINDOW_UPDATE, 0, 0, 0x7fff_0000_u32.to_be_bytes());
+            let hello = [settings.bytes(), more.bytes()].concat();
+            socket.write_all(&hello).await.unwrap();
+            open.push(socket);
+        }
+    });
+    let mut scene = Scene::builder(TOUCHLINE)
+        .timeout("read", "60s")
+        .timeout("total", "60s")
+        .spec(move |spec| {
+            spec.upstream = upstream;
+            spec.upstream_extra = "protocol: http2".into();
+            spec.endpoints[0].methods.push("POST".into());
+        })
+        .start()
+        .await;
+    let key = scene.issue("enterprise").await;
+    let head = format!(
+        "POST {MARKETS} HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {}\r\nTransfer-Encoding: chunked\r\n\r\n",
+        key.key
+    );
+    let before = scene.gateways[0].process().anonymous_bytes();
+    let uploads = (0..UPLOADS).map(async |_| {
+        let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+        socket.write_all(head.as_bytes()).await.unwrap();
+        let chunks = b"1\r\nx\r\n".repeat(1_000);
+        for _ in 0..40 {
+            let sent = tokio::time::timeout(Duration::from_secs(1), socket.write_all(&chunks));
+            match sent.await {
+                Ok(sent) => sent.unwrap(),
+                // The gateway reads no more.
+                Err(_) => break,
+            }
+        }
+        socket
+    });
+    let open = futures_util::future::join_all(uploads).await;
+    // What the gateway reads of it is read soon.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let after = scene.gateways[0].process().anonymous_bytes();
+    let cost = after.saturating_sub(before);
+    assert!(after > 0 && cost < COST_BYTES_MAX, "{cost} bytes");
+    drop(open);
 }
 
 #[tokio::test]

@@ -295,7 +295,7 @@ async fn an_answer_before_the_end_of_the_body_ends_the_upload_and_its_connection
 }
 
 /// A listener whose connections buffer little.
-fn narrow_listener() -> (TcpListener, SocketAddr) {
+pub fn narrow_listener() -> (TcpListener, SocketAddr) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
     socket.bind(&address.into()).unwrap();

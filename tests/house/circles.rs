@@ -36,6 +36,8 @@ const PROXY_LAYERS: [&[&str]; 9] = [
         "usage",
         "series",
         "encoder",
+        "received_body",
+        "sent_part",
         "relay::connections",
     ],
     &["gate"],

@@ -7,26 +7,21 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::poll_immediate;
 use h2::server::SendResponse;
-use h2::{Reason, RecvStream, SendStream};
+use h2::{Reason, SendStream};
 use http::header::{CONTENT_LENGTH, DATE};
 use http::{HeaderName, Response, StatusCode};
+use parking_lot::Mutex;
 use pingora::protocols::http::date::get_cached_date;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::http1::DRAIN_TIMEOUT;
-use super::piece::{Head, SMALL_BYTES};
+use super::piece::Head;
 use crate::policy::rate_limit::{RATE_LIMIT, X_RATE_LIMIT_REMAINING};
 use crate::proxy::connection::allowance::{Obstacle, Turn};
-use crate::proxy::connection::sent_part::SentPart;
 use crate::proxy::failure::{ClientFault, Failure};
 use crate::proxy::forward::X_REQUEST_ID;
-
-/// The most parts of a body read to find the error after them. A stream's window holds 16 KiB.
-const PARTS_MAX: usize = 1_024;
-
-/// A part from this size on outweighs what a small one after it needs beside its bytes.
-const LARGE_BYTES: usize = 4 * SMALL_BYTES;
+use crate::proxy::received_body::ReceivedBody;
+use crate::proxy::sent_part::{SentPart, SentParts};
 
 /// Fields whose values hardly any two answers share. The library compresses fields with a table of earlier ones (RFC 7541 section
 /// 2.3.2), which it searches value by value. The first answer of a connection enters their names; later ones only refer to them,
@@ -36,17 +31,14 @@ const UNREPEATED: [HeaderName; 3] = [X_REQUEST_ID, X_RATE_LIMIT_REMAINING, RATE_
 
 /// A request's body and its answer.
 pub struct Http2Side {
-    body: RecvStream,
+    body: Arc<Mutex<ReceivedBody>>,
     has_read: bool,
     is_ended: bool,
     deadline: Instant,
     respond: SendResponse<SentPart>,
     /// The writer of the answer's body, once its head is sent.
     answer: Option<SendStream<SentPart>>,
-    /// Notified when the last part, a small one, has left the library.
-    left: Option<Arc<Notify>>,
-    /// The length of the last part.
-    last_bytes: usize,
+    sent: SentParts,
     /// Whether the answer's last frame is sent.
     is_whole: bool,
     write_timeout: Duration,
@@ -58,7 +50,7 @@ impl Http2Side {
     /// A request whose body must arrive within `read_timeout` from now. A client that waits for `write_timeout` to read
     /// `read_bytes_min` of an answer is given up.
     pub fn new(
-        body: RecvStream,
+        body: Arc<Mutex<ReceivedBody>>,
         respond: SendResponse<SentPart>,
         turn: Arc<Turn>,
         [read_timeout, write_timeout]: [Duration; 2],
@@ -71,8 +63,7 @@ impl Http2Side {
             deadline: Instant::now() + read_timeout,
             respond,
             answer: None,
-            left: None,
-            last_bytes: 0,
+            sent: SentParts::default(),
             is_whole: false,
             write_timeout,
             read_bytes_min,
@@ -86,7 +77,7 @@ impl Http2Side {
     }
 
     pub(super) fn is_body_done(&self) -> bool {
-        self.is_ended || self.body.is_end_stream()
+        self.is_ended || self.body.lock().is_over()
     }
 
     pub(super) fn is_body_empty(&self) -> bool {
@@ -98,18 +89,15 @@ impl Http2Side {
     }
 
     pub(super) async fn read(&mut self) -> Result<Option<Bytes>, Failure> {
-        let Ok(part) = tokio::time::timeout_at(self.deadline, self.body.data()).await else {
+        let next = poll_fn(|context| self.body.lock().poll_next(context));
+        let Ok(part) = tokio::time::timeout_at(self.deadline, next).await else {
             let cause = "the request's body did not arrive within limits.request_read";
             return Err(Failure::client(ClientFault::Late, cause));
         };
         let part = part.transpose().map_err(ended)?;
         // Trailers may follow, which are not forwarded.
         self.is_ended |= part.is_none();
-        if let Some(part) = &part {
-            self.has_read |= !part.is_empty();
-            // Fails only if the stream has ended.
-            let _ = self.body.flow_control().release_capacity(part.len());
-        }
+        self.has_read |= part.is_some();
         Ok(part)
     }
 
@@ -124,13 +112,10 @@ impl Http2Side {
             Ok(reason) => reason,
             Err(error) => return ended(error),
         };
-        // The reason does not show which side ended the stream; the body's error, after its last part, does.
-        for _ in 0..PARTS_MAX {
-            match poll_immediate(self.body.data()).await {
-                Some(Some(Ok(_))) => {}
-                Some(Some(Err(error))) => return ended(error),
-                Some(None) | None => break,
-            }
+        // The reason does not show which side ended the stream; the body's error does.
+        let end = poll_fn(|context| self.body.lock().poll_end(context));
+        if let Some(Err(error)) = poll_immediate(end).await {
+            return ended(error);
         }
         let cause = format!("the stream was reset: {reason}");
         Failure::client(ClientFault::Gone, cause)
@@ -179,20 +164,18 @@ impl Http2Side {
     /// no error (RFC 9113 section 8.1).
     pub(in crate::proxy) async fn finish(self) {
         let Http2Side {
-            mut body,
+            body,
             is_whole,
             turn,
             ..
         } = self;
         drop(turn);
-        if !is_whole || body.is_end_stream() {
+        if !is_whole || body.lock().is_over() {
             return;
         }
         let rest = async {
-            while let Some(Ok(part)) = body.data().await {
-                // Fails only if the stream has ended.
-                let _ = body.flow_control().release_capacity(part.len());
-            }
+            let next = || poll_fn(|context| body.lock().poll_next(context));
+            while let Some(Ok(_)) = next().await {}
         };
         let _ = tokio::time::timeout(DRAIN_TIMEOUT, rest).await;
     }
@@ -204,9 +187,9 @@ impl Http2Side {
         let (mut judged_at, mut bytes_read) = (Instant::now() + self.write_timeout, 0);
         while !part.is_empty() {
             answer.reserve_capacity(part.len());
-            if self.left.is_some() || answer.capacity() == 0 {
+            if self.sent.has_small() || answer.capacity() == 0 {
                 let asked = Instant::now();
-                let room = wait_for_room(answer, &mut self.left);
+                let room = wait_for_room(answer, &mut self.sent);
                 let waited = tokio::time::timeout_at(judged_at, room).await;
                 self.turn.note_paused(Obstacle::Client, asked.elapsed());
                 match waited {
@@ -227,25 +210,15 @@ impl Http2Side {
             let piece = part.split_to(answer.capacity().min(part.len()));
             bytes_read += piece.len() as u64;
             let is_last = ends && part.is_empty();
-            // Nothing waits for the rest of a large part, for which there was no room at first.
-            let is_rest = self.last_bytes >= LARGE_BYTES;
-            self.last_bytes = piece.len();
-            let piece = if !is_last && !is_rest && piece.len() < SMALL_BYTES {
-                let (piece, left) = SentPart::announced(piece);
-                self.left = Some(left);
-                piece
-            } else {
-                SentPart::new(piece)
-            };
-            let sent = answer.send_data(piece, is_last);
-            sent.map_err(ended)?;
+            let piece = self.sent.next(piece, is_last);
+            answer.send_data(piece, is_last).map_err(ended)?;
             if is_last {
                 self.is_whole = true;
                 return Ok(());
             }
         }
         if ends {
-            let end = SentPart::new(Bytes::new());
+            let end = self.sent.next(Bytes::new(), true);
             answer.send_data(end, true).map_err(ended)?;
         }
         self.is_whole = ends;
@@ -256,19 +229,9 @@ impl Http2Side {
 /// Waits until the client reads, so that more can be sent: until the last part has left the library, and the windows allow some.
 async fn wait_for_room(
     answer: &mut SendStream<SentPart>,
-    left: &mut Option<Arc<Notify>>,
+    sent: &mut SentParts,
 ) -> Result<(), h2::Error> {
-    if let Some(last) = left {
-        tokio::select! {
-            biased;
-            () = last.notified() => {}
-            // The library drops the parts of a stream that has ended, too.
-            reset = poll_fn(|context| answer.poll_reset(context)) => {
-                return Err(reset?.into());
-            }
-        }
-        *left = None;
-    }
+    poll_fn(|context| sent.poll_left(context)).await;
     while answer.capacity() == 0 {
         match poll_fn(|context| answer.poll_capacity(context)).await {
             Some(Ok(_)) => {}

@@ -6,13 +6,10 @@ use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 
 use crate::policy::http1::fields::FieldList;
+use crate::proxy::sent_part::SMALL_BYTES;
 
 /// The size of the buffer that a part of an answer may have been read into.
 const BUFFER_BYTES: u64 = 16 * 1024;
-
-/// A part below this size is a small one: what it needs beside its bytes counts. At most 1 KiB: the HTTP/2 library copies a smaller part into
-/// its write buffer and drops it.
-pub(super) const SMALL_BYTES: usize = 1024;
 
 /// A piece of an answer, and whether the answer ends with it.
 #[derive(Debug)]

@@ -26,6 +26,7 @@ use crate::config::Limits;
 use crate::policy::http2_memory::{MemoryShares, UNSEEN_BYTES};
 use crate::policy::limit_hit::LimitHit;
 use crate::proxy::failure::Failure;
+use crate::proxy::received_body::ReceivedBody;
 use crate::telemetry::limit_hits::LimitHits;
 
 /// The unit in which turns are counted.
@@ -411,19 +412,23 @@ impl Reads {
         self.may_begin_encoder = false;
     }
 
-    /// Reads. Cancel-safe if `read` is.
+    /// Reads; while this waits, what arrives of the `body` over HTTP/2 is taken out of the library. Cancel-safe if `read` is.
     ///
     /// # Errors
     /// With the failure of `read`, or because the client does not read.
     pub async fn read<T>(
         &mut self,
         read: impl Future<Output = Result<T, Failure>>,
+        body: Option<&Mutex<ReceivedBody>>,
     ) -> Result<T, Failure> {
         let mut read = pin!(read);
         poll_fn(|context| match self.poll_room(context) {
             Poll::Ready(Ok(_room)) => read.as_mut().poll(context),
             Poll::Ready(Err(given_up)) => Poll::Ready(Err(given_up)),
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => {
+                let _ = body.map(|body| body.lock().poll_end(context));
+                Poll::Pending
+            }
         })
         .await
     }

@@ -14,7 +14,7 @@ use http::Request;
 
 use super::guard::Guard;
 use super::progress::Progress;
-use super::sent_part::SentPart;
+use crate::proxy::sent_part::SentPart;
 
 /// A request with its stream.
 pub(super) type Accepted = (Request<RecvStream>, SendResponse<SentPart>);

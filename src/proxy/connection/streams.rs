@@ -19,7 +19,6 @@ use super::guard::Guard;
 use super::incoming::Incoming;
 use super::on_wake::OnWake;
 use super::progress::Progress;
-use super::sent_part::SentPart;
 use super::wire::bytes_at;
 use crate::config::Limits;
 use crate::policy::http1::framing::Framing;
@@ -29,6 +28,8 @@ use crate::policy::limit_hit::LimitHit;
 use crate::proxy::client::http2::Http2Side;
 use crate::proxy::client::{Client, Side};
 use crate::proxy::gate::Gate;
+use crate::proxy::received_body::{ReceivedBody, collecting};
+use crate::proxy::sent_part::SentPart;
 use crate::proxy::serve::serve as serve_request;
 use crate::proxy::well_formed;
 
@@ -170,14 +171,24 @@ async fn serve_stream(
         Framing::Chunked => None,
     };
     let bytes = request_bytes(head_bytes as u64, announced, exchange_bytes);
-    let turn = terms.allowance.turn(bytes, kept_bytes(announced)).await;
-    let side = Http2Side::new(body, respond, turn, terms.timeouts, terms.read_bytes_min);
-    let side = Side::Http2(Box::new(side));
-    let mut client = Client::new(terms.connection.clone(), head, side);
-    Box::pin(serve_request(&terms.gate, &mut client)).await;
-    if let Side::Http2(side) = client.side {
-        side.finish().await;
-    }
+    let body = Arc::new(Mutex::new(ReceivedBody::new(body)));
+    let served = async {
+        let turn = terms.allowance.turn(bytes, kept_bytes(announced)).await;
+        let side = Http2Side::new(
+            body.clone(),
+            respond,
+            turn,
+            terms.timeouts,
+            terms.read_bytes_min,
+        );
+        let side = Side::Http2(Box::new(side));
+        let mut client = Client::new(terms.connection.clone(), head, side);
+        Box::pin(serve_request(&terms.gate, &mut client)).await;
+        if let Side::Http2(side) = client.side {
+            side.finish().await;
+        }
+    };
+    collecting(&body, pin!(served)).await;
 }
 
 /// The open streams of a connection. The end of one does not wake the connection's task, which checks by itself when the connection

@@ -3,16 +3,18 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::poll_immediate;
 use h2::client::ResponseFuture;
-use h2::{Reason, RecvStream, SendStream};
+use h2::{Reason, SendStream};
 use http::header::CONTENT_LENGTH;
 use http::uri::{Scheme, Uri};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version};
+use parking_lot::Mutex;
 
 use super::connections::StreamPlace;
 use crate::policy::http1;
@@ -20,6 +22,8 @@ use crate::policy::http1::framing::Framing;
 use crate::proxy::client::{Head, Piece};
 use crate::proxy::failure::{Failure, Fault, ServerFault};
 use crate::proxy::forward::Outgoing;
+use crate::proxy::received_body::ReceivedBody;
+use crate::proxy::sent_part::{SentPart, SentParts};
 
 /// How long the end of a stream may take after a complete answer.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
@@ -29,14 +33,13 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 const INTERIM_PASSED_BYTES_MAX: usize = 16 * 1024;
 /// The interim answers of one exchange, above those of any server that means them: a server that sends more is not waited for.
 const INTERIM_BYTES_MAX: usize = 128 * 1024;
-/// A part of an answer below this size is copied: it would keep the whole buffer in which the library read it, with parts of others.
-const COPIED_BYTES: usize = 8 * 1024;
 /// What a field counts beyond its bytes, and a head beyond its fields (RFC 9113 section 6.5.2).
 const FIELD_OVERHEAD_BYTES: usize = 32;
 
 /// An exchange on a stream.
 pub struct Http2 {
-    upload: Option<SendStream<Bytes>>,
+    upload: Option<SendStream<SentPart>>,
+    sent: SentParts,
     outgoing: VecDeque<Bytes>,
     /// Whether the last part is written or waits to be written.
     ends: bool,
@@ -55,7 +58,7 @@ pub struct Http2 {
 
 enum Http2Reading {
     Head(ResponseFuture),
-    Body(RecvStream),
+    Body(Arc<Mutex<ReceivedBody>>),
     Over,
 }
 
@@ -77,6 +80,7 @@ impl Http2 {
         let (response, upload) = sent?;
         Ok(Http2 {
             upload: Some(upload).filter(|_| !ends),
+            sent: SentParts::default(),
             outgoing: VecDeque::new(),
             ends,
             is_reported: true,
@@ -102,6 +106,14 @@ impl Http2 {
             self.is_reported = ends;
         }
         self.ends = ends;
+    }
+
+    /// The body of the answer, while it arrives.
+    pub(super) fn body(&self) -> Option<&Arc<Mutex<ReceivedBody>>> {
+        match &self.reading {
+            Http2Reading::Body(body) => Some(body),
+            Http2Reading::Head(_) | Http2Reading::Over => None,
+        }
     }
 
     pub(super) async fn next(&mut self) -> Result<Option<Piece>, Failure> {
@@ -172,6 +184,7 @@ impl Http2 {
         while let Some(part) = self.outgoing.front_mut() {
             let mut bytes = 0;
             if !part.is_empty() {
+                ready!(self.sent.poll_left(context));
                 upload.reserve_capacity(part.len());
                 while upload.capacity() == 0 {
                     match ready!(upload.poll_capacity(context)) {
@@ -185,13 +198,13 @@ impl Http2 {
                 }
                 bytes = upload.capacity().min(part.len());
             }
-            let sent = part.split_to(bytes);
+            let piece = part.split_to(bytes);
             let is_written = part.is_empty();
             if is_written {
                 self.outgoing.pop_front();
             }
             let ends = self.ends && self.outgoing.is_empty();
-            let sent = upload.send_data(sent, ends);
+            let sent = upload.send_data(self.sent.next(piece, ends), ends);
             sent.map_err(|error| ended(false, &error))?;
         }
         Poll::Ready(Ok(()))
@@ -220,28 +233,27 @@ impl Http2 {
                 let ends = is_over || self.left == Some(0) || self.answers_head;
                 let reading = match is_over {
                     true => Http2Reading::Over,
-                    false => Http2Reading::Body(body),
+                    false => Http2Reading::Body(Arc::new(Mutex::new(ReceivedBody::new(body)))),
                 };
                 (Piece::Head(Box::new(head), ends), reading)
             }
-            Http2Reading::Body(body) => match ready!(body.poll_data(context)) {
-                Some(part) => {
-                    let mut part = part.map_err(|error| ended(false, &error))?;
-                    if part.len() < COPIED_BYTES {
-                        part = Bytes::copy_from_slice(&part);
+            Http2Reading::Body(body) => {
+                let mut body = body.lock();
+                match ready!(body.poll_next(context)) {
+                    Some(part) => {
+                        let part = part.map_err(|error| ended(false, &error))?;
+                        if !body.is_over() {
+                            // The end of the stream may arrive after that of the body.
+                            self.left =
+                                self.left.map(|left| left.saturating_sub(part.len() as u64));
+                            return Poll::Ready(Ok(Piece::Part(part, self.left == Some(0))));
+                        }
+                        (Piece::Part(part, true), Http2Reading::Over)
                     }
-                    let released = body.flow_control().release_capacity(part.len());
-                    released.map_err(|error| ended(false, &error))?;
-                    if !body.is_end_stream() {
-                        // The end of the stream may arrive after that of the body.
-                        self.left = self.left.map(|left| left.saturating_sub(part.len() as u64));
-                        return Poll::Ready(Ok(Piece::Part(part, self.left == Some(0))));
-                    }
-                    (Piece::Part(part, true), Http2Reading::Over)
+                    // The stream has ended, perhaps with trailers, which are not forwarded.
+                    None => (Piece::Part(Bytes::new(), true), Http2Reading::Over),
                 }
-                // The stream has ended, perhaps with trailers, which are not forwarded.
-                None => (Piece::Part(Bytes::new(), true), Http2Reading::Over),
-            },
+            }
             Http2Reading::Over => return Poll::Pending,
         };
         self.reading = reading;

@@ -1,8 +1,10 @@
 //! One exchange with a server, over HTTP/1 or HTTP/2.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use pingora::upstreams::peer::HttpPeer;
 
 use super::connections::{Connections, TakenConnection};
@@ -11,6 +13,7 @@ use super::http2::Http2;
 use crate::proxy::client::Piece;
 use crate::proxy::failure::Failure;
 use crate::proxy::forward::Outgoing;
+use crate::proxy::received_body::ReceivedBody;
 
 /// An exchange that has begun with the head of its request.
 pub enum Link {
@@ -51,6 +54,14 @@ impl Link {
         match self {
             Link::Http1(http1) => http1.next().await,
             Link::Http2(http2) => http2.next().await,
+        }
+    }
+
+    /// The body of an answer over HTTP/2, while it arrives.
+    pub fn body(&self) -> Option<Arc<Mutex<ReceivedBody>>> {
+        match self {
+            Link::Http1(_) => None,
+            Link::Http2(http2) => http2.body().cloned(),
         }
     }
 

@@ -12,7 +12,6 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use ahash::RandomState;
-use bytes::Bytes;
 use h2::SendStream;
 use h2::client::{Builder, ResponseFuture, SendRequest};
 use http::Request;
@@ -21,6 +20,7 @@ use pingora::protocols::Stream;
 
 use crate::policy::http1::answer::ANSWER_HEAD_BYTES_MAX;
 use crate::policy::http2_memory::UPSTREAM_WINDOW_BYTES;
+use crate::proxy::sent_part::SentPart;
 
 /// Requests in flight on one connection, unless the server allows fewer; further ones get another connection. Servers are advised to allow
 /// at least 100 (RFC 9113 section 6.5.2). With fewer, a lost packet or a failing connection delays fewer requests, and the work is spread
@@ -43,7 +43,7 @@ const KEPT_MAX: usize = 1_024;
 pub struct SharedConnections(Mutex<HashMap<u64, Vec<Arc<SharedConnection>>, RandomState>>);
 
 struct SharedConnection {
-    sender: SendRequest<Bytes>,
+    sender: SendRequest<SentPart>,
     /// Whether it gets no further streams: it has ended, or its server does not accept any. Those in flight are not affected.
     is_retired: Arc<AtomicBool>,
     occupancy: Mutex<Occupancy>,
@@ -58,7 +58,7 @@ struct Occupancy {
 /// A place for a stream on a connection. Dropped, it is free for another one.
 pub struct StreamPlace {
     connection: Arc<SharedConnection>,
-    sender: SendRequest<Bytes>,
+    sender: SendRequest<SentPart>,
     /// How long the connection is kept after its last stream.
     patience: Option<Duration>,
 }
@@ -101,7 +101,7 @@ impl SharedConnections {
             // Malformed answers, such as a body behind one to HEAD, cost their own streams only; the default ends the connection of
             // many clients after 1,024 of them.
             .max_local_error_reset_streams(None);
-        let (sender, driving) = client.handshake(stream).await?;
+        let (sender, driving) = client.handshake::<_, SentPart>(stream).await?;
         let is_retired = Arc::new(AtomicBool::new(false));
         let has_ended = is_retired.clone();
         // Ends with the last stream once nothing else refers to the connection.
@@ -198,7 +198,7 @@ impl StreamPlace {
         &mut self,
         request: Request<()>,
         ends: bool,
-    ) -> Result<(ResponseFuture, SendStream<Bytes>), h2::Error> {
+    ) -> Result<(ResponseFuture, SendStream<SentPart>), h2::Error> {
         let sent = self.sender.send_request(request, ends);
         sent.inspect_err(|_| self.connection.retire())
     }
