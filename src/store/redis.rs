@@ -311,9 +311,13 @@ impl Store for RedisStore {
         // Ended, not only aborted: one that still ran might enter this process again after it has signed off.
         let mut tasks = std::mem::take(&mut *self.tasks.lock());
         tasks.shutdown().await;
-        if let Some(outage) = parts.outage.as_ref().filter(|_| noted && is_sent) {
-            // If the name remains, a successor that is already running sends what this process did not.
-            let _ = outage.journal.leave().await;
+        if let Some(outage) = &parts.outage {
+            // If the name remains, a successor sends what this process did not, and returns what no request of it has got.
+            if noted && is_sent {
+                let _ = outage.journal.leave().await;
+            } else if outage.note_changes().await {
+                let _ = outage.journal.end().await;
+            }
         }
         if let Some(feed) = &parts.feed
             && let Err(error) = feed.save().await

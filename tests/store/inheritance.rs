@@ -12,7 +12,7 @@ use jiff::tz::TimeZone;
 use touchline::clock::Clock;
 use touchline::policy::calendar::Day;
 use touchline::store::redis::{
-    OutageSettings, RedisSettings, RedisStore, Servers, journal_facts, open,
+    OutagePolicy, OutageSettings, RedisSettings, RedisStore, Servers, journal_facts, open,
 };
 use touchline::store::{KeyEntry, NodeName, Role, Store};
 
@@ -54,6 +54,21 @@ async fn gateway_every(interval: Duration, place: Servers, directory: &Path) -> 
     let settings = RedisSettings {
         outage: Some(outage),
         ..patient(place)
+    };
+    let role = Role::Gateway(NodeName("heir".into()));
+    open(settings, role, ZONE, Clock::system()).await.unwrap()
+}
+
+/// One that serves nothing without Redis, for which it does not wait long.
+async fn denying_gateway(place: Servers, directory: &Path) -> Arc<RedisStore> {
+    let outage = OutageSettings {
+        policy: OutagePolicy::Deny,
+        ..OutageSettings::of_journal(directory.join(JOURNAL))
+    };
+    let settings = RedisSettings {
+        outage: Some(outage),
+        timeout: Duration::from_millis(300),
+        ..RedisSettings::of(place)
     };
     let role = Role::Gateway(NodeName("heir".into()));
     open(settings, role, ZONE, Clock::system()).await.unwrap()
@@ -223,6 +238,62 @@ async fn a_gateway_that_ended_in_order_leaves_nothing_to_be_read() {
     flush(&server).await;
     let next = gateway(place(), directory.path()).await;
     ledger_agrees(&next, &key).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_redis_grants_to_failed_calls_of_a_gateway_that_ended_is_returned_by_the_next_one() {
+    for begins_without_redis in [false, true] {
+        returned_by_the_next_one(begins_without_redis).await;
+    }
+}
+
+async fn returned_by_the_next_one(begins_without_redis: bool) {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let place = || Servers::Url(server.url());
+    let (key, uncounted) = (issued(place()).await, issued(place()).await);
+    let denying = || denying_gateway(place(), directory.path());
+    let ended = denying().await;
+    count_25(&ended, &key).await;
+    server.hang();
+    for key in [&key, &uncounted] {
+        let charge = charge(key, this_day(), LIMIT, 7);
+        ended.charge(charge).await.unwrap_err();
+    }
+    ended.close(Duration::from_millis(100)).await;
+    drop(ended);
+    assert_eq!(processes(directory.path()), 1);
+    let used = async || {
+        let mut ask = redis::pipe();
+        for key in [&key, &uncounted] {
+            ask.hget(counts_of(key), used_field(this_day()));
+        }
+        let used: Vec<Option<u64>> = ask.query_async(&mut server.connect().await).await.unwrap();
+        used
+    };
+    let next = if begins_without_redis {
+        let next = denying().await;
+        server.resume();
+        next
+    } else {
+        server.resume();
+        eventually("the calls run", async || {
+            (used().await == [Some(32), Some(7)]).then_some(())
+        })
+        .await;
+        denying().await
+    };
+    eventually("they are returned", async || {
+        (used().await == [Some(25), Some(0)]).then_some(())
+    })
+    .await;
+    ledger_agrees(&next, &key).await;
+    let rest = (LIMIT - 25).try_into().unwrap();
+    let charged = next.charge(charge(&key, this_day(), LIMIT, rest)).await;
+    assert_eq!(granted(charged).0, LIMIT);
+    eventually("the name is gone", async || {
+        (processes(directory.path()) == 1).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

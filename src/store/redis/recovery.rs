@@ -5,7 +5,8 @@
 //! writes those that the journal lacks, under the names of the killed process, counts and ledger together. If Redis then loses
 //! them (it is emptied, or fails over), they are sent again from the journal (`outage`). The ledger is read for keys whose
 //! counts or ledger rows were missing. Then the journal's rows are sent, because a process may also have ended while Redis did not
-//! take its last ones: during an upgrade, its successor has long started then.
+//! take its last ones: during an upgrade, its successor has long started then. What Redis granted such a process by a call that it had
+//! abandoned is returned, also if the call runs only when Redis answers again.
 //!
 //! Cost: one pipelined `HGETALL` for each key and day; nothing if the process shut down in an orderly way; nothing for charges,
 //! unlike the alternatives (journaling each charge, or writing the keys of the last interval to Redis).
@@ -30,6 +31,7 @@ use super::parts::Parts;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Calendar;
 use crate::policy::failure_log::LoggedReasons;
+use crate::policy::quota::account::LATE_CALL_LASTS;
 use crate::store::StoreError;
 use crate::store::redis::counts::ledger::{Counts, HashFields, stored_days};
 use crate::store::redis::keys::feed::Feed;
@@ -59,6 +61,8 @@ pub struct CrashRecovery {
     journal: Arc<Journal>,
     /// What could not be read of processes that had ended before the rest was read.
     unread: Option<Unread>,
+    /// Since when Redis has answered, as far as this was looked at.
+    answering: Option<Instant>,
 }
 
 /// The days of keys that could not be read for these processes.
@@ -75,6 +79,7 @@ impl CrashRecovery {
             parts,
             outage,
             unread: None,
+            answering: None,
         }
     }
 
@@ -112,13 +117,17 @@ impl CrashRecovery {
         // The table must have the keys that the dead process knew.
         feed.followed().await;
         while !self.parts.guard.is_closed() {
+            self.answering = None;
             tokio::time::sleep(WAIT_PAUSE).await;
         }
         let began = Instant::now();
+        let answering = *self.answering.get_or_insert(began);
         // A process that runs beside this one, during an upgrade, keeps its name until it shuts down, or falls silent and is
         // read again.
         let mut ended = due.clone();
-        ended.retain(|process| self.is_silent(process));
+        // A call that one abandoned may still run.
+        let is_late = began - answering < LATE_CALL_LASTS;
+        ended.retain(|process| self.is_silent(process) && !(process.has_ended && is_late));
         let rows = self.read(&due).await?;
         tracing::info!(
             processes = due.len(),

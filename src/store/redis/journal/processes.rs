@@ -2,7 +2,8 @@
 //!
 //! A process enters its name before it counts, and removes it at an orderly shutdown, after everything is sent and written. A
 //! remaining name belongs to a process that is running, or was killed, whose last counts may be in Redis only, or could not send all
-//! to Redis, which may have less than the journal.
+//! to Redis, which may have less than the journal. Such a one is marked as ended when all that it counted is written: what Redis granted
+//! it beyond that, by a call that was abandoned, no request has, and it is returned (rule 3 of `policy::quota`).
 
 use std::collections::BTreeSet;
 
@@ -14,7 +15,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::StoreError;
 use crate::store::export::process_of;
-use crate::store::sqlite::{execute, rows};
+use crate::store::sqlite::{execute, meta, rows, write_meta};
 
 /// How long the name of a process is kept if its last counts were never read (seconds). They remain in Redis, and reading them
 /// takes all keys of each day since.
@@ -27,6 +28,8 @@ pub struct Process {
     pub name: String,
     /// When it last wrote (Unix seconds).
     pub seen: i64,
+    /// Whether it ended with everything written that it had counted.
+    pub has_ended: bool,
 }
 
 impl Journal {
@@ -75,6 +78,13 @@ impl Journal {
             .await
     }
 
+    /// Marks this process as ended: everything that it counted is written, and not all of it is known to be in Redis.
+    pub async fn end(&self) -> Result<(), StoreError> {
+        let mark = mark_of(&self.process);
+        self.work(move |connection| write_meta(connection, &mark, "1"))
+            .await
+    }
+
     /// The other processes that write to this journal, or did and were killed.
     pub async fn other_processes(&self) -> Result<Vec<Process>, StoreError> {
         let own = self.process.clone();
@@ -88,7 +98,7 @@ impl Journal {
             for process in &processes {
                 execute(connection, sql, (&process.name, process.seen))?;
             }
-            Ok(())
+            drop_marks(connection)
         })
         .await
     }
@@ -113,7 +123,7 @@ impl Journal {
         self.work(move |connection| {
             for row in &held.counts {
                 if is_behind(connection, row)? {
-                    row::write_count(connection, row)?;
+                    row::write_count(connection, &with_returned(connection, row)?)?;
                 }
             }
             let mut totals = held.totals.iter();
@@ -133,16 +143,31 @@ fn enter(connection: &Connection, process: &str, now: i64) -> rusqlite::Result<(
 /// Drops the names that are no longer needed at `now` (Unix seconds).
 fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
     let sql = "DELETE FROM processes WHERE seen < ?1";
-    execute(connection, sql, [now - KEPT_SECONDS]).map(drop)
+    execute(connection, sql, [now - KEPT_SECONDS])?;
+    drop_marks(connection)
+}
+
+/// Where it is noted that a process has ended.
+fn mark_of(process: &str) -> String {
+    format!("ended {process}")
+}
+
+/// Drops the marks of processes whose names are gone.
+fn drop_marks(connection: &Connection) -> rusqlite::Result<()> {
+    let sql = "DELETE FROM meta WHERE name GLOB 'ended *'
+        AND name NOT IN (SELECT 'ended ' || process FROM processes)";
+    execute(connection, sql, []).map(drop)
 }
 
 /// All processes but this one.
 fn others(connection: &Connection, own: &str) -> rusqlite::Result<Vec<Process>> {
-    let sql = "SELECT process, seen FROM processes WHERE process <> ?1";
+    let sql = "SELECT process, seen, EXISTS (SELECT 1 FROM meta WHERE name = 'ended ' || process)
+        FROM processes WHERE process <> ?1";
     let read = |row: &Row<'_>| {
         Ok(Process {
             name: row.get(0)?,
             seen: row.get(1)?,
+            has_ended: row.get(2)?,
         })
     };
     rows(connection, sql, [own], read)
@@ -152,6 +177,19 @@ fn others(connection: &Connection, own: &str) -> rusqlite::Result<Vec<Process>> 
 fn is_behind(connection: &Connection, held: &CountRow) -> rusqlite::Result<bool> {
     let (ack, rack) = row::marks(connection, held)?.unwrap_or_default();
     Ok(ack < held.ack || rack < held.rack)
+}
+
+/// The count that Redis holds of a producer which the journal lacks, with what is to be returned of it.
+fn with_returned(connection: &Connection, held: &CountRow) -> rusqlite::Result<CountRow> {
+    let (ack, rack) = row::marks(connection, held)?.unwrap_or_default();
+    let unclaimed = held.ack.saturating_sub(ack);
+    let mut row = held.clone();
+    if unclaimed > 0 && meta(connection, &mark_of(process_of(&held.producer)))?.is_some() {
+        // It may have returned some of it itself.
+        row.rack = held.rack.max(rack + unclaimed);
+        row.settled = false;
+    }
+    Ok(row)
 }
 
 fn recover_totals(connection: &Connection, held: &TotalsRow) -> rusqlite::Result<()> {
@@ -187,6 +225,36 @@ mod tests {
         }
         let seen = others(&connection, "b").unwrap();
         assert_eq!(seen.first().map(|process| process.seen), Some(102));
+    }
+
+    #[test]
+    fn what_redis_granted_an_ended_process_is_returned_once() {
+        let connection = Connection::open_in_memory().unwrap();
+        connection.execute_batch(row::TABLES).unwrap();
+        let count = |ack, rack| CountRow {
+            key: "0123456789Ab".parse().unwrap(),
+            day: Day {
+                date: jiff::civil::date(2026, 11, 21),
+                start: 1_795_219_200,
+                end: 1_795_305_600,
+            },
+            producer: "one.1".into(),
+            ack,
+            rack,
+            unsettled_units: 0,
+            settled: true,
+        };
+        row::write_count(&connection, &count(40, 15)).unwrap();
+        let recovered = |ack, rack| with_returned(&connection, &count(ack, rack)).unwrap();
+        assert_eq!(recovered(47, 15), count(47, 15), "of a killed one");
+        write_meta(&connection, &mark_of("one"), "1").unwrap();
+        for (ack, rack, expected) in [(47, 15, 22), (47, 18, 22), (47, 22, 22), (47, 25, 25)] {
+            let row = recovered(ack, rack);
+            assert_eq!((row.ack, row.rack, row.settled), (47, expected, false));
+        }
+        assert_eq!(recovered(40, 16), count(40, 16));
+        drop_marks(&connection).unwrap();
+        assert_eq!(recovered(47, 15), count(47, 15));
     }
 
     #[test]
