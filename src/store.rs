@@ -402,6 +402,11 @@ pub trait Store: Send + Sync + 'static {
     /// store's.
     async fn update_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError>;
 
+    /// Publishes a stored record again, in case its last change was not, and returns the position of the last change.
+    async fn publish_key(&self, _record: &KeyRecord) -> Result<ChangeMark, StoreError> {
+        self.last_change().await
+    }
+
     /// Adds the keys that are not in the store, like [`Store::create_key`] but with their own `created`. Returns the outcome of
     /// each, in their order, and the position of the last change. Charges run between two calls, so a call should bring a few
     /// hundred keys at most. After a crash or a lost reply, repeating the call completes it. The embedded store writes all keys of

@@ -38,6 +38,9 @@ pub struct UsageError(pub String);
 #[error("the change is stored, but not confirmed by every gateway: {0}")]
 pub struct NotConfirmed(pub String);
 
+/// The mark of a stored change, or why it may not have been published.
+pub type Published = Result<ChangeMark, StoreError>;
+
 /// Writes a message to standard error.
 pub fn note(text: &str) {
     // A closed standard error is ignored.
@@ -181,22 +184,21 @@ impl Session {
         })
     }
 
-    /// Waits until every gateway has applied a change; without a mark, the store's last change.
+    /// Waits until every gateway has applied a change; without one, the store's last change.
     ///
     /// # Errors
-    /// [`NotConfirmed`] with the gateways that have not applied it within the contract's two seconds, and the silent ones. The change
-    /// is stored all the same.
-    pub async fn applied(&self, mark: Option<&ChangeMark>) -> anyhow::Result<()> {
-        if mark.is_some() {
+    /// [`NotConfirmed`] with the gateways that have not applied it within the contract's two seconds, and the silent ones, or with the
+    /// reason why it was not published. The change is stored all the same.
+    pub async fn applied(&self, change: Option<&Published>) -> anyhow::Result<()> {
+        if change.is_some() {
             self.note_replicas().await;
         }
-        let unconfirmed = async {
-            let mark = match mark {
-                Some(mark) => mark.clone(),
-                None => self.store.last_change().await?,
-            };
-            self.store.await_applied(&mark, APPLIED_PATIENCE).await
+        let mark = match change {
+            Some(Err(error)) => bail!(NotConfirmed(not_published(error))),
+            Some(Ok(mark)) => Ok(mark.clone()),
+            None => self.store.last_change().await,
         };
+        let unconfirmed = async { self.store.await_applied(&mark?, APPLIED_PATIENCE).await };
         let unconfirmed = unconfirmed.await.map_err(|error| {
             NotConfirmed(format!(
                 "it is unknown whether the gateways applied it: {error}"
@@ -215,9 +217,9 @@ impl Session {
     pub async fn applied_after(
         &self,
         shown: anyhow::Result<()>,
-        mark: Option<&ChangeMark>,
+        change: Option<&Published>,
     ) -> anyhow::Result<()> {
-        let applied = self.applied(mark).await;
+        let applied = self.applied(change).await;
         let shown = shown.map_err(|error| match output::is_closed_pipe(&error) {
             true => error,
             false => anyhow!(
@@ -242,6 +244,14 @@ impl Session {
             )),
         }
     }
+}
+
+/// The message about a change that may not have been published.
+fn not_published(error: &StoreError) -> String {
+    format!(
+        "it may not have been published ({error}). A gateway then learns of it with its next charge of the key, or within ten minutes, and \
+         may refuse a new key or secret until then. Do not issue, rotate or grant again: that would act once more"
+    )
 }
 
 /// The message about gateways that have not confirmed a change; `None` if all have.

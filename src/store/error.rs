@@ -1,6 +1,7 @@
 //! The failures of a store.
 
 use crate::policy::api_key::KeyId;
+use crate::policy::key_record::KeyRecord;
 
 /// A failure of the store. Never sent to clients: `Display` names hosts and files, for logs and operators.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -27,7 +28,7 @@ impl StoreError {
     }
 }
 
-/// Why a change of the key table was not made.
+/// Why a change of the key table was not made, or is not known to every gateway.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
     /// No key has this id.
@@ -42,6 +43,10 @@ pub enum ChangeError {
     /// The store failed before anything was written.
     #[error("nothing was written: {0}")]
     Unwritten(StoreError),
+    /// The change is stored as this record, but gateways may not have been notified of it: each learns of it with its next charge of
+    /// the key, or with a walk over all keys.
+    #[error("the change is stored, but may not have been published: {1}")]
+    Unpublished(Box<KeyRecord>, StoreError),
     /// The store failed; whether the change was made is unknown if it is [`StoreError::Unavailable`].
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -362,6 +362,10 @@ impl Store for RedisStore {
         Ok((record, mark))
     }
 
+    async fn publish_key(&self, record: &KeyRecord) -> Result<ChangeMark, StoreError> {
+        self.parts.records.publish(record).await
+    }
+
     async fn key(&self, id: KeyId) -> Result<Option<KeyRecord>, StoreError> {
         self.parts.records.get(id).await
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use harness::{Answer, Call, Client, IssuedKey, Protocol, Scene, Store, eventually};
 use touchline::policy::api_key::{ApiKey, KeyId, os_entropy};
 
-use super::{MARKETS, RANKINGS, TOUCHLINE, run_beside};
+use super::{MARKETS, RANKINGS, TOUCHLINE, closed_pipe, run_beside, run_into};
 
 /// How a Redis goes away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -309,6 +309,91 @@ async fn a_change_that_redis_refuses_is_reported_with_the_server_the_reason_and_
         redis.command(ends).await.unwrap();
     }
     run_beside(&scene.gateways[0], &revoke).await.done();
+}
+
+#[tokio::test]
+async fn a_stored_change_that_redis_does_not_publish_is_shown_and_ends_with_3() {
+    let scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
+    let (changed, rotated) = (scene.issue("starter").await, scene.issue("starter").await);
+    let client = scene.client(Protocol::Http1);
+    let redis = scene.redis.as_ref().unwrap();
+    let permit = async |feed: &str| redis.command(&["ACL", "SETUSER", "default", feed]).await;
+    permit("-xadd").await.unwrap();
+    let run = async |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        run_beside(&scene.gateways[0], &words).await
+    };
+    let unpublished = async |line: &str| {
+        let ran = run(line).await;
+        assert_eq!(ran.code, Some(3), "{line}: {ran:?}");
+        let message = ran.stderr.replace('\n', " ");
+        for part in [
+            "the change is stored",
+            "may not have been published",
+            "'xadd'",
+        ] {
+            assert!(message.contains(part), "{line}: {message}");
+        }
+        ran.stdout
+    };
+    let grant = "keys grant ID --extra 5 --reason cup".replace("ID", &changed.id);
+    let shown = unpublished(&grant).await;
+    assert!(shown.contains("has 5 extra units"), "{shown}");
+    let key_in = |text: &str, id: Option<&str>| {
+        let value: serde_json::Value = serde_json::from_str(text).unwrap();
+        IssuedKey {
+            id: id.or(value["id"].as_str()).unwrap().to_owned(),
+            key: value["key"].as_str().unwrap().to_owned(),
+            tier: "starter".into(),
+        }
+    };
+    let issue = "keys issue --tier starter --customer Acme --output json";
+    let issued = key_in(&unpublished(issue).await, None);
+    let rotate = "keys rotate ID --overlap 1h --output json".replace("ID", &rotated.id);
+    let new = key_in(&unpublished(&rotate).await, Some(&rotated.id));
+    for key in [&issued, &new] {
+        scene.know(key);
+    }
+    // A charge with the old secret reads the record.
+    assert_eq!(client.get(&issued, MARKETS).await.status, 401);
+    served(&client, &rotated).await;
+    served(&client, &new).await;
+    let suspend = format!("keys suspend {} --yes", changed.id);
+    for state in ["is suspended", "is suspended already"] {
+        let shown = unpublished(&suspend).await;
+        assert!(shown.contains(state), "{shown}");
+    }
+    assert_eq!(client.get(&changed, MARKETS).await.status, 401);
+
+    permit("+xadd").await.unwrap();
+    // A repetition that changes nothing publishes the key.
+    let resume = format!("keys resume {}", issued.id);
+    let shown = run(&resume).await.done();
+    assert!(shown.contains("is active already"), "{shown}");
+    served(&client, &issued).await;
+    let shown = run(&format!("keys show {} --output json", changed.id)).await;
+    let shown: serde_json::Value = serde_json::from_str(&shown.done()).unwrap();
+    let grants = shown["grants"].as_object().unwrap().values();
+    assert_eq!(Vec::from_iter(grants), [5]);
+}
+
+#[tokio::test]
+async fn a_rotation_whose_key_is_lost_is_undone_also_if_redis_publishes_neither() {
+    let scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
+    let first = scene.issue("starter").await;
+    let second = scene.rotate(&first, &["--overlap", "24h"]).await;
+    let client = scene.client(Protocol::Http1);
+    let redis = scene.redis.as_ref().unwrap();
+    // The rotation cannot drop the first secret's digest either.
+    let user = ["ACL", "SETUSER", "default", "-xadd", "-del"];
+    redis.command(&user).await.unwrap();
+    let rotate = ["keys", "rotate", &first.id, "--overlap", "24h", "--yes"];
+    let config = &scene.gateways[0].config;
+    let message = run_into(config, closed_pipe(), &rotate).failed(1);
+    assert!(message.contains("the rotation was reverted"), "{message}");
+    for key in [&first, &second] {
+        served(&client, key).await;
+    }
 }
 
 #[tokio::test]

@@ -324,6 +324,40 @@ async fn while_a_master_is_away_and_another_was_restarted_changes_of_keys_are_fo
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_a_key_is_stored_while_the_master_of_the_feed_is_full_and_published_later() {
+    let set = ClusterSet::start(0).await;
+    let (gateway, command) = (gateway(place(&set)).await, command(&set).await);
+    let full = set.owner("touchline:feed").await;
+    let key = issued_apart_from(&set, &command, full).await;
+    let held = async |record: &KeyRecord| {
+        let entry = gateway.keys().get(record.id)?;
+        (entry.record == *record).then_some(())
+    };
+    eventually("the gateway has the key", async || held(&key.record).await).await;
+    let limited = async |most: u64| {
+        let limit = format!("CONFIG SET maxmemory {most}");
+        set.nodes[full].ask::<()>(&limit).await;
+    };
+    limited(1).await;
+    let mut record = key.record.clone();
+    record.state = KeyState::Suspended;
+    let unpublished = command.update_key(record).await.unwrap_err();
+    let text = unpublished.to_string();
+    assert!(text.contains("refuses writes"), "{text}");
+    let ChangeError::Unpublished(record, _) = unpublished else {
+        panic!("{unpublished:?}");
+    };
+    let stored = command.key(record.id).await.unwrap();
+    assert_eq!(stored.as_ref(), Some(&*record));
+    assert!(command.publish_key(&record).await.is_err());
+    limited(0).await;
+    let mark = command.publish_key(&record).await.unwrap();
+    let late = command.await_applied(&mark, PATIENCE).await;
+    assert_eq!(late.unwrap(), []);
+    assert!(held(&record).await.is_some());
+}
+
 /// The names of the copies of the zone.
 fn zone_copies() -> impl Iterator<Item = String> {
     (0..16).map(|set| format!("touchline:zone:{{{set}}}"))

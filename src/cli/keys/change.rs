@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::named::existing;
 use crate::cli::output::{broken, columns_of, escape};
-use crate::cli::session::{Session, UsageError};
+use crate::cli::session::{Published, Session, UsageError};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author};
@@ -27,14 +27,28 @@ pub(super) enum Consent {
     Ask,
 }
 
+/// A change that is stored: the record after it, and its mark, or why it may not have been published.
+pub(super) type StoredChange = (KeyRecord, Published);
+
+/// The change that a store made, published or not.
+pub(super) fn stored(
+    changed: Result<(KeyRecord, ChangeMark), ChangeError>,
+) -> Result<StoredChange, ChangeError> {
+    match changed {
+        Ok((record, mark)) => Ok((record, Ok(mark))),
+        Err(ChangeError::Unpublished(record, error)) => Ok((*record, Err(error))),
+        Err(error) => Err(error),
+    }
+}
+
 /// The outcome of a change.
 pub(super) struct ChangeOutcome {
     /// The store's time of the change.
     pub(super) now: Timestamp,
     /// The record before the change.
     pub(super) before: KeyRecord,
-    /// The record after the change, and the change's mark; `None` if the record was already so.
-    pub(super) made: Option<(KeyRecord, ChangeMark)>,
+    /// The change; `None` if the record was already so.
+    pub(super) made: Option<StoredChange>,
 }
 
 impl ChangeOutcome {
@@ -82,7 +96,7 @@ pub(super) async fn make(
             continue;
         }
         let after = audit::signed(&before, after, change.action(), author);
-        match session.store.update_key(after).await {
+        match stored(session.store.update_key(after).await) {
             Err(ChangeError::Conflict(_)) => {}
             Err(ChangeError::Store(error @ StoreError::Unavailable(_))) => {
                 let unseen = match matches!(change, KeyChange::Rotate { .. }) {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::arguments::{ChangeOptions, ChangedKey, RotateArguments};
-use super::change::make;
+use super::change::{make, stored};
 use super::named::configured_tier;
 use super::view::{KeyView, detailed, detailed_fields, previous_until};
 use crate::cli::output::{
@@ -74,7 +74,7 @@ pub(super) async fn issue(
         ..KeyRecord::new(&key, arguments.customer.as_str(), tier, now, issued)
     };
     let id = record.id;
-    let (record, mark) = match session.store.create_key(record).await {
+    let (record, mark) = match stored(session.store.create_key(record).await) {
         Err(ChangeError::Store(error @ StoreError::Unavailable(_))) => bail!(
             "it is unknown whether the key {id} was issued (it was not shown), {error}: check with `touchline keys show {id}`, \
             revoke it if it exists, and issue another"
@@ -168,7 +168,7 @@ async fn unshown(
         reason: Some("its new key could not be shown".to_owned()),
     };
     let restored = audit::signed(after, restored, Action::UndoRotate, &unseen);
-    match session.store.update_key(restored).await {
+    match stored(session.store.update_key(restored).await) {
         Ok(_) => anyhow!("{failure}: the rotation was reverted, the old key stays valid"),
         Err(undo) => anyhow!(
             "{failure}, and the rotation could not be reverted ({undo}): check with `touchline keys show {id}`; rotating it again ends the old key"

@@ -231,9 +231,12 @@ async fn announce(
     let shown = output.write(out, &changed, |out| {
         write_text(out, format!("{sentence}\n"))
     });
-    // Also after a command that changed nothing: it may repeat one whose change was not confirmed.
-    let mark = outcome.made.as_ref().map(|(_, mark)| mark);
-    session.applied_after(shown, mark).await
+    // Also after a command that changed nothing: it may repeat one whose change was not published or not confirmed.
+    let published = match &outcome.made {
+        Some((_, published)) => published.clone(),
+        None => session.store.publish_key(&outcome.before).await,
+    };
+    session.applied_after(shown, Some(&published)).await
 }
 
 #[cfg(test)]

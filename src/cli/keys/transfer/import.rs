@@ -94,7 +94,7 @@ pub(in crate::cli::keys) async fn import(
     }
     let shown = write_outcome(&outcome, order.options.output, out);
     match order.dry_run {
-        false => session.applied_after(shown, mark.as_ref()).await,
+        false => session.applied_after(shown, mark.map(Ok).as_ref()).await,
         true => shown,
     }
 }

@@ -201,29 +201,58 @@ impl RecordTable {
         audit::read(&self.link, &records, wanted).await
     }
 
+    /// Adds a stored record to the feed once more, in case its last change was not published. Gateways that have it ignore it.
+    pub async fn publish(&self, record: &KeyRecord) -> Result<ChangeMark, StoreError> {
+        self.written_on.store(self.link.made(), Ordering::Release);
+        self.publish_after(Vec::new(), record).await
+    }
+
+    async fn publish_after(
+        &self,
+        mut commands: Vec<Cmd>,
+        record: &KeyRecord,
+    ) -> Result<ChangeMark, StoreError> {
+        commands.push(codec::feed_entry(&self.link.names, record));
+        let replies: Vec<Value> = self.link.replies(commands).await?;
+        codec::change_mark(replies.last())
+    }
+
     async fn write(
         &self,
         record: KeyRecord,
         old: Option<&KeyRecord>,
     ) -> Result<(KeyRecord, ChangeMark), ChangeError> {
         self.written_on.store(self.link.made(), Ordering::Release);
+        self.put(&record, old).await?;
+        let digests = codec::put_digests(&self.link.names, &record, old);
+        match self.publish_after(digests, &record).await {
+            Ok(mark) => Ok((record, mark)),
+            Err(error) => Err(ChangeError::Unpublished(Box::new(record), error)),
+        }
+    }
+
+    /// Writes a record, if its digests are free and the stored record is `old`.
+    async fn put(&self, record: &KeyRecord, old: Option<&KeyRecord>) -> Result<(), ChangeError> {
         let id = record.id;
         let expected = old.map_or(0, |old| i64::try_from(old.version).unwrap_or(i64::MAX));
         let held: Vec<_> = old.into_iter().flat_map(KeyRecord::digests).collect();
         let mut claimed = Vec::new();
         for digest in record.digests().filter(|digest| !held.contains(digest)) {
             let claim = codec::claim(&self.link.names, &digest, id);
-            if self.link.read::<Option<String>>(&claim).await?.is_none() {
-                claimed.push(digest);
-            } else {
-                self.release(&claimed).await?;
-                return Err(ChangeError::Exists(id));
+            match self.link.read::<Option<String>>(&claim).await? {
+                None => claimed.push(digest),
+                // An earlier change of the key could not drop it.
+                Some(holder) if holder == id.as_str() => {}
+                Some(_) => {
+                    self.release(&claimed).await?;
+                    return Err(ChangeError::Exists(id));
+                }
             }
         }
         if old.is_none_or(|old| old.search_text() != record.search_text()) {
-            index::enter(&self.link, [&record]).await?;
+            index::enter(&self.link, [record]).await?;
         }
-        let put = codec::put(&self.link.names, &record, expected, old);
+        let put = codec::put(&self.link.names, record, expected, old);
         let written: i64 = self.link.read(&put).await?;
         if written != 1 {
             self.release(&claimed).await?;
@@ -233,11 +262,7 @@ impl RecordTable {
                 _ => ChangeError::UnknownKey(id),
             });
         }
-        let mut publish = codec::put_digests(&self.link.names, &record, old);
-        publish.push(codec::feed_entry(&self.link.names, &record));
-        let replies: Vec<Value> = self.link.replies(publish).await?;
-        let mark = codec::change_mark(replies.last())?;
-        Ok((record, mark))
+        Ok(())
     }
 
     /// Releases digests that this command claimed.
