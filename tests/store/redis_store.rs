@@ -13,7 +13,9 @@ use touchline::clock::Clock;
 use touchline::policy::api_key::KeyId;
 use touchline::policy::key_record::KeyState;
 use touchline::store::redis::{RedisSettings, RedisStore, open};
-use touchline::store::{Decision, Keeping, KeyEntry, NodeName, Role, Store, StoreError};
+use touchline::store::{
+    ChangeError, Decision, Keeping, KeyEntry, NodeName, Role, Store, StoreError,
+};
 
 use crate::log_lines::lines_of_this_thread;
 use crate::redis_server::RedisServer;
@@ -429,6 +431,25 @@ async fn a_command_that_reads_writes_nothing_and_one_that_writes_sets_the_zone()
     let opened = command("Europe/London").await.map(drop).unwrap_err();
     assert!(opened.to_string().contains("Europe/London"), "{opened}");
     assert_eq!(store.all_keys().await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_that_a_replica_refuses_is_known_not_to_be_made() {
+    let fixture = RedisFixture::new().await;
+    let (one, other) = (fixture.command().await, fixture.command().await);
+    let key = issue(&one).await;
+    let _: () = redis::cmd("REPLICAOF")
+        .arg(("127.0.0.1", 1))
+        .query_async(&mut fixture.server.connect().await)
+        .await
+        .unwrap();
+    for refused in [
+        one.update_key(key.record.clone()).await.unwrap_err(),
+        other.create_key(new_record("pro")).await.unwrap_err(),
+    ] {
+        assert!(matches!(refused, ChangeError::Unwritten(_)), "{refused:?}");
+        assert!(refused.to_string().contains("READONLY"), "{refused}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

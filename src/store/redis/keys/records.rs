@@ -21,6 +21,7 @@ use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
 use crate::store::key_table::version_at;
 use crate::store::redis::wire::link::{Master, RedisLink};
+use crate::store::redis::wire::request::IS_REPLICA;
 use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
 
@@ -223,7 +224,13 @@ impl RecordTable {
         old: Option<&KeyRecord>,
     ) -> Result<(KeyRecord, ChangeMark), ChangeError> {
         self.written_on.store(self.link.made(), Ordering::Release);
-        self.put(&record, old).await?;
+        self.put(&record, old).await.map_err(|error| match error {
+            // A replica has refused the step, so no step has written the record.
+            ChangeError::Store(StoreError::Unavailable(why)) if why.contains(IS_REPLICA) => {
+                ChangeError::Unwritten(StoreError::Unavailable(why))
+            }
+            other => other,
+        })?;
         let digests = codec::put_digests(&self.link.names, &record, old);
         match self.publish_after(digests, &record).await {
             Ok(mark) => Ok((record, mark)),
