@@ -413,11 +413,11 @@ pub trait Store: Send + Sync + 'static {
     /// a call or none; Redis, whose keys may be on several servers, writes each by itself.
     ///
     /// # Errors
-    /// If the outcome of some of the keys is unknown.
+    /// [`ChangeError::Unwritten`] if no key was added, otherwise if the outcome of some of the keys is unknown.
     async fn import_keys(
         &self,
         records: Vec<KeyRecord>,
-    ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError>;
+    ) -> Result<(Vec<Imported>, Option<ChangeMark>), ChangeError>;
 
     /// The entries of the audit trail that match the filter, in the order of the changes.
     async fn audit(&self, wanted: Wanted) -> Result<Vec<audit::Entry>, StoreError>;

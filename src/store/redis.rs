@@ -373,8 +373,9 @@ impl Store for RedisStore {
     async fn import_keys(
         &self,
         records: Vec<KeyRecord>,
-    ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
-        self.claim_zone().await?;
+    ) -> Result<(Vec<Imported>, Option<ChangeMark>), ChangeError> {
+        let claimed = self.claim_zone().await;
+        claimed.map_err(ChangeError::Unwritten)?;
         self.parts.records.import(records).await
     }
 

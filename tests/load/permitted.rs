@@ -119,7 +119,7 @@ passed_on! {
     async fn server_time(&self) -> Result<Timestamp, StoreError>;
     async fn create_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError>;
     async fn update_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError>;
-    async fn import_keys(&self, records: Vec<KeyRecord>) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError>;
+    async fn import_keys(&self, records: Vec<KeyRecord>) -> Result<(Vec<Imported>, Option<ChangeMark>), ChangeError>;
     async fn audit(&self, wanted: Wanted) -> Result<Vec<audit::Entry>, StoreError>;
     async fn key(&self, id: KeyId) -> Result<Option<KeyRecord>, StoreError>;
     async fn walk_keys(&self, take: &mut (dyn FnMut(Vec<KeyRecord>) + Send)) -> Result<(), StoreError>;

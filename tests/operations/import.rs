@@ -41,6 +41,28 @@ async fn imported(scene: &Scene, file: &Path) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
+#[tokio::test]
+async fn an_import_that_fails_reports_how_many_keys_of_its_file_may_have_been_added() {
+    let scene = scene(Store::Redis).await;
+    let rows = "customer,tier,key\nAcme,pro,acme-live-0123456789abcdef\n";
+    let file = file(&scene, "one.csv", rows);
+    let redis = scene.redis.as_ref().unwrap();
+    let add = |word| ["ACL", "SETUSER", "default", word];
+    for (refuse, more) in [
+        (["CONFIG", "SET", "maxmemory", "1"], "no more"),
+        (["CONFIG", "SET", "maxmemory", "0"], "possibly up to 1 more"),
+    ] {
+        redis.command(&refuse).await.unwrap();
+        redis.command(&add("-xadd")).await.unwrap();
+        let message = import(&scene, &file, &[]).await.failed(1);
+        let expected = format!("0 keys were imported, and {more}: import the file again");
+        assert!(message.contains(&expected), "{message}");
+    }
+    redis.command(&add("+xadd")).await.unwrap();
+    import(&scene, &file, &[]).await.done();
+    assert_eq!(keys_of(&scene).await, 1);
+}
+
 async fn export(scene: &Scene) -> String {
     scene.cli(&["keys", "export", "--with-digests"]).await
 }

@@ -342,7 +342,7 @@ impl Store for EmbeddedStore {
     async fn import_keys(
         &self,
         records: Vec<KeyRecord>,
-    ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
+    ) -> Result<(Vec<Imported>, Option<ChangeMark>), ChangeError> {
         // The lock is free during the pause: waiting gateways in other processes try it several times.
         tokio::time::sleep(IMPORT_PAUSE).await;
         let imported = self

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, BufReader, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::Serialize;
@@ -21,7 +21,7 @@ use crate::cli::session::{Expected, Session, UsageError};
 use crate::policy::api_key::{KeyId, os_entropy};
 use crate::policy::key_record::{Action, TierName};
 use crate::policy::words::counted;
-use crate::store::{ChangeMark, Imported};
+use crate::store::{ChangeError, ChangeMark, Imported};
 
 /// Keys of one batch: some 20 milliseconds in which other processes wait for the embedded store.
 const BATCH: usize = 500;
@@ -228,11 +228,15 @@ impl<'s> Writing<'s> {
     async fn write(&mut self, batch: Vec<ImportableKey>) -> anyhow::Result<Vec<ImportableKey>> {
         let records = batch.iter().map(|key| key.record.clone()).collect();
         let imported = self.session.store.import_keys(records).await;
-        let (outcomes, mark) = imported.with_context(|| {
-            format!(
-                "{}, and possibly up to {BATCH} more: import the file again to complete it",
+        let (outcomes, mark) = imported.map_err(|error| {
+            let (more, error) = match error {
+                ChangeError::Unwritten(error) => ("no more".to_owned(), anyhow!(error)),
+                error => (format!("possibly up to {} more", batch.len()), error.into()),
+            };
+            error.context(format!(
+                "{}, and {more}: import the file again to complete it",
                 self.keys_added()
-            )
+            ))
         })?;
         self.mark = mark.or(self.mark.take());
         self.bar.inc(u64::try_from(batch.len()).unwrap_or(0));

@@ -12,16 +12,18 @@ use super::{codec, index};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::{ChangeMark, Imported, StoreError};
+use crate::store::{ChangeError, ChangeMark, Imported, StoreError};
 
 /// Adds the keys whose secret and id are not in use. Returns the result for each key, and the feed position of the last one.
 pub async fn import(
     link: &RedisLink,
     records: Vec<KeyRecord>,
-) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
-    let holders = claim(link, &records).await?;
+) -> Result<(Vec<Imported>, Option<ChangeMark>), ChangeError> {
+    let holders = claim(link, &records).await;
+    let holders = holders.map_err(ChangeError::Unwritten)?;
     let others: Vec<KeyId> = holders.iter().flatten().copied().collect();
-    let others = stored(link, &others).await?;
+    let others = stored(link, &others).await;
+    let others = others.map_err(ChangeError::Unwritten)?;
     let mut unfinished = Vec::new();
     let (mut free, mut outcomes) = (Vec::new(), Vec::new());
     for (record, holder) in records.iter().zip(&holders) {
@@ -40,7 +42,8 @@ pub async fn import(
         };
         outcomes.push(outcome);
     }
-    index::enter(link, free).await?;
+    let entered = index::enter(link, free).await;
+    entered.map_err(ChangeError::Unwritten)?;
     let added = write(link, &records, &mut outcomes, &mut unfinished).await?;
     let mark = publish(link, &added, unfinished).await?;
     release(link, &records, &outcomes).await?;

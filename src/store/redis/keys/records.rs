@@ -178,8 +178,8 @@ impl RecordTable {
     pub async fn import(
         &self,
         records: Vec<KeyRecord>,
-    ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
-        let now = self.link.time().await?;
+    ) -> Result<(Vec<Imported>, Option<ChangeMark>), ChangeError> {
+        let now = self.link.time().await.map_err(ChangeError::Unwritten)?;
         self.written_on.store(self.link.made(), Ordering::Release);
         let stamped = records.into_iter().map(|record| KeyRecord {
             updated: now,
