@@ -1,7 +1,7 @@
 //! A command's work on an open store, its notes to the operator, and its errors.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -159,18 +159,28 @@ impl Session {
         expected: Expected,
         work: impl AsyncFnOnce(&Session) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
+        let missing = missing_file(&config.store);
+        let here = |path: &Path| std::path::absolute(path).unwrap_or_default();
         if expected != Expected::Nothing
-            && let Some(path) = missing_file(&config.store)
+            && let Some(path) = &missing
         {
             bail!(
                 "there is no database {}, here {}: run the command in the gateway's working directory, or correct its path \
                  (store.embedded.path, or --from of a copy). `touchline serve`, `keys issue` and `keys import` create a database",
                 path.display(),
-                std::path::absolute(&path).unwrap_or_default().display()
+                here(path).display()
             );
         }
         on_runtime(async {
             let store = server::open_store(&config, Role::Command, Clock::system()).await?;
+            if let Some(path) = missing {
+                note(&format!(
+                    "created the database {}: it had no keys. If a gateway runs, or if there were keys, this is another database, and no \
+                     gateway knows the keys in it: check the working directory, store.embedded.path and that its disk is mounted, and \
+                     repeat the command there",
+                    here(&path).display()
+                ));
+            }
             let session = Session { config, store };
             let outcome = async {
                 if expected == Expected::Content {

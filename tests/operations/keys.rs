@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::process::{Command, Stdio};
 
-use harness::{IssuedKey, Protocol, Scene, Store};
+use harness::{IssuedKey, Protocol, Scene, Store, StoreSpec};
 use serde_json::Value;
 
 use super::{MARKETS, RANKINGS, Ran, STORES, TOUCHLINE, closed_pipe, run_beside, run_into};
@@ -264,6 +264,46 @@ async fn a_gateway_that_hangs_is_named_and_the_change_is_stored() {
         scene.gateways[1].process().resume();
         assert_eq!(client.get(&key, MARKETS).await.status, 401);
         scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_creates_an_empty_database_reports_its_absolute_path() {
+    let scene = scene(Store::Embedded).await;
+    let mut spec = scene.spec.clone();
+    spec.store = StoreSpec::Embedded("var/keys.db".into());
+    let config = scene.outside().join("relative.yaml");
+    std::fs::write(&config, spec.yaml(&scene.outside().join("access.log"))).unwrap();
+    let rows = scene.outside().join("keys.csv");
+    std::fs::write(
+        &rows,
+        "customer,tier,key\nAcme,pro,acme-live-0123456789abcdef\n",
+    )
+    .unwrap();
+    let issue = ["keys", "issue", "--tier", "pro", "--customer", "Acme"];
+    for (name, arguments) in [
+        ("one", &issue[..]),
+        ("other", &["keys", "import", rows.to_str().unwrap()]),
+    ] {
+        let directory = scene.outside().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let run = || {
+            let mut command = Command::new(TOUCHLINE);
+            command.current_dir(&directory).args(arguments);
+            let ran = Ran::from(command.arg("--config").arg(&config).output().unwrap());
+            assert_eq!(ran.code, Some(0), "{ran:?}");
+            ran.stderr.replace('\n', " ")
+        };
+        let database = directory.join("var/keys.db");
+        let created = format!(
+            "created the database {}: it had no keys",
+            database.display()
+        );
+        let message = run();
+        assert!(message.contains(&created), "{message}");
+        assert!(message.contains("check the working directory"), "{message}");
+        let message = run();
+        assert!(!message.contains("created the database"), "{message}");
     }
 }
 

@@ -208,6 +208,13 @@ async fn a_start_that_creates_an_empty_database_logs_it_once() {
     assert_eq!(created(), 1);
     scene.gateways[0].restart().await;
     assert_eq!(created(), 1);
+    scene.gateways[0].terminate();
+    let StoreSpec::Embedded(database) = &scene.spec.store else {
+        panic!("an embedded store");
+    };
+    std::fs::write(database, "").unwrap();
+    scene.gateways[0].restart().await;
+    assert_eq!(created(), 2);
 }
 
 #[tokio::test]

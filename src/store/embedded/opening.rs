@@ -87,7 +87,7 @@ fn open_blocking(
         timeout,
         keeping,
     } = settings;
-    let is_new = !path.exists();
+    let is_new = !path.metadata().is_ok_and(|file| file.len() > 0);
     let gateway = match role {
         Role::Gateway(name) => Some(name),
         Role::Command => None,
