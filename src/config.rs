@@ -5,6 +5,7 @@
 //! parser from the same text. A `Config` that exists is valid: names that endpoints refer to exist, patterns do not overlap, every
 //! number is within its bounds. This module does not know how a configuration is used.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::net::ToSocketAddrs;
@@ -178,7 +179,7 @@ impl Config {
     pub fn parse(
         file_name: &str,
         text: &str,
-        env: &dyn Fn(&str) -> Option<String>,
+        env: &dyn Fn(&str) -> Option<OsString>,
     ) -> Result<Config, ConfigErrors> {
         Config::parse_resolving(file_name, text, env, &resolve)
     }
@@ -190,7 +191,7 @@ impl Config {
     pub fn parse_resolving(
         file_name: &str,
         text: &str,
-        env: &dyn Fn(&str) -> Option<String>,
+        env: &dyn Fn(&str) -> Option<OsString>,
         resolve: &dyn Fn(&[&str]) -> Vec<LookedUp>,
     ) -> Result<Config, ConfigErrors> {
         let surroundings = Surroundings {
@@ -248,8 +249,8 @@ fn parse_in(
 }
 
 /// An environment variable of the process.
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok()
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
 }
 
 /// Resolves some `host:port` with the system's resolver, many at the same time. Those that have no result after [`RESOLVE_TIMEOUT`] fail,

@@ -2,6 +2,7 @@
 //! decides which of them are read.
 
 use std::cell::Cell;
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -25,7 +26,7 @@ pub(super) struct Surroundings<'a> {
     /// The file itself, if the text is one's.
     pub(super) file: Option<&'a Path>,
     /// The value of an environment variable.
-    pub(super) env: &'a dyn Fn(&str) -> Option<String>,
+    pub(super) env: &'a dyn Fn(&str) -> Option<OsString>,
     /// The addresses of some `host:port`, in their order.
     pub(super) resolve: &'a dyn Fn(&[&str]) -> Vec<LookedUp>,
     /// The parts that are read for this purpose.
@@ -59,7 +60,7 @@ pub enum Purpose {
 }
 
 /// Replaces every `${VARIABLE}` in `text` by its value and every `$${` by `${`. Values are not expanded again.
-pub(super) fn expand(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, Wrong> {
+pub(super) fn expand(text: &str, env: &dyn Fn(&str) -> Option<OsString>) -> Result<String, Wrong> {
     let mut expanded = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("${") {
@@ -86,6 +87,10 @@ pub(super) fn expand(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result
                 "set it, or write $${ for the characters ${",
             ));
         };
+        let value = value.into_string().map_err(|_| {
+            let message = format!("the value of the environment variable {name} is not UTF-8");
+            Wrong::new(message, "set it to a text in UTF-8")
+        })?;
         expanded.push_str(&value);
         rest = after.get(name.len() + 1..).unwrap_or_default();
     }
@@ -98,7 +103,7 @@ pub(super) fn has_variable(written: &Value) -> bool {
     let found = Cell::new(false);
     let note = |_: &str| {
         found.set(true);
-        Some(String::new())
+        Some(OsString::new())
     };
     written
         .as_str()
@@ -213,8 +218,8 @@ mod tests {
     #[test]
     fn variables_are_expanded_once_and_escapes_kept() {
         let env = |name: &str| match name {
-            "A" => Some("1".to_owned()),
-            "B_2" => Some("${A}".to_owned()),
+            "A" => Some("1".into()),
+            "B_2" => Some("${A}".into()),
             _ => None,
         };
         for (text, expected) in [

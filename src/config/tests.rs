@@ -1,7 +1,9 @@
 //! Facts about `gateway.yaml`: the shipped file, the defaults, and every kind of mistake.
 
+use std::ffi::OsString;
 use std::io;
 use std::num::NonZeroU32;
+use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -26,11 +28,12 @@ endpoints: [{path: /a, tiers: [pro], upstream: u}]
 upstreams: {u: {servers: [127.0.0.1:9000]}}
 ";
 
-fn env(name: &str) -> Option<String> {
+fn env(name: &str) -> Option<OsString> {
     match name {
         "FIVE" => Some("5".into()),
         "SECRET" => Some("hunter2".into()),
         "ZONE" => Some("Europe".into()),
+        "LATIN" => Some(OsString::from_vec(b"caf\xe9".to_vec())),
         _ => None,
     }
 }

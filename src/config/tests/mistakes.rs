@@ -286,6 +286,10 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
             "1:19 quota.timezone: the environment variable NONE is not set",
         ),
         (
+            "quota: {timezone: \"${LATIN}\"}",
+            "1:19 quota.timezone: the value of the environment variable LATIN is not UTF-8",
+        ),
+        (
             "quota: {timezone: \"${\"}",
             "1:19 quota.timezone: `${` must be followed by a variable's name and `}`",
         ),

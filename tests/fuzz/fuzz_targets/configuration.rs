@@ -11,7 +11,7 @@ const SECRET: &str = "hunter2hunter2hunter2";
 
 fn read(text: &str) -> Result<Config, touchline::config::ConfigErrors> {
     // Nothing outside is asked: no names, and of the environment one secret.
-    let env = |name: &str| (name == "S").then(|| SECRET.to_owned());
+    let env = |name: &str| (name == "S").then(|| SECRET.into());
     let resolve = |names: &[&str]| {
         let failure = |_| Err(io::Error::other("no names here"));
         names.iter().map(failure).collect()

@@ -12,7 +12,7 @@ endpoints: [{{path: /a, tiers: [pro], upstream: u}}]
 upstreams: {{u: {upstream}}}
 "
     );
-    let env = |name: &str| (name == "SECRET").then(|| "hunter2".to_owned());
+    let env = |name: &str| (name == "SECRET").then(|| "hunter2".into());
     let config = Config::parse("g.yaml", &text, &env).map_err(|errors| errors.to_string())?;
     Ok(config.upstream("u").unwrap().clone())
 }
