@@ -1,5 +1,6 @@
 //! Why a gateway cannot start.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 
 use super::handover::Withdrawal;
@@ -58,11 +59,50 @@ pub enum ServeError {
 
 /// An address that cannot be listened on.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "cannot listen on {address} ({path}): {error}; choose another address or stop the process that uses it"
-)]
+#[error("cannot listen on {address} ({path}): {error}; {}", advice(.error))]
 pub struct ListenError {
     pub(super) path: &'static str,
     pub(super) address: SocketAddr,
     pub(super) error: std::io::Error,
+}
+
+fn advice(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::PermissionDenied => {
+            "choose a port from 1024 on, or give the process the capability CAP_NET_BIND_SERVICE, as the unit for systemd does"
+        }
+        ErrorKind::AddrNotAvailable => {
+            "no interface of this machine has this address: choose one that it has, or 0.0.0.0 or [::] for all"
+        }
+        _ => "choose another address or stop the process that uses it",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Error;
+
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn an_address_that_cannot_be_listened_on_has_the_advice_for_its_error() {
+        for (errno, advised) in [
+            (Errno::ACCESS, "CAP_NET_BIND_SERVICE"),
+            (Errno::ADDRNOTAVAIL, "no interface of this machine"),
+            (Errno::ADDRINUSE, "stop the process that uses it"),
+        ] {
+            let error = Error::from(errno);
+            let shown = ListenError {
+                path: "listen.http.address",
+                address: SocketAddr::from(([127, 0, 0, 1], 81)),
+                error,
+            };
+            let shown = shown.to_string();
+            assert!(shown.contains(advised), "{shown}");
+            let others = shown.matches("stop the process").count();
+            assert_eq!(others == 1, errno == Errno::ADDRINUSE, "{shown}");
+        }
+    }
 }
