@@ -19,6 +19,15 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// The reason alone.
+    pub fn reason(&self) -> &str {
+        match self {
+            StoreError::Unavailable(why)
+            | StoreError::Failed(why)
+            | StoreError::OtherCalendar(why) => why,
+        }
+    }
+
     /// Whether the same call may succeed later without an operator's help.
     pub fn is_transient(&self) -> bool {
         match self {

@@ -261,3 +261,64 @@ async fn a_register_of_gateways_that_cannot_be_read_is_named_in_readyz_and_in_th
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_redis_refuses_names_the_server_and_the_remedy() {
+    let node = Node::start(|_| Vec::new()).await;
+    let () = node.ask(documented()).await;
+    let (scene, _secrets) = scene(of(&node)).await;
+    scene.issue("pro").await;
+    let server = format!("the store failed: redis://{}/0: ", node.address());
+    let permissions = "; check the user and password of store.redis";
+    let other_program = "; another program uses names that begin with store.redis.key_prefix";
+    for (begins, ends, command, refusal, remedy) in [
+        (
+            "ACL SETUSER touchline -hget",
+            "ACL SETUSER touchline +hget",
+            &["keys", "list"][..],
+            "no permissions to run the 'hget' command",
+            permissions,
+        ),
+        (
+            "ACL SETUSER touchline -scard",
+            "ACL SETUSER touchline +scard",
+            &["store", "status"],
+            "no permissions to run the 'scard' command",
+            permissions,
+        ),
+        (
+            "SET touchline:days theirs",
+            "DEL touchline:days",
+            &["store", "status"],
+            "touchline:days: \"WRONGTYPE\": Operation against a key",
+            other_program,
+        ),
+    ] {
+        let () = node.ask(begins).await;
+        let message = run_beside(&scene.gateways[0], command).await.failed(1);
+        assert!(message.contains(&server), "{message}");
+        assert!(message.contains(refusal), "{message}");
+        assert_eq!(message.matches(remedy).count(), 1, "{message}");
+        let () = node.ask(ends).await;
+        run_beside(&scene.gateways[0], command).await.done();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_feed_of_another_program_is_named_in_readyz_with_the_remedy() {
+    let node = Node::start(|_| Vec::new()).await;
+    let () = node.ask(documented()).await;
+    let (scene, _secrets) = scene(of(&node)).await;
+    scene.issue("pro").await;
+    let () = node.ask("RENAME touchline:feed saved").await;
+    let () = node.ask("SET touchline:feed theirs").await;
+    eventually("the name and the remedy are reported", async || {
+        let (_, body) = scene.admin(0, "/readyz").await;
+        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+        let reason = body["reasons"][0].as_str()?;
+        assert!(reason.contains("touchline:feed: \"WRONGTYPE\""), "{reason}");
+        assert!(reason.contains("; another program uses names"), "{reason}");
+        Some(())
+    })
+    .await;
+}

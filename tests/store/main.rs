@@ -28,6 +28,7 @@ mod redis_server;
 mod redis_store;
 mod redis_tls;
 mod register;
+mod remedies;
 mod status;
 mod together;
 mod topologies;

@@ -8,6 +8,7 @@ pub mod guard;
 pub mod line;
 pub mod link;
 pub mod preparation;
+pub mod remedies;
 pub mod replies;
 pub mod request;
 pub mod script;

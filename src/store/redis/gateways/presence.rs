@@ -21,7 +21,6 @@ use crate::clock::{Periodic, next_tick};
 use crate::store::redis::keys::feed::Feed;
 use crate::store::redis::wire::guard::BreakerGuard;
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::redis::wire::request::with_remedy;
 use crate::store::{NodeName, StoreError, on_thread};
 
 /// How often a gateway reads the register.
@@ -116,8 +115,8 @@ impl Presence {
             return;
         }
         let failed = failed.filter(|_| self.guard.is_closed());
-        let trouble = failed
-            .map(|error| with_remedy(format!("the register of gateways cannot be used: {error}")));
+        let trouble =
+            failed.map(|error| format!("the register of gateways cannot be used: {error}"));
         let before = self.trouble.swap(trouble.clone().map(Arc::new));
         if let Some(trouble) = trouble.filter(|trouble| before.as_deref() != Some(trouble)) {
             tracing::error!("{trouble}");

@@ -31,7 +31,8 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::current::Current;
 use crate::store::redis::gateways::heartbeat::Heartbeat;
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::redis::wire::request::{is_of_user, jittered, with_remedy};
+use crate::store::redis::wire::remedies::is_of_user;
+use crate::store::redis::wire::request::jittered;
 use crate::store::redis::wire::zone::{EmptyStore, ZoneCheck};
 use crate::store::{KeyEntry, KeyTable, StoreError, on_thread};
 
@@ -207,8 +208,7 @@ impl Feed {
     /// Why the table does not follow Redis until an operator acts, and what to do.
     pub fn trouble(&self) -> Option<String> {
         let error = self.trouble.load_full()?;
-        let text = format!("the key table does not follow Redis: {error}");
-        Some(with_remedy(text))
+        Some(format!("the key table does not follow Redis: {error}"))
     }
 
     /// Why the replica cannot be saved, and the remedy.

@@ -9,7 +9,8 @@ use tokio::time::timeout;
 use super::codec::{parse_place, stream_id};
 use crate::store::StoreError;
 use crate::store::redis::wire::connection::RedisConnection;
-use crate::store::redis::wire::request::{is_absent, parsed};
+use crate::store::redis::wire::remedies::with_remedy;
+use crate::store::redis::wire::request::{is_absent, named, parsed};
 
 /// How long one read of the stream blocks, and how late a reply may be.
 const READ_BLOCKS: Duration = Duration::from_secs(1);
@@ -45,7 +46,7 @@ impl ChangeStream {
     /// The server's name for its own process.
     pub async fn run_id(&self) -> Result<String, StoreError> {
         let ask = redis::cmd("INFO").arg("server").take();
-        let value = patient(READ_LATE, self.connection.ask(&ask)).await?;
+        let value = self.patient(READ_LATE, self.connection.ask(&ask)).await?;
         let info: InfoDict = parsed(value)?;
         Ok(info.get("run_id").unwrap_or_default())
     }
@@ -59,7 +60,7 @@ impl ChangeStream {
                 reply => reply,
             }
         };
-        let fields = match patient(READ_LATE, reply).await? {
+        let fields = match self.patient(READ_LATE, reply).await? {
             Value::Nil => return Ok(StreamState::default()),
             value => parsed::<HashMap<String, Value>>(value)?,
         };
@@ -94,7 +95,7 @@ impl ChangeStream {
 
     async fn holds(&self, place: u128) -> Result<bool, StoreError> {
         let range = Cmd::xrange(&self.name, stream_id(place), stream_id(place));
-        let value = patient(READ_LATE, self.connection.ask(&range)).await?;
+        let value = self.patient(READ_LATE, self.connection.ask(&range)).await?;
         Ok(!parsed::<Vec<Value>>(value)?.is_empty())
     }
 
@@ -105,10 +106,32 @@ impl ChangeStream {
         read.arg(("BLOCK", READ_BLOCKS.as_millis() as u64));
         read.arg(("STREAMS", &self.name, stream_id(place)));
         let reply = self.connection.ask(&read);
-        let value = patient(READ_BLOCKS + READ_LATE, reply).await?;
+        let value = self.patient(READ_BLOCKS + READ_LATE, reply).await?;
         let streams = parsed::<Option<Vec<(String, StreamEntries)>>>(value)?;
         let streams = streams.unwrap_or_default().into_iter();
         Ok(streams.flat_map(|(_, entries)| entries).collect())
+    }
+
+    async fn patient(
+        &self,
+        patience: Duration,
+        reply: impl Future<Output = Result<Value, redis::RedisError>>,
+    ) -> Result<Value, StoreError> {
+        let Ok(reply) = timeout(patience, reply).await else {
+            return Err(StoreError::Unavailable("no answer in time".into()));
+        };
+        reply.map_err(|error| {
+            let ends_by_itself = error.is_io_error()
+                || error.is_unrecoverable_error()
+                || error.is_cluster_error()
+                // The server became a replica while a read was blocked, or another client's script runs for too long.
+                || matches!(error.code(), Some("UNBLOCKED" | "BUSY"));
+            let error = with_remedy(named(&error, &self.name));
+            match ends_by_itself {
+                true => StoreError::Unavailable(error),
+                false => StoreError::Failed(error),
+            }
+        })
     }
 }
 
@@ -122,26 +145,6 @@ impl StreamState {
         } else {
             None
         }
-    }
-}
-
-async fn patient(
-    patience: Duration,
-    reply: impl Future<Output = Result<Value, redis::RedisError>>,
-) -> Result<Value, StoreError> {
-    match timeout(patience, reply).await {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error))
-            if error.is_io_error()
-                || error.is_unrecoverable_error()
-                || error.is_cluster_error()
-                // The server became a replica while a read was blocked, or another client's script runs for too long.
-                || matches!(error.code(), Some("UNBLOCKED" | "BUSY")) =>
-        {
-            Err(StoreError::Unavailable(error.to_string()))
-        }
-        Ok(Err(error)) => Err(StoreError::Failed(error.to_string())),
-        Err(_) => Err(StoreError::Unavailable("no answer in time".into())),
     }
 }
 

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use crate::store::redis::wire::link::RedisLink;
-use crate::store::redis::wire::request::{remedy, with_remedy};
 use crate::store::redis::wire::zone::{EmptyStore, ZoneCheck};
 use crate::store::{Role, StoreError};
 
@@ -30,19 +29,9 @@ pub async fn first_attempt(link: &RedisLink, role: &Role) -> Result<(), StoreErr
             attempt = link.connect().await;
         }
     }
-    let Err(error) = attempt else {
-        return Ok(());
-    };
-    match (role, error) {
-        (_, error @ StoreError::OtherCalendar(_)) => Err(error),
-        (Role::Command, StoreError::Unavailable(why)) => {
-            let remedy = remedy(&why).unwrap_or(
-                "check that Redis runs there and that store.redis in the configuration names it",
-            );
-            Err(StoreError::Unavailable(format!("{why}; {remedy}")))
-        }
-        (Role::Command, StoreError::Failed(why)) => Err(StoreError::Failed(with_remedy(why))),
-        (Role::Gateway(_), _) => Ok(()),
+    match (role, attempt) {
+        (Role::Gateway(_), Err(StoreError::Unavailable(_) | StoreError::Failed(_))) => Ok(()),
+        (_, attempt) => attempt,
     }
 }
 

@@ -226,7 +226,9 @@ async fn settings(link: &RedisLink, master: &Master) -> Result<Option<ServerSett
 async fn feed(link: &RedisLink) -> Result<FeedFacts, StoreError> {
     let value = match link.ask(&Cmd::xinfo_stream(link.names.feed())).await {
         Ok(value) => value,
-        Err(LinkError::Refused(error)) if is_absent(&error) => return Ok(FeedFacts::default()),
+        Err(LinkError::Refused(refusal)) if is_absent(&refusal.error) => {
+            return Ok(FeedFacts::default());
+        }
         Err(error) => return Err(error.into()),
     };
     let fields = parsed::<HashMap<String, Value>>(value)?;

@@ -24,6 +24,7 @@ use self::node::ClusterNode;
 use super::connection::RedisConnection;
 use super::line::ServerLine;
 use super::preparation::Preparation;
+use super::remedies::unconnected;
 use super::request::{LinkError, jittered, pipeline};
 use super::slots::{ClusterView, slot_of};
 use super::topology::{Address, Topology};
@@ -246,14 +247,15 @@ impl Cluster {
     ) -> Result<Value, LinkError> {
         for redirections in 1.. {
             node.note(&result);
-            let error = match result {
-                Err(LinkError::Refused(error)) if error.is_cluster_error() => error,
+            let refusal = match result {
+                Err(LinkError::Refused(refusal)) if refusal.error.is_cluster_error() => refusal,
                 Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {
                     self.stale.notify_one();
                     return Err(error);
                 }
                 other => return other,
             };
+            let error = &refusal.error;
             let in_transit = error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain);
             let pause = match in_transit || redirections > REDIRECTS_AT_ONCE {
                 true => REDIRECT_PAUSE,
@@ -261,7 +263,7 @@ impl Cluster {
             };
             if Instant::now() + 2 * pause >= deadline {
                 self.stale.notify_one();
-                return Err(LinkError::Lost(error.to_string()));
+                return Err(LinkError::Lost(refusal.to_string()));
             }
             if !pause.is_zero() {
                 sleep(pause).await;
@@ -269,11 +271,11 @@ impl Cluster {
             result = match error.kind() {
                 ErrorKind::Server(ServerErrorKind::Moved) => {
                     self.stale.notify_one();
-                    node = self.redirected(&error, &node)?;
+                    node = self.redirected(error, &node)?;
                     node.line.query(command, deadline).await
                 }
                 ErrorKind::Server(ServerErrorKind::Ask) => {
-                    node = self.redirected(&error, &node)?;
+                    node = self.redirected(error, &node)?;
                     let asking = pipeline([redis::cmd("ASKING"), command.clone()]);
                     let mut both = node.line.each(&asking, deadline).await;
                     both.pop().unwrap_or(Ok(Value::Nil))
@@ -285,7 +287,7 @@ impl Cluster {
                 // The cluster as a whole does not serve.
                 _ => {
                     self.stale.notify_one();
-                    return Err(LinkError::Lost(error.to_string()));
+                    return Err(LinkError::Lost(refusal.to_string()));
                 }
             };
         }
@@ -441,7 +443,7 @@ impl Cluster {
         for opinion in opinions {
             match opinion {
                 Ok(view) => views.push(view),
-                Err(error) => troubles.push(error.to_string()),
+                Err(error) => troubles.push(error.reason().to_owned()),
             }
         }
         let view = ClusterView::latest(views).ok_or_else(|| {
@@ -526,7 +528,8 @@ impl Cluster {
                 )))
             })
         };
-        attempt.await.inspect_err(|error: &StoreError| {
+        let attempt = attempt.await.map_err(unconnected);
+        attempt.inspect_err(|error| {
             self.trouble.store(Some(Arc::new(error.clone())));
         })?;
         self.trouble.store(None);

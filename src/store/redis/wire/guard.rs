@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use super::breaker::{Breaker, CallOutcome};
 use super::link::RedisLink;
-use super::request::{LinkError, pipeline, with_remedy};
+use super::request::{LinkError, pipeline};
 use super::script::{AccountCall, CHARGE, ChargeArgument};
 use crate::policy::calendar::Day;
 use crate::store::StoreError;
@@ -105,7 +105,7 @@ impl BreakerGuard {
     pub fn reason(&self) -> Option<String> {
         let last_failure = || self.last_failure.lock().clone().map(|(_, error)| error);
         let trouble = self.link.trouble().map(|error| error.to_string());
-        trouble.or_else(last_failure).map(with_remedy)
+        trouble.or_else(last_failure)
     }
 
     /// Fails at once while the breaker is open.

@@ -18,7 +18,9 @@ use tokio::time::{Instant, timeout};
 
 use super::connection::RedisConnection;
 use super::preparation::{Preparation, begin};
+use super::remedies::{unconnected, with_remedy};
 use super::request::{IS_REPLICA, LinkError, breaks, is_replica, jittered, refused};
+use super::slots::names_of;
 use super::topology::{Address, Dialled, Topology};
 use crate::clock::timer::Timers;
 use crate::policy::failure_log::LoggedReasons;
@@ -125,8 +127,9 @@ impl ServerLine {
     /// [`LinkError::Refused`].
     pub async fn query(&self, command: &Cmd, deadline: Instant) -> Result<Value, LinkError> {
         let live = self.live()?;
-        self.reply(&live, live.connection.ask(command), deadline)
-            .await
+        let value = self.reply(&live, live.connection.ask(command), deadline);
+        let value = value.await?;
+        value.map_err(|error| self.failed(&live, Some(command), error))
     }
 
     /// The result of each command of a pipeline, which is sent in one write. An error of one does not affect the others.
@@ -141,14 +144,17 @@ impl ServerLine {
             Err(error) => return all(error),
         };
         let values = live.connection.ask_each(pipeline);
-        let result = |value| match value {
-            Value::ServerError(error) => Err(self.failed(&live, error.into())),
+        let result = |(value, command)| match value {
+            Value::ServerError(error) => Err(self.failed(&live, Some(command), error.into())),
             value => Ok(value),
         };
-        match self.reply(&live, values, deadline).await {
-            Ok(values) if values.len() == pipeline.len() => {
-                values.into_iter().map(result).collect()
-            }
+        let values = self.reply(&live, values, deadline).await;
+        match values.and_then(|values| values.map_err(|error| self.failed(&live, None, error))) {
+            Ok(values) if values.len() == pipeline.len() => values
+                .into_iter()
+                .zip(pipeline.cmd_iter())
+                .map(result)
+                .collect(),
             Ok(other) => all(LinkError::Unreadable(format!("{other:?}"))),
             Err(error) => all(error),
         }
@@ -160,30 +166,31 @@ impl ServerLine {
         live: &Dialled,
         reply: impl Future<Output = Result<T, redis::RedisError>>,
         deadline: Instant,
-    ) -> Result<T, LinkError> {
+    ) -> Result<Result<T, redis::RedisError>, LinkError> {
         let deadline = deadline.min(Instant::now() + self.response_timeout);
         let Some(result) = self.timers.wait(deadline, reply).await else {
             return Err(self.timed_out(live));
         };
         self.timeouts.store(0, Ordering::Relaxed);
-        result.map_err(|error| self.failed(live, error))
+        Ok(result)
     }
 
     /// The error of a command. The connection is dropped if it is unusable after it.
-    fn failed(&self, live: &Dialled, error: redis::RedisError) -> LinkError {
+    fn failed(&self, live: &Dialled, command: Option<&Cmd>, error: redis::RedisError) -> LinkError {
+        let server = self.shown();
         if breaks(&error) {
             let why = match is_replica(&error) {
-                true => format!("{} {IS_REPLICA}", self.shown()),
-                false => error.to_string(),
+                true => format!("{server} {IS_REPLICA}"),
+                false => format!("{server}: {error}"),
             };
             self.drop_connection(live, &why);
             return LinkError::Lost(why);
         }
         // Another client's script runs for too long: transient.
         if error.code() == Some("BUSY") {
-            return LinkError::Lost(error.to_string());
+            return LinkError::Lost(format!("{server}: {error}"));
         }
-        refused(|| self.shown(), error)
+        refused(server, &command.map(names_of).unwrap_or_default(), error)
     }
 
     fn timed_out(&self, live: &Dialled) -> LinkError {
@@ -201,8 +208,8 @@ impl ServerLine {
             .as_ref()
             .is_some_and(|current| std::ptr::eq(Arc::as_ptr(current), live))
         {
-            self.trouble
-                .store(Some(Arc::new(StoreError::Unavailable(why.to_owned()))));
+            let trouble = StoreError::Unavailable(with_remedy(why.to_owned()));
+            self.trouble.store(Some(Arc::new(trouble)));
             // Before the connection goes, so that no count is taken for older than it is.
             *down_since = Some(std::time::Instant::now());
             self.live.store(None);
@@ -250,7 +257,8 @@ impl ServerLine {
                 Err(error) => Err(error),
             }
         };
-        let dialled = attempt.await.inspect_err(|error: &StoreError| {
+        let attempt = attempt.await.map_err(unconnected);
+        let dialled = attempt.inspect_err(|error| {
             self.trouble.store(Some(Arc::new(error.clone())));
         })?;
         self.timeouts.store(0, Ordering::Relaxed);

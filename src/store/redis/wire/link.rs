@@ -362,7 +362,7 @@ impl RedisLink {
     ) -> Result<T, LinkError> {
         if let Some(by_name) = script.by_name(keys, arguments) {
             match self.query(&by_name, deadline).await {
-                Err(LinkError::Refused(error)) if is_unknown_script(&error) => {}
+                Err(LinkError::Refused(refusal)) if is_unknown_script(&refusal.error) => {}
                 other => return parsed(other?),
             }
         }
@@ -397,7 +397,9 @@ impl RedisLink {
 /// The error of a command; those of a cluster that moves its slots are transient.
 fn lost_in_transit(error: LinkError) -> LinkError {
     match error {
-        LinkError::Refused(error) if error.is_cluster_error() => LinkError::Lost(error.to_string()),
+        LinkError::Refused(refusal) if refusal.error.is_cluster_error() => {
+            LinkError::Lost(refusal.to_string())
+        }
         other => other,
     }
 }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use redis::{Cmd, RedisResult, Value};
+use redis::{Cmd, Pipeline, Value};
 
 use super::connection::RedisConnection;
-use super::request::{IS_REPLICA, breaks, is_replica, parsed, pipeline, read_time};
+use super::request::{IS_REPLICA, breaks, is_replica, named, parsed, pipeline, read_time};
 use super::script::{CHARGE, NOTHING, REGISTER, SIGN_IN, Script};
+use super::slots::names_of;
 use super::zone::{EmptyStore, is_same, set_zones};
 use crate::store::StoreError;
 use crate::store::redis::clock::StoreClock;
@@ -44,14 +45,14 @@ impl Preparation {
                 if let Err(error) = connection.ask(&write_nothing()).await
                     && breaks(&error)
                 {
-                    return Err(failed(error));
+                    return Err(failed(&error, ""));
                 }
             }
             EmptyStore::Claimed => {
                 // Of several gateways that find the store empty, the first one sets its zone.
                 let mut claim = set_zones([&name], &self.zone);
                 claim.get(&name);
-                let mut replies = all(connection.ask_each(&claim).await)?;
+                let mut replies = all(&claim, connection).await?;
                 is_same(replies.pop().unwrap_or(Value::Nil), &self.zone)?;
             }
         }
@@ -72,7 +73,7 @@ async fn begin_with<const N: usize>(
 ) -> Result<[Value; N], StoreError> {
     let loading = SCRIPTS.iter().map(|script| script.loading());
     let commands = pipeline(loading.chain(further));
-    let mut replies = all(connection.ask_each(&commands).await)?.into_iter();
+    let mut replies = all(&commands, connection).await?.into_iter();
     for (script, sha) in SCRIPTS.iter().zip(&mut replies) {
         script.loaded(parsed(sha)?);
     }
@@ -91,15 +92,21 @@ pub fn write_nothing() -> Cmd {
     NOTHING.by_text(&none, &none.as_slice())
 }
 
-/// The replies, or the first error among them.
-fn all(replies: RedisResult<Vec<Value>>) -> Result<Vec<Value>, StoreError> {
-    let checked = |replies: Vec<Value>| replies.into_iter().map(Value::extract_error).collect();
-    replies.and_then(checked).map_err(failed)
+/// The replies to commands, or the first error among them.
+async fn all(commands: &Pipeline, connection: &RedisConnection) -> Result<Vec<Value>, StoreError> {
+    let replies = connection.ask_each(commands).await;
+    let replies = replies.map_err(|error| failed(&error, ""))?;
+    let answered = replies.into_iter().zip(commands.cmd_iter());
+    let checked = answered.map(|(reply, command)| {
+        let reply = reply.extract_error();
+        reply.map_err(|error| failed(&error, &names_of(command)))
+    });
+    checked.collect()
 }
 
-fn failed(error: redis::RedisError) -> StoreError {
-    StoreError::Unavailable(match is_replica(&error) {
+fn failed(error: &redis::RedisError, names: &str) -> StoreError {
+    StoreError::Unavailable(match is_replica(error) {
         true => format!("it {IS_REPLICA}"),
-        false => error.to_string(),
+        false => named(error, names),
     })
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, ServerErrorKind, Value};
 
+use super::remedies::with_remedy;
 use super::topology::Topology;
 use crate::policy::words::words;
 use crate::store::StoreError;
@@ -17,7 +18,7 @@ pub enum LinkError {
     /// No result in time or the connection broke: whether the command ran is unknown.
     Lost(String),
     /// The server refused it.
-    Refused(redis::RedisError),
+    Refused(Refusal),
     /// The server answers but accepts no writes.
     RefusedWrites(WriteRefusal),
     /// The reply does not have the expected form.
@@ -27,7 +28,7 @@ pub enum LinkError {
 impl LinkError {
     /// The error without a connection to `server`, whose last attempt failed for this reason.
     pub fn no_connection(server: &Topology, trouble: Option<&StoreError>) -> LinkError {
-        let why = trouble.map_or_else(|| "not connected yet".to_owned(), StoreError::to_string);
+        let why = trouble.map_or("not connected yet", StoreError::reason);
         LinkError::NoConnection(format!("no connection to {server}: {why}"))
     }
 }
@@ -35,11 +36,31 @@ impl LinkError {
 impl From<LinkError> for StoreError {
     fn from(error: LinkError) -> StoreError {
         match error {
-            LinkError::NoConnection(why) | LinkError::Lost(why) => StoreError::Unavailable(why),
-            LinkError::Refused(error) => StoreError::Failed(error.to_string()),
+            LinkError::NoConnection(why) | LinkError::Lost(why) => {
+                StoreError::Unavailable(with_remedy(why))
+            }
+            LinkError::Refused(refusal) => StoreError::Failed(with_remedy(refusal.to_string())),
             LinkError::RefusedWrites(refusal) => StoreError::Failed(refusal.to_string()),
             LinkError::Unreadable(what) => StoreError::Failed(what),
         }
+    }
+}
+
+/// A server's refusal of a command; for operators.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{text}")]
+pub struct Refusal {
+    /// The error, with the server as its operator knows it.
+    text: String,
+    /// The error.
+    pub error: redis::RedisError,
+}
+
+/// The text of an error of a server, with these names in Redis if a value under one of them is of another type.
+pub fn named(error: &redis::RedisError, names: &str) -> String {
+    match error.code() {
+        Some("WRONGTYPE") if !names.is_empty() => format!("{names}: {error}"),
+        Some(_) | None => error.to_string(),
     }
 }
 
@@ -85,16 +106,19 @@ impl RefusedWritesFor {
     }
 }
 
-/// The error for a command that `server` refused.
-pub fn refused(server: impl FnOnce() -> String, error: redis::RedisError) -> LinkError {
+/// The error for a command, which has these names, that `server` refused.
+pub fn refused(server: String, names: &str, error: redis::RedisError) -> LinkError {
     let code = error.code().unwrap_or_default();
     match RefusedWritesFor::of(code) {
         Some(why) => LinkError::RefusedWrites(WriteRefusal {
-            server: server(),
+            server,
             why,
             reply: [code, error.detail().unwrap_or_default()].join(" "),
         }),
-        None => LinkError::Refused(error),
+        None => LinkError::Refused(Refusal {
+            text: format!("{server}: {}", named(&error, names)),
+            error,
+        }),
     }
 }
 
@@ -106,44 +130,6 @@ pub fn parsed<T: FromRedisValue>(reply: Value) -> Result<T, LinkError> {
 
 /// Why a replica is not used, after its name.
 pub const IS_REPLICA: &str = "refuses writes, because it is a replica: name the master in store.redis, or wait for the end of a failover (READONLY)";
-
-/// Whether Redis refused a user or a permission, by the text of an error, which has its code or the client library's word for it.
-pub fn is_of_user(error: &str) -> bool {
-    const WORDS: [&str; 4] = [
-        "NoPerm",
-        "NOAUTH",
-        "WRONGPASS",
-        // Of a command of a script.
-        "The user executing the script can't",
-    ];
-    WORDS.iter().any(|word| error.contains(word))
-}
-
-/// The remedy for an error of a user.
-const PERMISSIONS: &str = "check the user and password of store.redis, and that the user has the permissions that docs/redis-and-outages.md names";
-
-/// The remedy for an error with this text, if it shows one.
-pub fn remedy(error: &str) -> Option<&'static str> {
-    match error {
-        _ if is_of_user(error) => Some(PERMISSIONS),
-        _ if error.contains("Moved:") => {
-            Some("it is a node of a cluster, which store.redis.cluster names")
-        }
-        // Of a script that begins with `#!`.
-        _ if error.contains("Error compiling script") => {
-            Some("Redis 7 or newer, or Valkey, is needed")
-        }
-        _ => None,
-    }
-}
-
-/// The text of an error, with the remedy if it shows one.
-pub fn with_remedy(error: String) -> String {
-    match remedy(&error) {
-        Some(remedy) => format!("{error}; {remedy}"),
-        None => error,
-    }
-}
 
 /// Whether a server refused a write because it is a replica.
 pub fn is_replica(error: &redis::RedisError) -> bool {
@@ -189,47 +175,4 @@ pub fn pipeline(commands: impl IntoIterator<Item = Cmd>) -> Pipeline {
 /// Between half of `wait` and the whole, so that gateways do not come back all at once.
 pub fn jittered(wait: Duration) -> Duration {
     wait.mul_f64(0.5 + fastrand::f64() / 2.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_of_the_user_has_the_remedy_and_no_other_has() {
-        for (error, is_of_user) in [
-            (
-                "NoPerm: this user has no permissions to run the 'time' command",
-                true,
-            ),
-            (
-                "cache:1: \"WRONGPASS\": invalid username-password pair or user is disabled.",
-                true,
-            ),
-            ("\"NOAUTH\": Authentication required.", true),
-            (
-                "ResponseError: The user executing the script can't run this command or subcommand script: 937c, on @user_script:38.",
-                true,
-            ),
-            (
-                "cache:1: NoPerm: User u has no permissions to run the 'select' command",
-                true,
-            ),
-            ("ResponseError: unknown command 'EVAL'", false),
-            ("broken pipe", false),
-        ] {
-            let text = with_remedy(error.into());
-            assert_eq!(text.contains(PERMISSIONS), is_of_user, "{text}");
-            assert!(text.starts_with(error), "{text}");
-        }
-        for (error, remedy) in [
-            ("Moved: 866 127.0.0.1:7001", "store.redis.cluster"),
-            (
-                "ResponseError: Error compiling script (new function): user_script:1: unexpected symbol near '#'",
-                "Redis 7",
-            ),
-        ] {
-            assert!(with_remedy(error.into()).contains(remedy), "{error}");
-        }
-    }
 }

@@ -10,22 +10,45 @@ use crate::store::StoreError;
 
 /// The slots of every cluster.
 const SLOTS: u16 = 16_384;
+/// How many of the keys of a script are shown to operators: a call may be about hundreds.
+const NAMES_SHOWN: usize = 3;
 
 /// The slot of a command's key, or `None` for a command that any node can answer.
 pub fn slot_of(command: &Cmd) -> Option<u16> {
-    let argument = |place: usize| match command.args_iter().nth(place) {
-        Some(Arg::Simple(text)) => Some(text),
-        Some(_) | None => None,
+    let first = argument(command, first_key(command)?)?;
+    Some(slot(first))
+}
+
+/// The names of the keys of a command, a script's first three; for operators.
+pub fn names_of(command: &Cmd) -> String {
+    let Some(first) = first_key(command) else {
+        return String::new();
     };
-    let name = argument(0)?.to_ascii_uppercase();
-    let key = match name.as_slice() {
+    // The number of a script's keys is before them.
+    let number = argument(command, first - 1).and_then(|number| std::str::from_utf8(number).ok());
+    let keys = number.and_then(|number| number.parse().ok()).unwrap_or(1);
+    let shown = (first..first + keys.min(NAMES_SHOWN)).filter_map(|at| argument(command, at));
+    let shown = shown.map(String::from_utf8_lossy);
+    Vec::from_iter(shown).join(", ")
+}
+
+/// The place of the first key among the arguments of a command, if it has one.
+fn first_key(command: &Cmd) -> Option<usize> {
+    let name = argument(command, 0)?.to_ascii_uppercase();
+    match name.as_slice() {
         b"PING" | b"TIME" | b"SCRIPT" | b"INFO" | b"ROLE" | b"CONFIG" | b"CLUSTER" | b"SCAN"
-        | b"CLIENT" | b"DBSIZE" | b"WAIT" => return None,
-        b"EVAL" | b"EVALSHA" => argument(3)?,
-        b"XINFO" | b"OBJECT" | b"MEMORY" => argument(2)?,
-        _ => argument(1)?,
-    };
-    Some(slot(key))
+        | b"CLIENT" | b"DBSIZE" | b"WAIT" => None,
+        b"EVAL" | b"EVALSHA" => Some(3),
+        b"XINFO" | b"OBJECT" | b"MEMORY" => Some(2),
+        _ => Some(1),
+    }
+}
+
+fn argument(command: &Cmd, place: usize) -> Option<&[u8]> {
+    match command.args_iter().nth(place)? {
+        Arg::Simple(text) => Some(text),
+        _ => None,
+    }
 }
 
 /// The slot of a key.
@@ -79,6 +102,15 @@ impl ClusterView {
         let unreadable = |error: redis::ParsingError| {
             StoreError::Unavailable(format!("{asked} returned no cluster map: {error}"))
         };
+        let refused = answers.iter().find_map(|answer| match answer {
+            Value::ServerError(error) => Some(error),
+            _ => None,
+        });
+        if let Some(error) = refused {
+            return Err(StoreError::Unavailable(format!(
+                "{asked} returned no cluster map: {error}"
+            )));
+        }
         let (slots, nodes, info): (Vec<Value>, String, String) =
             FromRedisValue::from_redis_value(Value::Array(answers)).map_err(unreadable)?;
         let mut view = ClusterView {
@@ -212,6 +244,24 @@ mod tests {
         assert_eq!(slot(b"a{}{b}"), crc16(b"a{}{b}") % SLOTS);
         assert_eq!(slot(b"a{{b}}"), slot(b"{b"));
         assert_eq!(slot(b"a{b"), crc16(b"a{b") % SLOTS);
+    }
+
+    #[test]
+    fn the_names_of_a_command_are_those_of_its_keys_and_of_a_script_the_first_three() {
+        for (words, names) in [
+            ("GET a", "a"),
+            ("HGET a b", "a"),
+            ("XINFO STREAM a", "a"),
+            ("EVALSHA f 2 a b c", "a, b"),
+            ("EVAL f 4 a b c d e", "a, b, c"),
+            ("EVAL f 0 a", ""),
+            ("TIME", ""),
+        ] {
+            let mut words_of = words.split(' ');
+            let mut command = redis::cmd(words_of.next().unwrap());
+            command.arg(Vec::from_iter(words_of));
+            assert_eq!(names_of(&command), names, "{words}");
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 use super::connection::RedisConnection;
 use super::dial::{dial, tls_config};
+use super::remedies::{NAMED_BY_SENTINELS, SENTINEL_REFUSES, is_of_user};
 use crate::policy::store_settings::{RedisSettings, RedisTls, Servers, without_password};
 use crate::store::StoreError;
 use crate::store::redis::identity::StoreIdentity;
@@ -212,10 +213,14 @@ impl Topology {
         let master = self.named_master().await?;
         let address = master.clone().unwrap_or_else(|| self.first());
         let patience = self.connect_timeout;
-        let connection = self.reach(&address, &self.login, patience).await?;
-        if master.is_some() {
-            verify_master(&address, &connection, patience).await?;
+        let reached = self.reach(&address, &self.login, patience).await;
+        if master.is_none() {
+            let connection = reached?;
+            return Ok(Dialled { connection, master });
         }
+        let connection = reached
+            .map_err(|error| no_server(format!("{NAMED_BY_SENTINELS}: {}", error.reason())))?;
+        verify_master(&address, &connection, patience).await?;
         Ok(Dialled { connection, master })
     }
 
@@ -237,7 +242,10 @@ impl Topology {
             match answer {
                 Ok(named) if latest.as_ref().is_some_and(|latest| latest.0 >= named.0) => {}
                 Ok(named) => latest = Some(named),
-                Err(error) => troubles.push(error.to_string()),
+                Err(error) => troubles.push(match (is_of_user(error.reason()), error.reason()) {
+                    (true, why) => format!("{SENTINEL_REFUSES}: {why}"),
+                    (false, why) => why.to_owned(),
+                }),
             }
         }
         troubles.sort();

@@ -457,12 +457,12 @@ impl Accounts {
     /// Records why a call for several accounts was refused: if their keys may not share a call, later calls are for one account
     /// each.
     fn note_refusal(&self, error: &LinkError) {
-        let LinkError::Refused(error) = error else {
+        let LinkError::Refused(refusal) = error else {
             return;
         };
         let kind = redis::ErrorKind::Server(redis::ServerErrorKind::CrossSlot);
-        if error.kind() == kind && !self.apart.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%error, "Redis rejects calls for several keys, as the nodes of a cluster do: from now on each key has its own call. If it is a cluster, name its nodes under store.redis.cluster");
+        if refusal.error.kind() == kind && !self.apart.swap(true, Ordering::Relaxed) {
+            tracing::warn!(error = %refusal, "Redis rejects calls for several keys, as the nodes of a cluster do: from now on each key has its own call. If it is a cluster, name its nodes under store.redis.cluster");
         }
     }
 }
