@@ -118,7 +118,11 @@ impl AdminService {
         let of_store = leap.into_iter().chain(health.file_trouble);
         let of_store = of_store.chain(health.keys_trouble);
         let of_store = of_store.chain(health.register_trouble).chain(in_part);
-        let reasons: Vec<String> = of_store.chain(reasons).collect();
+        let mut reasons: Vec<String> = of_store.chain(reasons).collect();
+        if !ready && !draining && reasons.is_empty() {
+            let waits = || "the key table is not loaded yet, or not current".to_owned();
+            reasons.push(health.trouble.clone().unwrap_or_else(waits));
+        }
         Readiness {
             status: match (ready, health.up && reasons.is_empty()) {
                 (true, true) => READY,

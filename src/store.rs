@@ -185,7 +185,7 @@ pub struct Health {
     pub trouble: Option<String>,
     /// Why a file of the store cannot be used, and the remedy; for operators.
     pub file_trouble: Option<String>,
-    /// Why the key table does not follow the store until an operator acts, and the remedy.
+    /// Why the key table does not follow the store until an operator acts or while it cannot be used, and the remedy.
     pub keys_trouble: Option<String>,
     /// The same for the register of gateways.
     pub register_trouble: Option<String>,

@@ -250,7 +250,7 @@ impl Store for RedisStore {
                 false => link.absences().or_else(|| guard.reason()),
             },
             file_trouble: journal_trouble.or_else(|| feed?.save_trouble()),
-            keys_trouble: feed.and_then(|feed| feed.trouble()),
+            keys_trouble: feed.and_then(|feed| feed.trouble(keys)),
             register_trouble: parts.presence.as_ref().and_then(|own| own.trouble()),
         }
     }

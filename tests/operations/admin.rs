@@ -86,6 +86,7 @@ async fn a_gateway_that_denies_is_not_ready_without_its_redis_and_reports_why() 
         assert_eq!(body["status"], "unready", "{body}");
         assert_eq!(body["store_up"], false, "{body}");
         assert_eq!(body["without_store"], "denies", "{body}");
+        assert!(body["reasons"][0].is_string(), "{body}");
         assert_eq!(scene.metric("touchline_ready").await, 0.0);
         assert_eq!(ask(&scene, "GET", "/livez").await.status, 200);
         let redis = scene.redis.as_mut().unwrap();

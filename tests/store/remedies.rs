@@ -1,12 +1,14 @@
 //! The remedies for errors of Redis, each for the error of a real server, and that none is for a server which is not there.
 
+use std::time::Duration;
+
 use touchline::clock::Clock;
 use touchline::store::redis::{RedisSettings, RedisTls, Servers, open};
-use touchline::store::{Role, StoreError};
+use touchline::store::{Role, Store, StoreError};
 
 use crate::redis_nodes::{Certificates, ClusterSet, Node, SentinelSet};
-use crate::suite::ZONE;
-use crate::topologies::patient;
+use crate::suite::{ZONE, eventually};
+use crate::topologies::{gateway, patient};
 
 const NOT_THERE: &str = "check that Redis runs there";
 
@@ -126,11 +128,23 @@ async fn an_error_of_sentinels_has_a_remedy_for_sentinels() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_of_a_cluster_as_the_only_server_is_named_as_one() {
+async fn a_node_of_a_cluster_as_the_only_server_is_named_as_one_to_commands_and_gateways() {
     let set = ClusterSet::start(0).await;
     let owner = set.owner("touchline:zone").await;
     let of = |node: usize, path: &str| url(format!("redis://{}{path}", set.nodes[node].address()));
     let other = (owner + 1) % set.nodes.len();
     assert_remedy(patient(of(owner, "/1")), "without a database").await;
     assert_remedy(patient(of(other, "/0")), "store.redis.cluster names").await;
+    // This one can be connected to, and has not all names.
+    let store = gateway(of(owner, "/0")).await;
+    let health = eventually("the feed's trouble is reported", async || {
+        let health = store.health();
+        health.keys_trouble.clone().map(|_| health)
+    })
+    .await;
+    assert!(!health.keys.usable, "{health:?}");
+    let why = health.keys_trouble.unwrap();
+    assert!(why.contains("Moved: "), "{why}");
+    assert!(why.contains("store.redis.cluster names"), "{why}");
+    store.close(Duration::from_secs(1)).await;
 }

@@ -34,7 +34,7 @@ use crate::store::redis::wire::link::RedisLink;
 use crate::store::redis::wire::remedies::is_of_user;
 use crate::store::redis::wire::request::jittered;
 use crate::store::redis::wire::zone::{EmptyStore, ZoneCheck};
-use crate::store::{KeyEntry, KeyTable, StoreError, on_thread};
+use crate::store::{Freshness, KeyEntry, KeyTable, StoreError, on_thread};
 
 /// How often every name of the store is walked over, before jitter.
 const REPAIR_EVERY: Duration = Duration::from_secs(600);
@@ -70,7 +70,7 @@ pub struct Feed {
     pub current: Current,
     /// Whether Redis itself was read since the start.
     has_followed: watch::Sender<bool>,
-    /// The error that interrupts the feed until an operator acts.
+    /// The error that interrupts the feed.
     trouble: ArcSwapOption<StoreError>,
     /// Notified when there is a change to report in a heartbeat.
     advanced: Notify,
@@ -205,10 +205,12 @@ impl Feed {
         let _ = self.has_followed.subscribe().wait_for(|has| *has).await;
     }
 
-    /// Why the table does not follow Redis until an operator acts, and what to do.
-    pub fn trouble(&self) -> Option<String> {
+    /// Why the table, which is as fresh as this, does not follow Redis until an operator acts, and what to do. Of a table that cannot be
+    /// used also an error that ends by itself.
+    pub fn trouble(&self, keys: Freshness) -> Option<String> {
         let error = self.trouble.load_full()?;
-        Some(format!("the key table does not follow Redis: {error}"))
+        let is_reported = !(error.is_transient() && keys.usable);
+        is_reported.then(|| format!("the key table does not follow Redis: {error}"))
     }
 
     /// Why the replica cannot be saved, and the remedy.
@@ -242,8 +244,7 @@ impl Feed {
             if logged.is_new(&text) {
                 tracing::warn!(error = %text, "the feed of key changes is interrupted");
             }
-            let lasting = (!error.is_transient()).then(|| Arc::new(error));
-            self.trouble.store(lasting);
+            self.trouble.store(Some(Arc::new(error)));
             tokio::time::sleep(jittered(RECONNECT)).await;
         }
     }
