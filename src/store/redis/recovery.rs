@@ -95,6 +95,7 @@ impl CrashRecovery {
                     LOOK_EVERY
                 }
                 Err(error) => {
+                    self.answering = None;
                     if logged.is_new(&error.to_string()) {
                         tracing::warn!(%error, "the last counts of killed processes could not be read; trying again");
                     }
@@ -112,6 +113,7 @@ impl CrashRecovery {
         let mut due = self.journal.other_processes().await?;
         due.retain(|process| at_start || self.is_silent(process));
         if due.is_empty() {
+            self.answering = None;
             return Ok(());
         }
         // The table must have the keys that the dead process knew.
@@ -178,7 +180,7 @@ impl CrashRecovery {
                 unread.push((date, left));
             }
         }
-        if reads_all {
+        if reads_all || rows > 0 {
             self.outage.repeat_all();
         }
         if complete.is_err() && have_ended {
@@ -251,7 +253,8 @@ impl CrashRecovery {
         }
         let recovered = rows.counts.len();
         if recovered > 0 {
-            self.journal.recover(rows).await?;
+            let now = self.parts.clock.now().as_second();
+            self.journal.recover(rows, now).await?;
         }
         Ok(recovered)
     }

@@ -118,12 +118,12 @@ impl Journal {
         .await
     }
 
-    /// Writes rows of other processes from Redis, all or none; no number is lowered.
-    pub async fn recover(&self, held: JournalRows) -> Result<(), StoreError> {
+    /// Writes rows of other processes from Redis, all or none, at `now` (Unix seconds); no number is lowered.
+    pub async fn recover(&self, held: JournalRows, now: i64) -> Result<(), StoreError> {
         self.work(move |connection| {
             for row in &held.counts {
                 if is_behind(connection, row)? {
-                    row::write_count(connection, &with_returned(connection, row)?)?;
+                    row::write_count(connection, &with_returned(connection, row, now)?)?;
                 }
             }
             let mut totals = held.totals.iter();
@@ -179,9 +179,14 @@ fn is_behind(connection: &Connection, held: &CountRow) -> rusqlite::Result<bool>
     Ok(ack < held.ack || rack < held.rack)
 }
 
-/// The count that Redis holds of a producer which the journal lacks, with what is to be returned of it.
-fn with_returned(connection: &Connection, held: &CountRow) -> rusqlite::Result<CountRow> {
-    let (ack, rack) = row::marks(connection, held)?.unwrap_or_default();
+/// The count that Redis holds at `now` of a producer which the journal lacks, with what is to be returned of it.
+fn with_returned(connection: &Connection, held: &CountRow, now: i64) -> rusqlite::Result<CountRow> {
+    // A row that is missing was never written, or was dropped after its day.
+    let may_be_unwritten = held.day.end > now;
+    let marks = row::marks(connection, held)?.or(may_be_unwritten.then_some((0, 0)));
+    let Some((ack, rack)) = marks else {
+        return Ok(held.clone());
+    };
     let unclaimed = held.ack.saturating_sub(ack);
     let mut row = held.clone();
     if unclaimed > 0 && meta(connection, &mark_of(process_of(&held.producer)))?.is_some() {
@@ -244,8 +249,15 @@ mod tests {
             unsettled_units: 0,
             settled: true,
         };
+        write_meta(&connection, &mark_of("one"), "1").unwrap();
+        let end = count(0, 0).day.end;
+        let recovered_at =
+            |now, ack, rack| with_returned(&connection, &count(ack, rack), now).unwrap();
+        assert_eq!(recovered_at(end - 1, 47, 15).rack, 47, "never written");
+        assert_eq!(recovered_at(end, 47, 15), count(47, 15), "perhaps dropped");
+        drop_marks(&connection).unwrap();
         row::write_count(&connection, &count(40, 15)).unwrap();
-        let recovered = |ack, rack| with_returned(&connection, &count(ack, rack)).unwrap();
+        let recovered = |ack, rack| recovered_at(end, ack, rack);
         assert_eq!(recovered(47, 15), count(47, 15), "of a killed one");
         write_meta(&connection, &mark_of("one"), "1").unwrap();
         for (ack, rack, expected) in [(47, 15, 22), (47, 18, 22), (47, 22, 22), (47, 25, 25)] {
