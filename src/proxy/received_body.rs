@@ -2,7 +2,8 @@
 //!
 //! The HTTP/2 library keeps an unread frame as a slice of the buffer in which it read it, with frames of other streams. So a single byte
 //! that is not read keeps 8 KiB, while windows, and limits of memory, count one. Therefore the task of a stream takes out of the library
-//! what has arrived, small frames as a copy, whatever else the task waits for. The window bounds it, which opens again for what is read.
+//! what has arrived, small frames as a copy, whatever else the task waits for; of an answer once its head is read. The window bounds it,
+//! which opens again for what is read.
 //! Trailers, which are not forwarded, are dropped.
 
 use std::collections::VecDeque;

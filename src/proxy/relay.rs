@@ -9,8 +9,8 @@
 //!
 //! [`Relay::run`] makes attempts at servers until one answers. An attempt drives the upload, the answer and the watch for a
 //! client that disconnects in one loop. A part of an answer is read from the server once the client's side has taken the earlier
-//! ones: at most four parts are in memory, each of 16 KiB over HTTP/1 and of one frame over HTTP/2, besides up to 64 KiB of the request's
-//! body while it may be sent again.
+//! ones: at most four parts are in memory, each of 16 KiB over HTTP/1 and of a stream's window (32 KiB) over HTTP/2, besides up to 64 KiB of
+//! the request's body while it may be sent again.
 //!
 //! Invariants: nothing is sent again once the head of an answer has been sent to the client; a connection over HTTP/1 that has
 //! not carried the last byte of both messages is closed.

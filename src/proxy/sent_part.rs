@@ -8,7 +8,7 @@ use bytes::{Buf, Bytes};
 use futures_util::task::AtomicWaker;
 
 /// A part below this size is a small one: what it needs beside its bytes counts. At most 1 KiB: the HTTP/2 library copies a smaller part into
-/// its write buffer and drops it.
+/// its write buffer and drops it, towards servers one below 256 bytes.
 pub const SMALL_BYTES: usize = 1024;
 /// A part from this size on outweighs what a small one after it needs beside its bytes.
 const LARGE_BYTES: usize = 4 * SMALL_BYTES;
@@ -64,7 +64,7 @@ impl SentParts {
         self.leaving.is_some()
     }
 
-    /// Waits until the library has no small part of this body; it drops those of a stream that has ended, too.
+    /// Waits until the library has no small part of this body; it drops those of a stream that has ended, too, but for the one being written.
     pub fn poll_left(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if let Some(leaving) = &self.leaving {
             leaving.waiting.register(context.waker());

@@ -97,7 +97,7 @@ impl Http2Side {
         let part = part.transpose().map_err(ended)?;
         // Trailers may follow, which are not forwarded.
         self.is_ended |= part.is_none();
-        self.has_read |= part.is_some();
+        self.has_read |= part.as_ref().is_some_and(|part| !part.is_empty());
         Ok(part)
     }
 
@@ -236,7 +236,10 @@ async fn wait_for_room(
         match poll_fn(|context| answer.poll_capacity(context)).await {
             Some(Ok(_)) => {}
             Some(Err(error)) => return Err(error),
-            None => return Err(Reason::CANCEL.into()),
+            None => {
+                let reset = poll_immediate(poll_fn(|context| answer.poll_reset(context))).await;
+                return Err(reset.unwrap_or(Ok(Reason::CANCEL))?.into());
+            }
         }
     }
     Ok(())
