@@ -56,7 +56,9 @@ impl Faketime {
             .expect("a time after 1970")
             .as_secs_f64();
         let midnight = (now as u64 / DAY_SECONDS + 1) * DAY_SECONDS;
-        self.set_offset(midnight as f64 - before.as_secs_f64() - now);
+        // Rounded up to what is written: never before the instant.
+        let offset = midnight as f64 - before.as_secs_f64() - now;
+        self.set_offset((offset * 1e3).ceil() / 1e3);
         midnight
     }
 
