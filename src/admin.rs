@@ -120,7 +120,9 @@ impl AdminService {
         let of_store = of_store.chain(health.register_trouble).chain(in_part);
         let mut reasons: Vec<String> = of_store.chain(reasons).collect();
         if !ready && !draining && reasons.is_empty() {
-            let waits = || "the key table is not loaded yet, or not current".to_owned();
+            let waits = || {
+                "the key table is not loaded yet, or not current: see `touchline store status` and the log".to_owned()
+            };
             reasons.push(health.trouble.clone().unwrap_or_else(waits));
         }
         Readiness {

@@ -1,5 +1,6 @@
 //! A command's work on an open store, its notes to the operator, and its errors.
 
+use std::io::ErrorKind;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -85,13 +86,17 @@ pub async fn piped<T>(
     Ok(read?)
 }
 
-/// The store's database file, if it is missing. One that this user may not look for is not: opening it names the reason.
+/// The store's database file, if it is missing or empty. One that this user may not look for is not: opening it names the reason.
 pub fn missing_file(store: &StoreConfig) -> Option<PathBuf> {
     match store {
-        StoreConfig::Embedded(file) if matches!(file.path.try_exists(), Ok(false)) => {
-            Some(file.path.clone())
+        StoreConfig::Embedded(file) => {
+            let is_missing = match file.path.metadata() {
+                Ok(found) => found.len() == 0,
+                Err(error) => error.kind() == ErrorKind::NotFound,
+            };
+            is_missing.then(|| file.path.clone())
         }
-        StoreConfig::Embedded(_) | StoreConfig::Redis(_) => None,
+        StoreConfig::Redis(_) => None,
     }
 }
 
@@ -175,9 +180,9 @@ impl Session {
             let store = server::open_store(&config, Role::Command, Clock::system()).await?;
             if let Some(path) = missing {
                 note(&format!(
-                    "created the database {}: it had no keys. If a gateway runs, or if there were keys, this is another database, and no \
-                     gateway knows the keys in it: check the working directory, store.embedded.path and that its disk is mounted, and \
-                     repeat the command there",
+                    "created the database {}: it has no keys. If a gateway runs, or if there were keys, this is another database, and no \
+                     gateway knows the keys in it: check the working directory, store.embedded.path and that its disk is mounted, remove \
+                     this one, and repeat the command there",
                     here(&path).display()
                 ));
             }
@@ -200,7 +205,7 @@ impl Session {
     /// [`NotConfirmed`] with the gateways that have not applied it within the contract's two seconds, and the silent ones, or with the
     /// reason why it was not published. The change is stored all the same.
     pub async fn applied(&self, change: Option<&Published>) -> anyhow::Result<()> {
-        if change.is_some() {
+        if let Some(Ok(_)) = change {
             self.note_replicas().await;
         }
         let mark = match change {

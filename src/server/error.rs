@@ -74,7 +74,8 @@ fn advice(error: &std::io::Error) -> &'static str {
         ErrorKind::AddrNotAvailable => {
             "no interface of this machine has this address: choose one that it has, or 0.0.0.0 or [::] for all"
         }
-        _ => "choose another address or stop the process that uses it",
+        ErrorKind::AddrInUse => "choose another address or stop the process that uses it",
+        _ => "choose another address",
     }
 }
 
@@ -92,6 +93,7 @@ mod tests {
             (Errno::ACCESS, "CAP_NET_BIND_SERVICE"),
             (Errno::ADDRNOTAVAIL, "no interface of this machine"),
             (Errno::ADDRINUSE, "stop the process that uses it"),
+            (Errno::AFNOSUPPORT, "choose another address"),
         ] {
             let error = Error::from(errno);
             let shown = ListenError {

@@ -4,8 +4,8 @@ use std::io::Write;
 
 use anyhow::bail;
 use clap::Subcommand;
-use jiff::Timestamp;
 use jiff::civil::Date;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::arguments::{ChangedKey, ConfirmedKey, GrantArguments, LastDay, parse_last_day};
@@ -20,6 +20,8 @@ use crate::policy::lifecycle::KeyChange;
 
 /// How far ahead units may be granted: against a mistyped year. The record keeps each day with a grant, also past ones.
 const GRANT_DAYS_AHEAD_MAX: i64 = 400;
+/// How long after a change a command that would repeat it publishes it again: gateways find an older one by themselves.
+const REPUBLISHED_FOR: SignedDuration = SignedDuration::from_hours(24);
 
 /// A change whose result is the key's new state, in one sentence.
 #[derive(Debug, Subcommand)]
@@ -232,11 +234,13 @@ async fn announce(
         write_text(out, format!("{sentence}\n"))
     });
     // Also after a command that changed nothing: it may repeat one whose change was not published or not confirmed.
+    let age = outcome.now.duration_since(outcome.before.updated);
     let published = match &outcome.made {
-        Some((_, published)) => published.clone(),
-        None => session.store.publish_key(&outcome.before).await,
+        Some((_, published)) => Some(published.clone()),
+        None if age < REPUBLISHED_FOR => Some(session.store.publish_key(&outcome.before).await),
+        None => None,
     };
-    session.applied_after(shown, Some(&published)).await
+    session.applied_after(shown, published.as_ref()).await
 }
 
 #[cfg(test)]

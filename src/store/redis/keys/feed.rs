@@ -556,6 +556,7 @@ impl FeedConnection<'_> {
                 if !is_repeated {
                     tracing::warn!(%error, "not all keys can be loaded yet; changes are read meanwhile");
                 }
+                feed.trouble.store(Some(Arc::new(error)));
                 Ok(Followed::InPart)
             }
             Err(error) => Err(error),

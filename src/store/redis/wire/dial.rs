@@ -69,7 +69,13 @@ async fn log_in(connection: &RedisConnection, login: &RedisConnectionInfo) -> Re
         commands.cmd("SELECT").arg(login.db());
     }
     let mut replies = connection.ask_each(&commands).await?.into_iter();
-    replies.try_for_each(|reply| reply.extract_error().map(drop))
+    replies.try_for_each(|reply| match reply.extract_error() {
+        // Redis quotes the arguments of a command that it does not know, here the password.
+        Err(error) if error.to_string().contains("args beginning with") => {
+            Err(io::Error::other("unknown command 'AUTH' or 'SELECT'").into())
+        }
+        checked => checked.map(drop),
+    })
 }
 
 /// The settings of TLS towards the servers.

@@ -18,6 +18,7 @@ use super::cluster::Cluster;
 use super::connection::RedisConnection;
 use super::line::ServerLine;
 use super::preparation::Preparation;
+use super::remedies::unconnected;
 use super::request::{LinkError, parsed, pipeline, read_time};
 use super::script::Script;
 use super::slots::{ClusterView, slot};
@@ -296,8 +297,11 @@ impl RedisLink {
     /// A connection of its own to where `name` is kept, for blocking commands; its calls have no timeout but the caller's.
     pub async fn connect_apart(&self, name: &str) -> Result<RedisConnection, StoreError> {
         match &self.way {
-            Way::Server(_) => Ok(self.topology.dial().await?.connection),
-            Way::Cluster(cluster) => cluster.connect_apart(name).await,
+            Way::Server(_) => {
+                let dialled = self.topology.dial().await;
+                Ok(dialled.map_err(unconnected)?.connection)
+            }
+            Way::Cluster(cluster) => cluster.connect_apart(name).await.map_err(unconnected),
         }
     }
 

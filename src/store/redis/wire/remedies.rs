@@ -18,7 +18,7 @@ const PERMISSIONS: &str = "check the user and password of store.redis, and that 
 /// For an address at which no Redis can be reached.
 const RUNS: &str = "check that Redis runs there and that store.redis in the configuration names it";
 /// For an address at which something listens that does not talk as expected.
-const RUNS_OR_TLS: &str = "check that Redis runs there, that store.redis in the configuration names it, and that both use TLS (rediss://, store.redis.tls) or neither does";
+const RUNS_OR_TLS: &str = "check that Redis runs there, that store.redis in the configuration names it, that both use TLS (rediss://, store.redis.tls) or neither does, and that Redis has room for connections (maxclients)";
 
 /// The remedies for the replies of a server, by a part of the error's text; the first match counts.
 const OF_REPLIES: &[Remedy] = &[
@@ -35,6 +35,10 @@ const OF_REPLIES: &[Remedy] = &[
     (
         "WRONGTYPE",
         "another program uses names that begin with store.redis.key_prefix: remove its value, or, for a new store, set another prefix",
+    ),
+    (
+        "max number of clients",
+        "raise the setting `maxclients` of Redis",
     ),
     ("BusyLoading", "wait until it has loaded its data"),
     (
@@ -55,15 +59,15 @@ const OF_REPLIES: &[Remedy] = &[
     ),
     (
         "SELECT is not allowed in cluster mode",
-        "it is a node of a cluster, which store.redis.cluster names, without a database",
+        "it is a node of a cluster: name its nodes in store.redis.cluster, without a database",
     ),
     (
         "Moved:",
-        "it is a node of a cluster, which store.redis.cluster names",
+        "it is a node of a cluster: name its nodes in store.redis.cluster or, if they are named there, wait until its slots have moved",
     ),
     (
         "ClusterDown",
-        "it is a node of a cluster, which store.redis.cluster names: find out why that does not serve (`CLUSTER INFO`)",
+        "it is a node of a cluster, to be named in store.redis.cluster: find out why that does not serve (`CLUSTER INFO`)",
     ),
     (
         "cluster support disabled",
@@ -128,9 +132,15 @@ const OF_CONNECTING: &[Remedy] = &[
         "it is not in store.redis: check that it runs, and that its address as the sentinels name it (`SENTINEL MASTERS`) can be reached from here",
     ),
     ("Connection reset", RUNS_OR_TLS),
+    ("broken pipe", RUNS_OR_TLS),
+    ("handshake eof", RUNS_OR_TLS),
     ("the server closed the connection", RUNS_OR_TLS),
     ("corrupt message", RUNS_OR_TLS),
     ("in time", RUNS_OR_TLS),
+    (
+        "Too many open files",
+        "raise the limit of open files of this process",
+    ),
     ("no reply of Redis", RUNS),
     ("os error", RUNS),
     ("lookup address", RUNS),

@@ -19,7 +19,7 @@ pub fn slot_of(command: &Cmd) -> Option<u16> {
     Some(slot(first))
 }
 
-/// The names of the keys of a command, a script's first three; for operators.
+/// The name of the first key of a command, of a script the first three; for operators.
 pub fn names_of(command: &Cmd) -> String {
     let Some(first) = first_key(command) else {
         return String::new();
