@@ -296,7 +296,7 @@ async fn a_command_that_creates_an_empty_database_reports_its_absolute_path() {
         };
         let database = directory.join("var/keys.db");
         let created = format!(
-            "created the database {}: it had no keys",
+            "created the database {}: it has no keys",
             database.display()
         );
         let message = run();
