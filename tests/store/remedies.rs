@@ -37,6 +37,18 @@ async fn assert_remedy(settings: RedisSettings, remedy: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_error_shows_the_password_that_a_server_quotes() {
+    let unknown = ["--rename-command", "AUTH", ""].map(str::to_owned);
+    let node = Node::start(|_| unknown.to_vec()).await;
+    let settings = RedisSettings {
+        password: Some("between-us".into()),
+        ..patient(url(format!("redis://{}/0", node.address())))
+    };
+    let why = refusal(settings).await;
+    assert!(why.contains("AUTH") && !why.contains("between"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_error_of_a_single_server_has_its_own_remedy() {
     let node = Node::start(|_| Vec::new()).await;
     let address = node.address();
@@ -134,7 +146,11 @@ async fn a_node_of_a_cluster_as_the_only_server_is_named_as_one_to_commands_and_
     let of = |node: usize, path: &str| url(format!("redis://{}{path}", set.nodes[node].address()));
     let other = (owner + 1) % set.nodes.len();
     assert_remedy(patient(of(owner, "/1")), "without a database").await;
-    assert_remedy(patient(of(other, "/0")), "store.redis.cluster names").await;
+    assert_remedy(
+        patient(of(other, "/0")),
+        "name its nodes in store.redis.cluster",
+    )
+    .await;
     // This one can be connected to, and has not all names.
     let store = gateway(of(owner, "/0")).await;
     let health = eventually("the feed's trouble is reported", async || {
@@ -145,6 +161,9 @@ async fn a_node_of_a_cluster_as_the_only_server_is_named_as_one_to_commands_and_
     assert!(!health.keys.usable, "{health:?}");
     let why = health.keys_trouble.unwrap();
     assert!(why.contains("Moved: "), "{why}");
-    assert!(why.contains("store.redis.cluster names"), "{why}");
+    assert!(
+        why.contains("name its nodes in store.redis.cluster"),
+        "{why}"
+    );
     store.close(Duration::from_secs(1)).await;
 }
