@@ -1,6 +1,5 @@
 //! A command's work on an open store, its notes to the operator, and its errors.
 
-use std::io::ErrorKind;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +12,7 @@ use super::output;
 use crate::clock::Clock;
 use crate::config::{Config, StoreConfig};
 use crate::server;
+use crate::store::embedded::is_missing;
 use crate::store::{ChangeMark, Role, Store, StoreContent, StoreError, Unconfirmed};
 
 /// How long a command waits for the gateways to apply its change, by the contract.
@@ -86,17 +86,11 @@ pub async fn piped<T>(
     Ok(read?)
 }
 
-/// The store's database file, if it is missing or empty. One that this user may not look for is not: opening it names the reason.
+/// The store's database file, if it is missing.
 pub fn missing_file(store: &StoreConfig) -> Option<PathBuf> {
     match store {
-        StoreConfig::Embedded(file) => {
-            let is_missing = match file.path.metadata() {
-                Ok(found) => found.len() == 0,
-                Err(error) => error.kind() == ErrorKind::NotFound,
-            };
-            is_missing.then(|| file.path.clone())
-        }
-        StoreConfig::Redis(_) => None,
+        StoreConfig::Embedded(file) if is_missing(&file.path) => Some(file.path.clone()),
+        StoreConfig::Embedded(_) | StoreConfig::Redis(_) => None,
     }
 }
 

@@ -61,4 +61,4 @@ mod writer;
 
 pub use crate::policy::store_settings::Durability;
 pub use handle::EmbeddedStore;
-pub use opening::{Settings, open};
+pub use opening::{Settings, is_missing, open};

@@ -1,6 +1,6 @@
 //! Opening the store: the file is checked, the key table read, and the threads are started that keep both going.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,6 +74,15 @@ pub async fn open(
     on_thread("opening the store", work).await?.map(Arc::new)
 }
 
+/// Whether there is no database at `path`, or an empty file. One that this user may not look for is not missing: opening it names the
+/// reason.
+pub fn is_missing(path: &Path) -> bool {
+    match path.metadata() {
+        Ok(file) => file.len() == 0,
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    }
+}
+
 /// Opens the store, which takes a gateway the time of reading all keys.
 fn open_blocking(
     settings: Settings,
@@ -87,7 +96,7 @@ fn open_blocking(
         timeout,
         keeping,
     } = settings;
-    let is_new = !path.metadata().is_ok_and(|file| file.len() > 0);
+    let is_new = is_missing(&path);
     let gateway = match role {
         Role::Gateway(name) => Some(name),
         Role::Command => None,

@@ -221,6 +221,12 @@ mod tests {
     use crate::store::Totals;
     use crate::store::ledger::Ceiling;
 
+    const DAY: Day = Day {
+        date: jiff::civil::date(2026, 11, 21),
+        start: 1_795_219_200,
+        end: 1_795_305_600,
+    };
+
     #[test]
     fn a_process_is_seen_at_the_present_again_after_its_clock_was_ahead() {
         let connection = Connection::open_in_memory().unwrap();
@@ -238,11 +244,7 @@ mod tests {
         connection.execute_batch(row::TABLES).unwrap();
         let count = |ack, rack| CountRow {
             key: "0123456789Ab".parse().unwrap(),
-            day: Day {
-                date: jiff::civil::date(2026, 11, 21),
-                start: 1_795_219_200,
-                end: 1_795_305_600,
-            },
+            day: DAY,
             producer: "one.1".into(),
             ack,
             rack,
@@ -250,7 +252,7 @@ mod tests {
             settled: true,
         };
         write_meta(&connection, &mark_of("one"), "1").unwrap();
-        let end = count(0, 0).day.end;
+        let end = DAY.end;
         let recovered_at =
             |now, ack, rack| with_returned(&connection, &count(ack, rack), now).unwrap();
         assert_eq!(recovered_at(end - 1, 47, 15).rack, 47, "never written");
@@ -275,11 +277,7 @@ mod tests {
         connection.execute_batch(row::TABLES).unwrap();
         let row = |requests, charged| TotalsRow {
             key: "0123456789Ab".parse().unwrap(),
-            day: Day {
-                date: jiff::civil::date(2026, 11, 21),
-                start: 1_795_219_200,
-                end: 1_795_305_600,
-            },
+            day: DAY,
             producer: "one.1".into(),
             tier: Some("pro".parse().unwrap()),
             ceiling: Ceiling::default(),

@@ -3,6 +3,8 @@
 //! Follows the Redis Cluster specification: CRC16 (XMODEM) of the key, or of its first non-empty `{tag}`, modulo 16,384. Pure:
 //! the replies of the nodes are arguments.
 
+use std::fmt;
+
 use redis::{Arg, Cmd, FromRedisValue, Pipeline, Value};
 
 use super::topology::Address;
@@ -99,20 +101,15 @@ impl ClusterView {
 
     /// Parses the replies of the node at `asked`.
     pub fn read(asked: &Address, answers: Vec<Value>) -> Result<ClusterView, StoreError> {
-        let unreadable = |error: redis::ParsingError| {
-            StoreError::Unavailable(format!("{asked} returned no cluster map: {error}"))
+        let no_map = |why: &dyn fmt::Display| {
+            StoreError::Unavailable(format!("{asked} returned no cluster map: {why}"))
         };
-        let refused = answers.iter().find_map(|answer| match answer {
-            Value::ServerError(error) => Some(error),
-            _ => None,
-        });
-        if let Some(error) = refused {
-            return Err(StoreError::Unavailable(format!(
-                "{asked} returned no cluster map: {error}"
-            )));
-        }
+        let unreadable = |error: redis::ParsingError| no_map(&error);
+        let answers = answers.into_iter().map(Value::extract_error);
+        let answers = answers.collect::<redis::RedisResult<_>>();
+        let answers = Value::Array(answers.map_err(|error| no_map(&error))?);
         let (slots, nodes, info): (Vec<Value>, String, String) =
-            FromRedisValue::from_redis_value(Value::Array(answers)).map_err(unreadable)?;
+            FromRedisValue::from_redis_value(answers).map_err(unreadable)?;
         let mut view = ClusterView {
             ok: info.contains("cluster_state:ok"),
             epoch: info
