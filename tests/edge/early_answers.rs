@@ -1,6 +1,8 @@
 //! Requests that turn out malformed or too large after the upstream has begun to answer them: the answer is cut, and refunded unless
 //! a part of its body was sent or the upstream had ended it.
 
+use std::time::Duration;
+
 use harness::client::HOST;
 use harness::upstream::Script;
 use harness::{Behaviour, Call, IssuedKey, PATIENCE, Protocol, Scene};
@@ -297,4 +299,49 @@ async fn the_rest_of_an_upload_is_taken_after_its_answer_over_http2() {
     };
     assert_eq!((reset.stream, &reset.payload[..]), (7, &NO_ERROR[..]));
     scene.expect_used(&key, 2).await;
+}
+
+/// Clients exist that read no answer if they cannot send their whole body.
+#[tokio::test]
+async fn the_rest_of_an_upload_is_taken_after_an_answer_that_closes_the_connection() {
+    const UPLOAD_BYTES: usize = 1_000_000;
+    let length = format!("Content-Length: {UPLOAD_BYTES}");
+    let chunked = "Transfer-Encoding: chunked";
+    let one = vec![b'a'; UPLOAD_BYTES];
+    let chunks = [b"2000000\r\n".to_vec(), vec![b'a'; 3 * UPLOAD_BYTES]].concat();
+    let doubled = MARKETS.replace("/api", "//api");
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.endpoints[0].methods.push("POST".into()))
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    for (path, framing, body, status) in [
+        (MARKETS, chunked, &chunks, "413"),
+        (&doubled, &length, &one, "400"),
+        (MARKETS, &length, &one, "500"),
+    ] {
+        if status == "500" {
+            scene.upstream.stop().await;
+        }
+        let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\n{framing}\r\n\r\n",
+            key.key
+        );
+        let mut received = Vec::new();
+        socket.write_all(head.as_bytes()).await.unwrap();
+        // A connection that was reset reports it with a later write.
+        let (most, rest) = body.split_at(body.len() / 2);
+        socket.write_all(most).await.unwrap();
+        socket.readable().await.unwrap();
+        for part in [rest, b"."] {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            socket.write_all(part).await.unwrap();
+        }
+        socket.read_to_end(&mut received).await.unwrap();
+        let text = received.escape_ascii().to_string();
+        let begin = format!("HTTP/1.1 {status} ");
+        assert!(text.starts_with(&begin), "{status}: {text}");
+    }
+    scene.expect_used(&key, 0).await;
 }

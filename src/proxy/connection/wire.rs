@@ -25,9 +25,8 @@ use crate::telemetry::limit_hits::LimitHits;
 /// The bytes read from the socket at a time.
 const READ_BYTES: usize = 8 * 1024;
 /// After the last answer, the client's further bytes are read and discarded, so that the answer reaches it: a connection closed
-/// with unread bytes is reset (RFC 9112 section 9.6). At most this many bytes, for this long. The end of the gateway's own direction has
-/// as long.
-const LINGER_BYTES: usize = 256 * 1024;
+/// with unread bytes is reset (RFC 9112 section 9.6). For this long, as over a connection that stays open. The end of the gateway's own
+/// direction has as long.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// The bytes received and not read yet, and those to be written.
@@ -175,11 +174,11 @@ impl ClientWire {
         if !self.end().await {
             return;
         }
-        let (until, mut bytes) = (Instant::now() + LINGER, 0);
-        while bytes < LINGER_BYTES {
+        let until = Instant::now() + LINGER;
+        loop {
             self.unread.clear();
             match self.read_more(until).await {
-                Ok(Some(more @ 1..)) => bytes += more,
+                Ok(Some(1..)) => {}
                 Ok(Some(0) | None) | Err(_) => return,
             }
         }
