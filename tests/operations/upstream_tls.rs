@@ -1,15 +1,19 @@
 //! Upstreams over TLS, and what shows them that a request is the gateway's.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use harness::{Call, Client, IssuedKey, Protocol, Scene, eventually};
+use harness::{Call, Client, Gateway, IssuedKey, Protocol, Scene, eventually};
+use rustls::HandshakeKind;
 use rustls::RootCertStore;
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::WebPkiClientVerifier;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_rustls::TlsAcceptor;
 
 use super::{MARKETS, TOUCHLINE};
@@ -85,6 +89,25 @@ pub(super) async fn tls_with_alpn(
     clients: Option<&Authority>,
     protocols: &[&str],
 ) -> SocketAddr {
+    let acceptor = acceptor(own, clients, protocols);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let mut client = acceptor.accept(socket).await.ok()?;
+                let mut server = TcpStream::connect(server).await.ok()?;
+                tokio::io::copy_bidirectional(&mut client, &mut server)
+                    .await
+                    .ok()
+            });
+        }
+    });
+    address
+}
+
+fn acceptor(own: &Signed, clients: Option<&Authority>, protocols: &[&str]) -> TlsAcceptor {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -107,22 +130,7 @@ pub(super) async fn tls_with_alpn(
         .iter()
         .map(|name| name.as_bytes().to_vec())
         .collect();
-    let acceptor = TlsAcceptor::from(Arc::new(settings));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((socket, _)) = listener.accept().await {
-            let acceptor = acceptor.clone();
-            tokio::spawn(async move {
-                let mut client = acceptor.accept(socket).await.ok()?;
-                let mut server = TcpStream::connect(server).await.ok()?;
-                tokio::io::copy_bidirectional(&mut client, &mut server)
-                    .await
-                    .ok()
-            });
-        }
-    });
-    address
+    TlsAcceptor::from(Arc::new(settings))
 }
 
 /// A scene whose gateway waits for its upstream's address, and a client of it.
@@ -220,6 +228,56 @@ async fn an_upstream_over_tls_is_verified_by_authority_and_name() {
     );
     stage.scene.expect_used(&stage.key, 3).await;
     stage.scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn the_certificate_of_an_upstream_is_verified_on_each_connection() {
+    let mut stage = Stage::new().await;
+    let at = stage.scene.outside().to_owned();
+    let ours = Authority::new();
+    let ca = ours.write(&at.join("ca.pem"));
+    let system = at.join("touchline");
+    let script = format!("#!/bin/sh\nSSL_CERT_FILE='{ca}' exec '{TOUCHLINE}' \"$@\"\n");
+    std::fs::write(&system, script).unwrap();
+    std::fs::set_permissions(&system, PermissionsExt::from_mode(0o755)).unwrap();
+    stage.scene.gateways[0].terminate();
+    let gateway = Gateway::start(&system, &at, "system", &stage.scene.spec).await;
+    stage.scene.gateways[0] = gateway;
+    stage.client = stage.scene.client(Protocol::Http1);
+    let (server, mut handshakes) = closing(&ours.sign("127.0.0.1")).await;
+    for tls in ["tls: {}".to_owned(), format!("tls: {{ ca_file: {ca} }}")] {
+        stage.forward_to(server.to_string(), &tls).await;
+        for call in 0..3 {
+            assert_eq!(stage.status().await, 200);
+            let handshake = handshakes.recv().await.unwrap();
+            assert_eq!(handshake, HandshakeKind::Full, "{tls}, call {call}");
+        }
+    }
+}
+
+/// Speaks TLS with `own`, answers one request a connection, and reports how each handshake was made. Sessions can be resumed.
+async fn closing(own: &Signed) -> (SocketAddr, UnboundedReceiver<HandshakeKind>) {
+    let acceptor = acceptor(own, None, &[]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, receiver) = unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let (acceptor, sender) = (acceptor.clone(), sender.clone());
+            tokio::spawn(async move {
+                let mut client = acceptor.accept(socket).await.ok()?;
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(client.read_u8().await.ok()?);
+                }
+                sender.send(client.get_ref().1.handshake_kind()?).ok()?;
+                let answer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
+                client.write_all(answer.as_bytes()).await.ok()?;
+                client.shutdown().await.ok()
+            });
+        }
+    });
+    (address, receiver)
 }
 
 #[tokio::test]

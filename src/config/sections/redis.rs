@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustls::pki_types::PrivateKeyDer;
 
 use super::pairs::certificate_and_key;
-use super::upstream_tls::{Chain, certificates, note_own, pair, private_key};
+use super::upstream_tls::{Chain, authorities, certificates, note_own, pair, private_key};
 use super::values::{HOST_AND_PORT, HOUR, MINUTE, MS, SECOND, host_and_port, not_empty, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
@@ -75,7 +75,7 @@ rows! {
 
     struct RedisTlsRows {
         /// PEM file of the authorities that sign the servers.
-        ca_file: Option<(PathBuf, Chain)> = file(certificates);
+        ca_file: Option<(PathBuf, Chain)> = file(authorities);
         /// PEM file of this gateway's certificate, if Redis asks for one; read again for every connection.
         certificate: Option<(PathBuf, Chain)> = file(certificates);
         /// PEM file of that certificate's key.

@@ -11,7 +11,7 @@ use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::CertifiedKey;
-use rustls::{Error, InconsistentKeys};
+use rustls::{Error, InconsistentKeys, RootCertStore};
 use x509_parser::extensions::GeneralName;
 
 use super::pairs::certificate_and_key;
@@ -31,7 +31,7 @@ rows! {
         /// The name in the servers' certificates, if it is not the host of the server.
         name: Option<String> = text(server_name);
         /// PEM file of the authorities that sign the servers.
-        ca_file: Option<(PathBuf, Chain)> = file(certificates);
+        ca_file: Option<(PathBuf, Chain)> = file(authorities);
         /// PEM file of the gateway's own certificate, if the servers ask for one.
         certificate: Option<(PathBuf, Chain)> = file(certificates);
         /// PEM file of that certificate's key.
@@ -103,6 +103,26 @@ pub(super) fn certificates(file: &str) -> Result<(PathBuf, Chain), Wrong> {
     }
     let chain = chain.iter().map(|certificate| certificate.to_vec());
     Ok((path, chain.collect()))
+}
+
+/// Certificates of which each can be an authority.
+pub(super) fn authorities(file: &str) -> Result<(PathBuf, Chain), Wrong> {
+    let (path, chain) = certificates(file)?;
+    let unusable = chain.iter().position(|der| !is_usable_authority(der));
+    unusable.map_or(Ok((path, chain)), |index| {
+        let reason = format!(
+            "certificate {} of the file has a form that no connection accepts for an authority",
+            index + 1
+        );
+        let hint = "remove it, or have it issued anew, in version 3 of X.509 (RFC 5280)";
+        Err(Wrong::of_file("", reason, hint))
+    })
+}
+
+/// Whether a certificate in DER can be an authority: one is enough that cannot, and no connection is made.
+pub fn is_usable_authority(der: &[u8]) -> bool {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from(der)).is_ok() && x509_parser::parse_x509_certificate(der).is_ok()
 }
 
 /// The certificates of a PEM file, at least one.
@@ -211,13 +231,25 @@ pub(super) fn private_key(file: &str) -> Result<(PathBuf, PrivateKeyDer<'static>
 
 /// Whether a key can sign for the first of these certificates.
 pub(super) fn pair(chain: &[Vec<u8>], key: &PrivateKeyDer<'static>) -> Result<(), Wrong> {
-    let chain = chain.iter().map(|der| CertificateDer::from(der.clone()));
-    let pair = CertifiedKey::from_der(chain.collect(), key.clone_key(), &default_provider());
-    pair.map(drop).map_err(|error| {
+    let signs_for_first = |chain: &[Vec<u8>]| {
+        let chain = chain.iter().map(|der| CertificateDer::from(der.clone()));
+        CertifiedKey::from_der(chain.collect(), key.clone_key(), &default_provider()).map(drop)
+    };
+    signs_for_first(chain).map_err(|error| {
         let hint = "use the key that the certificate was made for";
         match error {
             Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
-                Wrong::new("the private key does not belong to the certificate", hint)
+                let is_later = (1..chain.len())
+                    .filter_map(|first| chain.get(first..))
+                    .any(|rest| signs_for_first(rest).is_ok());
+                let (problem, hint) = match is_later {
+                    true => (
+                        "the private key belongs to a later certificate of the file than the first",
+                        "write that certificate first, and after it those of its authorities",
+                    ),
+                    false => ("the private key does not belong to the certificate", hint),
+                };
+                Wrong::new(problem, hint)
             }
             // Of a key that rustls cannot use.
             Error::General(_) => Wrong::new(

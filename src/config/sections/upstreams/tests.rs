@@ -2,7 +2,10 @@
 
 use std::path::Path as FilePath;
 
-use crate::config::{Config, Protocol, UpstreamConfig};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+
+use crate::config::{Config, Protocol, UpstreamConfig, certificates_in};
 use crate::policy::compression::{Coding, Compression};
 
 fn parse(upstream: &str) -> Result<UpstreamConfig, String> {
@@ -186,7 +189,19 @@ fn answers_are_compressed_where_it_is_configured_and_mistakes_in_it_are_reported
 fn tls_files_are_read_with_the_configuration() {
     let directory = tempfile::tempdir().unwrap();
     let (certificate, key) = pair(directory.path(), "ours");
-    let (_, other_key) = pair(directory.path(), "other");
+    let (other, other_key) = pair(directory.path(), "other");
+    let both = directory.path().join("both.pem");
+    let texts = [&other, &certificate].map(|file| std::fs::read_to_string(file).unwrap());
+    std::fs::write(&both, texts.concat()).unwrap();
+    let both = both.to_str().unwrap();
+    let longer = directory.path().join("longer.pem");
+    let mut der = certificates_in(FilePath::new(&other)).unwrap()[0].to_vec();
+    der.push(0);
+    let second = BASE64.encode(der);
+    let marks = ["BEGIN", "END"].map(|mark| format!("-----{mark} CERTIFICATE-----\n"));
+    let text = format!("{}{}{second}\n{}", texts[1], marks[0], marks[1]);
+    std::fs::write(&longer, text).unwrap();
+    let longer = longer.to_str().unwrap();
     let rubbish = directory.path().join("rubbish.pem");
     std::fs::write(&rubbish, "rubbish").unwrap();
     let rubbish = rubbish.to_str().unwrap();
@@ -208,6 +223,11 @@ fn tls_files_are_read_with_the_configuration() {
             format!("ca_file: {rubbish}"),
             "tls.ca_file",
             "no certificate",
+        ),
+        (
+            format!("ca_file: {longer}"),
+            "tls.ca_file",
+            "certificate 2 of the file has a form that no connection accepts",
         ),
         (
             "ca_file: /nowhere.pem".to_owned(),
@@ -234,6 +254,11 @@ fn tls_files_are_read_with_the_configuration() {
             format!("certificate: {certificate}, private_key: {other_key}"),
             "tls.private_key",
             "does not belong",
+        ),
+        (
+            format!("certificate: {both}, private_key: {key}"),
+            "tls.private_key",
+            "belongs to a later certificate of the file than the first",
         ),
         (
             format!("certificate: {certificate}, private_key: {rubbish}"),
