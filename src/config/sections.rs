@@ -164,7 +164,7 @@ rows! {
     }
 }
 
-/// Notes a file for whose creation the directory is missing, or that is one.
+/// Notes a file for whose creation the directory is missing.
 fn in_a_directory(
     check: &mut Check<'_>,
     at: &Path,
@@ -172,12 +172,9 @@ fn in_a_directory(
 ) -> Option<Destination> {
     if let Some(Destination::File(file)) = &destination
         && check.looks_outside()
+        && let Some(message) = missing_directory(file)
     {
-        if let Some(message) = missing_directory(file) {
-            check.wrong(at, message, "create it, or write a file in another one");
-        } else if file.is_dir() {
-            check.wrong(at, "this is a directory", "write the name of a file in it");
-        }
+        check.wrong(at, message, "create it, or write a file in another one");
     }
     destination
 }
@@ -288,7 +285,7 @@ pub(super) fn config(
     };
     let endpoints = traffic::endpoints(check, root.endpoints, &known);
     let (listen, store) = (&root.listen, &root.store);
-    own_files::note_shared(check, &places, listen, store, &root.logging.access_log);
+    own_files::note_unusable(check, &places, listen, store, &root.logging.access_log);
     let endpoints = endpoints?;
     if check.problems.is_empty() {
         let addresses = check.resolve();

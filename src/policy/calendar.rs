@@ -74,13 +74,15 @@ enum Division {
 }
 
 impl Calendar {
-    /// Calendar days of the IANA zone `name`. The zone table is compiled in.
+    /// Calendar days of the IANA zone `name`, in letters of any case. The zone table is compiled in.
     pub fn of_zone(name: &str) -> Result<Calendar, CalendarError> {
         let zone =
             TimeZone::get(name).map_err(|_| CalendarError::UnknownZone { name: name.into() })?;
+        // The name in the table, so that `europe/london` is not another zone than `Europe/London`.
+        let name = zone.iana_name().unwrap_or(name).to_owned();
         Ok(Calendar {
             division: Division::Zone(zone),
-            name: name.into(),
+            name,
         })
     }
 
@@ -250,6 +252,22 @@ mod tests {
         assert_eq!(at("2026-11-21T00:00:00Z"), 86_400);
         assert_eq!(at("2026-11-21T23:59:59.5Z"), 1);
         assert_eq!(at("2026-11-22T00:00:05Z"), 1);
+    }
+
+    #[test]
+    fn a_zone_has_the_name_of_the_table_in_whatever_case_it_is_written() {
+        for (written, name) in [
+            ("europe/LONDON", "Europe/London"),
+            ("Europe/London", "Europe/London"),
+            ("utc", "UTC"),
+        ] {
+            assert_eq!(Calendar::of_zone(written).unwrap().name(), name);
+        }
+        // Stores have recorded these names.
+        for name in jiff::tz::db().available() {
+            let name = name.as_str();
+            assert_eq!(Calendar::of_zone(name).unwrap().name(), name);
+        }
     }
 
     #[test]

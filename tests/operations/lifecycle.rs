@@ -460,17 +460,15 @@ async fn each_change_states_in_one_sentence_what_it_made() {
         let text = scene.cli(&[&["keys"], arguments].concat()).await;
         assert_eq!(text, format!("{id} {message}\n"));
     }
-    let mut grant = [
-        "keys",
-        "grant",
-        id,
-        "--extra",
-        "1e3",
-        "--reason",
-        "Cup final",
-    ];
-    let refused = run_beside(&scene.gateways[0], &grant).await.failed(2);
-    assert!(refused.contains("at least 1, digits only"), "{refused}");
+    let mut grant = ["keys", "grant", id, "--extra", "0", "--reason", "Cup final"];
+    for wrong in ["1e3", "0", "-5", "99999999999999999999"] {
+        grant[4] = wrong;
+        let refused = run_beside(&scene.gateways[0], &grant).await.failed(2);
+        assert!(refused.contains("at least 1, digits only"), "{refused}");
+    }
+    let rotate = ["keys", "rotate", id, "--overlap", "-1h"];
+    let refused = run_beside(&scene.gateways[0], &rotate).await.failed(2);
+    assert!(refused.contains("such as 24h"), "{refused}");
     grant[4] = "5";
     let text = scene.cli(&grant).await;
     assert!(

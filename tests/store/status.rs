@@ -256,7 +256,7 @@ async fn the_status_reports_each_gateways_breaker_journal_and_clock() {
     for suffix in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(format!("{}{suffix}", journal.display()));
     }
-    std::fs::create_dir(&journal).unwrap();
+    std::fs::write(&journal, [b'x'; 4_096]).unwrap();
     scene.gateways[1].restart().await;
     let reported = eventually("both gateways report", async || {
         let reported = status(&scene).await;

@@ -11,6 +11,7 @@ use crate::cli::key_argument::KeyArgument;
 use crate::cli::output::{RecordFormat, parse_date, parse_name};
 use crate::policy::audit::Author;
 use crate::policy::key_record::{Action, LastChange};
+use crate::policy::lifecycle::GRANT_UNITS_MAX;
 
 /// The longest overlap, so that a typing error does not leave a leaked secret valid for longer.
 const OVERLAP_MAX: Duration = Duration::from_secs(90 * 86_400);
@@ -110,13 +111,19 @@ pub(in crate::cli) struct RotateArguments {
     #[command(flatten)]
     pub(super) key: ConfirmedKey,
     /// How long the old secret stays valid, such as 24h, at most 90d; with 0s it ends at once.
-    #[arg(long, value_parser = parse_overlap, value_name = "DURATION")]
+    #[arg(long, value_parser = parse_overlap, value_name = "DURATION", allow_hyphen_values = true)]
     pub(super) overlap: Duration,
 }
 
-fn parse_units(text: &str) -> Result<NonZeroU64, &'static str> {
-    text.parse()
-        .map_err(|_| "write a whole number of at least 1, digits only")
+fn parse_units(text: &str) -> Result<NonZeroU64, String> {
+    let units = text.parse::<NonZeroU64>().ok();
+    units
+        .filter(|units| units.get() <= GRANT_UNITS_MAX)
+        .ok_or_else(|| {
+            format!(
+                "write a whole number of at least 1, digits only, and at most {GRANT_UNITS_MAX}"
+            )
+        })
 }
 
 #[derive(Debug, Args)]
@@ -124,7 +131,7 @@ pub(in crate::cli) struct GrantArguments {
     /// The public id of the key, or the key itself.
     pub(super) id: KeyArgument,
     /// The units, at least 1.
-    #[arg(long, value_parser = parse_units, value_name = "UNITS")]
+    #[arg(long, value_parser = parse_units, value_name = "UNITS", allow_negative_numbers = true)]
     pub(super) extra: NonZeroU64,
     /// The quota day; today if left out.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]

@@ -205,7 +205,7 @@ pub(super) fn copy(
 
 /// Refuses stores with different midnights, whose counts do not correspond.
 fn same_zone(from: &str, theirs: &str, ours: &str) -> anyhow::Result<()> {
-    if theirs != ours {
+    if !theirs.eq_ignore_ascii_case(ours) {
         bail!(
             "{from} counts days in the time zone {theirs}, the store to write in {ours}: set quota.timezone to {theirs} \
              and use a new store"

@@ -1,4 +1,4 @@
-//! The files that a gateway writes: each has one setting, and none is the configuration.
+//! The files that a gateway writes: each has one setting, and none is the configuration or a directory.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,9 @@ use crate::config::outside::{Purpose, place_of};
 use crate::config::places::SourcePositions;
 use crate::telemetry::access_log::Destination;
 
-/// Notes a setting with the file of another one: each use of it would destroy what the other has written.
-pub(super) fn note_shared(
+/// Notes a setting with the file of another one, because each use of it would destroy what the other has written, and one with a
+/// directory.
+pub(super) fn note_unusable(
     check: &mut Check<'_>,
     places: &SourcePositions,
     listen: &Listen,
@@ -48,6 +49,11 @@ pub(super) fn note_shared(
     let mut problems = Vec::new();
     let mut taken: Vec<(&str, PathBuf)> = Vec::new();
     for (setting, file) in files {
+        if check.looks_outside() && file.is_dir() {
+            let at = outline::Path::written(setting);
+            check.wrong(&at, "this is a directory", "write the name of a file in it");
+            continue;
+        }
         let place = place(file);
         if own.as_ref() == Some(&place) {
             problems.push((setting, "this is the configuration file itself".to_owned()));

@@ -21,7 +21,7 @@ rows! {
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct EmbeddedStoreConfig {
         /// The database file.
-        path: PathBuf = leaf().then(database_file).or("var/touchline.db".into());
+        path: PathBuf = leaf().or("var/touchline.db".into());
         /// What a power failure may lose: nothing with `commit`; with a duration, at most the counts of that duration. A crash of the
         /// gateway alone loses nothing.
         durability: Durability = within(
@@ -29,14 +29,6 @@ rows! {
             Durability::Interval(MS * 10)..=Durability::Interval(MINUTE),
         );
     }
-}
-
-/// Notes a directory in the place of the database.
-fn database_file(check: &mut Check<'_>, at: &Path, file: Option<PathBuf>) -> Option<PathBuf> {
-    if check.looks_outside() && file.as_ref().is_some_and(|file| file.is_dir()) {
-        check.wrong(at, "this is a directory", "write the name of a file in it");
-    }
-    file
 }
 
 /// The store of keys and counts.

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use super::upstreams::{SecretHeader, header};
+use http::header::CONTENT_TYPE;
+
+use super::upstreams::{SecretHeader, SecretHeaderRows, header};
 use super::values::{MINUTE, MS, http_url, seconds};
-use crate::config::check::Wrong;
+use crate::config::check::{Check, Wrong};
+use crate::config::outline::Path;
 use crate::config::rows::{needed, optional, percent, rows, secret, section, within};
 use crate::policy::secret::Secret;
 
@@ -22,12 +25,22 @@ rows! {
         /// The full URL with its path, mostly /v1/traces.
         url: Secret = needed("write url: http://127.0.0.1:4318/v1/traces", secret(collector));
         /// The header that authenticates the gateway to the collector.
-        header: Option<SecretHeader> = section(header);
+        header: Option<SecretHeader> = section(credential);
         /// The share of the traces beginning at the gateway that are recorded. A caller's own trace is recorded if its sampled flag is set.
         sample_percent as "sample": u8 = percent(1);
         /// The timeout of one export. No request waits for it.
         timeout: Duration = within(seconds(5), MS * 100..=MINUTE);
     }
+}
+
+fn credential(check: &mut Check<'_>, at: &Path, rows: SecretHeaderRows) -> Option<SecretHeader> {
+    let credential = header(check, at, rows)?;
+    if credential.name == CONTENT_TYPE {
+        let hint = "write the name that the collector expects, such as Authorization";
+        check.wrong(&at.key("name"), "each export has this header already", hint);
+        return None;
+    }
+    Some(credential)
 }
 
 fn collector(url: Secret) -> Result<Secret, Wrong> {

@@ -1,6 +1,6 @@
 //! Values that several sections use: durations, addresses, networks and URLs.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::config::check::Wrong;
@@ -53,8 +53,18 @@ pub(super) fn host_and_port(text: &str, hint: &str) -> Result<String, Wrong> {
     match text.parse().ok().and_then(needs_zone) {
         Some(wrong) => Err(wrong),
         None if is_host_and_port(text) => Ok(text.to_owned()),
-        None => Err(Wrong::not("a server", hint)),
+        None => Err(Wrong::not("a server", closer_hint(text).unwrap_or(hint))),
     }
+}
+
+/// A hint for a text that is nearly `host:port`.
+fn closer_hint(text: &str) -> Option<&'static str> {
+    if text.parse::<Ipv6Addr>().is_ok() {
+        return Some("write an IPv6 address in brackets and a port, such as [::1]:9000");
+    }
+    let (_, port) = text.rsplit_once(':')?;
+    let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && !is_port(port)).then_some("write a port from 1 to 65535, such as 127.0.0.1:9000")
 }
 
 /// Whether a text is `host:port`: a name, an IPv4 address or an IPv6 address in brackets, and a port above 0.
@@ -64,11 +74,13 @@ fn is_host_and_port(text: &str) -> bool {
     }
     let outside_names = |c: char| c.is_whitespace() || matches!(c, ':' | '/' | '@' | '[' | ']');
     text.rsplit_once(':').is_some_and(|(host, port)| {
-        !host.is_empty()
-            && !host.contains(outside_names)
-            && port.bytes().all(|byte| byte.is_ascii_digit())
-            && port.parse::<u16>().is_ok_and(|port| port > 0)
+        !host.is_empty() && !host.contains(outside_names) && is_port(port)
     })
+}
+
+fn is_port(digits: &str) -> bool {
+    digits.bytes().all(|byte| byte.is_ascii_digit())
+        && digits.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
 /// A full HTTP URL with a host; it may contain a secret.
@@ -78,4 +90,22 @@ pub(super) fn http_url(secret: Secret, problem: &str, hint: &str) -> Result<Secr
     usable
         .then_some(secret)
         .ok_or_else(|| Wrong::new(problem, hint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_nearly_a_server_has_a_hint_of_its_own() {
+        let hint = |text| host_and_port(text, "write host:port").unwrap_err().hint;
+        assert_eq!(hint("127.0.0.1"), "write host:port");
+        assert_eq!(hint("a/b:3"), "write host:port");
+        for text in ["a:0", "127.0.0.1:99999", "[::1]:65536"] {
+            assert!(hint(text).contains("from 1 to 65535"), "{text}");
+        }
+        for text in ["::1", "::1:3000", "2001:db8::5"] {
+            assert!(hint(text).contains("[::1]:9000"), "{text}");
+        }
+    }
 }

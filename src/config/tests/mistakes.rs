@@ -366,6 +366,18 @@ fn each_mistake_is_reported_with_its_line_column_and_path() {
             "1:26 store.embedded.path: this is a directory",
         ),
         (
+            "store: {redis: {journal: src}}",
+            "1:26 store.redis.journal: this is a directory",
+        ),
+        (
+            "store: {redis: {replica: src}}",
+            "1:26 store.redis.replica: this is a directory",
+        ),
+        (
+            "tracing: {otlp: {url: 'http://h:1/', header: {name: Content-Type, value: x}}}",
+            "1:53 tracing.otlp.header.name: each export has this header already",
+        ),
+        (
             long.as_str(),
             "1:29 listen.upgrade: the path is too long for a Unix socket",
         ),

@@ -347,7 +347,11 @@ impl Store for EmbeddedStore {
         tokio::time::sleep(IMPORT_PAUSE).await;
         let imported = self
             .on_writer(move |connection, desk| keys::import(connection, records, desk.clock.now()));
-        let (outcomes, last) = imported.await?;
+        let (outcomes, last) = imported.await.map_err(|error| match error {
+            // Its transaction was not committed.
+            failed @ StoreError::Failed(_) => ChangeError::Unwritten(failed),
+            unknown => unknown.into(),
+        })?;
         Ok((outcomes, last.map(mark)))
     }
 

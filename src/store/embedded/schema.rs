@@ -243,7 +243,8 @@ pub(super) fn prepare(
     }
     let theirs = sqlite::meta(&transaction, "zone").map_err(failed)?;
     let theirs = theirs.ok_or_else(|| failed(rusqlite::Error::QueryReturnedNoRows))?;
-    if theirs != zone {
+    // 0.2.0 stored the name as written.
+    if !theirs.eq_ignore_ascii_case(zone) {
         return Err(StoreError::OtherCalendar(format!(
             "{} counts days in the zone {theirs}, and the configuration has {zone}: set quota.timezone to {theirs}, or \
              start a new database for {zone}",

@@ -101,9 +101,11 @@ pub fn set_zones<'n>(names: impl IntoIterator<Item = &'n String>, zone: &str) ->
 /// Whether the reply has a zone, which must be this one.
 pub fn is_same(reply: Value, zone: &str) -> Result<bool, StoreError> {
     match parsed::<Option<String>>(reply)? {
-        Some(stored) if stored != zone => Err(StoreError::OtherCalendar(format!(
-            "the store counts days of the time zone {stored}, but the configuration has {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
-        ))),
+        Some(stored) if !stored.eq_ignore_ascii_case(zone) => {
+            Err(StoreError::OtherCalendar(format!(
+                "the store counts days of the time zone {stored}, but the configuration has {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
+            )))
+        }
         stored => Ok(stored.is_some()),
     }
 }
