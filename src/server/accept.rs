@@ -4,7 +4,7 @@
 //! expensive part of a flood of connections.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -71,6 +71,15 @@ fn last_requests(snapshot: &Snapshot) -> Duration {
     let (limits, upstreams) = (&snapshot.config.limits, &snapshot.config.upstreams);
     let totals = upstreams.iter().map(|(_, one)| one.timeouts.total);
     limits.request_read + totals.max().unwrap_or_default() + limits.response_write
+}
+
+/// The address under which a connection is counted, beside the total. A proxy forwards for many clients, so it has none.
+fn counted_address(client: SocketAddr, snapshot: &Snapshot) -> Option<IpAddr> {
+    let (limits, listen) = (&snapshot.config.limits, &snapshot.config.listen);
+    match forwarded::is_trusted(client.ip(), &listen.trusted_proxies) {
+        true => None,
+        false => address::counted(client.ip(), &limits.exempt_addresses),
+    }
 }
 
 /// A connection that is counted among those of the gateway, under the configuration of its beginning.
@@ -150,16 +159,13 @@ impl Door {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
         let snapshot = self.gate.snapshot();
         let (limits, listen) = (&snapshot.config.limits, &snapshot.config.listen);
-        // A proxy forwards for many clients, so only the total limit applies to it.
-        let proxy = forwarded::is_trusted(peer.ip(), &listen.trusted_proxies);
-        if self.behind.proxy_protocol(listen) == ProxyProtocol::Spoken && !proxy {
+        let is_proxy = forwarded::is_trusted(peer.ip(), &listen.trusted_proxies);
+        if self.behind.proxy_protocol(listen) == ProxyProtocol::Spoken && !is_proxy {
             return Err(LimitHit::ProxyProtocol);
         }
-        let address = match proxy {
-            true => None,
-            false => address::counted(peer.ip(), &limits.exempt_addresses),
-        };
-        let slot = self.limiter.slot(address, limits)?;
+        let slot = self
+            .limiter
+            .slot(counted_address(peer, &snapshot), limits)?;
         Ok(CountedConnection {
             peer,
             slot,
@@ -184,8 +190,7 @@ impl Door {
             ProxyProtocol::Spoken => match Box::pin(self.proxied_client(&mut socket, limits)).await
             {
                 Some(Some(client)) => {
-                    let address = address::counted(client.ip(), &limits.exempt_addresses);
-                    if let Err(full) = slot.assign(address, limits) {
+                    if let Err(full) = slot.assign(counted_address(client, &snapshot), limits) {
                         return self.note_limit(full);
                     }
                     client

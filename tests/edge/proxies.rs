@@ -252,7 +252,7 @@ async fn what_is_no_header_of_a_trusted_proxy_is_closed_unanswered() {
 
 #[tokio::test]
 async fn connections_are_counted_for_the_client_that_the_proxy_names() {
-    let scene = speaking("[127.0.0.0/8]").await;
+    let scene = speaking("[127.0.0.0/8, 203.0.113.9]").await;
     let key = scene.issue("starter").await;
     let served = async |client: &str| {
         let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
@@ -278,6 +278,10 @@ async fn connections_are_counted_for_the_client_that_the_proxy_names() {
         (limit_hits(&scene, "connections_per_address").await == 1.0).then_some(())
     })
     .await;
+    // A trusted proxy behind the first one has connections of many clients.
+    for _ in 0..4 {
+        held.push(served("203.0.113.9").await.expect("it is not counted"));
+    }
     held.clear();
     eventually("there is room again", async || {
         served("192.0.2.1").await.map(drop)
