@@ -279,14 +279,17 @@ impl Door {
     }
 
     /// Serves the connection to its end. It is asked to end, over HTTP/2 by a GOAWAY, when it is retired or too old, or when the
-    /// gateway stops.
+    /// gateway stops. Over HTTP/1 only an answer can announce the end, so a retired connection may have one more request, unless it is
+    /// idle for too long.
     async fn serve_until_due(
         &self,
         opened: Opened,
         connection: Arc<Connection>,
         snapshot: Arc<Snapshot>,
     ) {
-        let age = snapshot.config.limits.connection_age;
+        let limits = &snapshot.config.limits;
+        let (age, idle) = (limits.connection_age, limits.keepalive_idle);
+        let last_request = matches!(opened, Opened::Http1(..)).then_some(idle);
         let patience = last_requests(&snapshot);
         // A long connection must not keep an old configuration in memory.
         drop(snapshot);
@@ -295,13 +298,17 @@ impl Door {
         let mut serving = opened.serve(ending.clone());
         let due = pin!(async {
             tokio::select! {
-                () = connection.retired() => false,
+                () = connection.retired() => {}
                 () = tokio::time::sleep(age) => {
                     self.note_limit(LimitHit::ConnectionAge);
                     connection.retire();
-                    false
                 }
-                _ = shutdown.wait_for(|stopping| *stopping) => true,
+                _ = shutdown.wait_for(|stopping| *stopping) => return true,
+            }
+            let shutdown = shutdown.wait_for(|stopping| *stopping);
+            match last_request {
+                Some(within) => tokio::time::timeout(within, shutdown).await.is_ok(),
+                None => false,
             }
         });
         let stopping = tokio::select! {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use harness::client::{HOST, Until};
 use harness::{Behaviour, Call, PATIENCE, Protocol, Scene, eventually};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::frames::{GOAWAY, Wire};
@@ -100,4 +100,41 @@ async fn an_old_connection_takes_no_further_request_and_finishes_those_under_way
     assert!(!body.is_empty());
     wire.end().await;
     assert!((limit_hits(&scene, "connection_age").await - 2.0).abs() < 0.5);
+}
+
+/// A request that its client sends at that moment must not meet a closed connection.
+#[tokio::test]
+async fn an_old_connection_over_http1_announces_its_end_with_one_more_answer() {
+    let mut scene = limited("connection_age: 1s").await;
+    let key = scene.issue("starter").await;
+    let request = format!(
+        "GET {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\n\r\n",
+        key.key
+    );
+    let mut sockets = Vec::new();
+    for _ in 0..2 {
+        let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut first = Vec::new();
+        while !first.ends_with(b"}") {
+            assert!(socket.read_buf(&mut first).await.unwrap() > 0);
+        }
+        let first = String::from_utf8(first).unwrap();
+        assert!(first.contains("connection: keep-alive"), "{first}");
+        sockets.push(socket);
+    }
+    eventually("they are too old", async || {
+        (limit_hits(&scene, "connection_age").await > 1.5).then_some(())
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let mut last = String::new();
+    sockets[0].write_all(request.as_bytes()).await.unwrap();
+    sockets[0].read_to_string(&mut last).await.unwrap();
+    assert!(last.starts_with("HTTP/1.1 200 "), "{last}");
+    assert!(last.contains("connection: close"), "{last}");
+    // A stop waits no longer for the other one than for any.
+    scene.gateways[0].terminate();
+    assert_eq!(sockets[1].read_to_string(&mut last).await.unwrap(), 0);
+    scene.expect_used(&key, 3).await;
 }
