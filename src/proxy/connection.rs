@@ -19,6 +19,7 @@
 //! Invariants: every request whose end could be read in two ways is refused here; an idle connection holds no buffer of its own;
 //! every wait has a deadline.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -27,6 +28,7 @@ use http::HeaderValue;
 use tokio::sync::Notify;
 
 use super::forward;
+use crate::policy::forwarded::RequestSender;
 
 pub mod allowance;
 pub mod guard;
@@ -48,7 +50,7 @@ pub struct Connection {
     /// The client's address.
     pub client: SocketAddr,
     /// The address as text, for log lines.
-    pub client_text: Box<str>,
+    client_text: Box<str>,
     /// The address without its port, as sent to upstreams.
     pub address: HeaderValue,
     /// Whether the connection is over TLS.
@@ -78,6 +80,14 @@ impl Connection {
             backlog: AtomicBool::new(false),
             malformed: AtomicU32::new(0),
         })
+    }
+
+    /// The sender of one of its requests as text, for log lines.
+    pub fn text_of(&self, sender: RequestSender) -> Cow<'_, str> {
+        match sender {
+            RequestSender::Connected(_) => Cow::Borrowed(&self.client_text),
+            RequestSender::Forwarded(client) => Cow::Owned(client.to_string()),
+        }
     }
 
     /// Notes whether its client refuses bytes over HTTP/2, where answers may be over before their bytes are written.

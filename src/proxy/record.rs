@@ -13,7 +13,6 @@ use super::forward::X_API_KEY;
 use super::gate::Gate;
 use crate::policy::api_key;
 use crate::policy::enforcement::ShadowViolation;
-use crate::policy::forwarded::RequestSender;
 use crate::policy::http1::METHOD_BYTES_MAX;
 use crate::policy::rejection::Rejection;
 use crate::telemetry::access_log::Line;
@@ -46,10 +45,7 @@ pub fn record(
     }
     let cause = cause(failure, exchange, stage);
     let presented = || head.fields.first(&X_API_KEY);
-    let sender = match exchange.origin.client {
-        RequestSender::Connected(_) => Cow::Borrowed(&*client.connection.client_text),
-        RequestSender::Forwarded(client) => Cow::Owned(client.to_string()),
-    };
+    let sender = client.connection.text_of(exchange.origin.client);
     let line = Line {
         time: exchange.time.checked_sub(waited).unwrap_or(exchange.time),
         request_id: exchange.request_id_str(),

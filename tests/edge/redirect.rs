@@ -11,7 +11,9 @@ use super::{MARKETS, TOUCHLINE, limit_hits};
 async fn redirecting(extra: &'static str) -> Scene {
     Scene::builder(TOUCHLINE)
         .spec(move |spec| {
-            spec.listen_extra = format!("redirect: {{ address: \"127.0.0.1:0\", {extra} }}");
+            spec.listen_extra = format!(
+                "trusted_proxies: [127.0.0.1]\n  redirect: {{ address: \"127.0.0.1:0\", {extra} }}"
+            );
         })
         .start()
         .await
@@ -81,6 +83,7 @@ async fn a_key_in_clear_text_is_redirected_unseen_and_counted() {
     let scene = redirecting("hosts: [api.example]").await;
     let key = scene.issue("starter").await;
     let call = Call::get(MARKETS).key(&key).header("host", "api.example");
+    let call = call.header("x-forwarded-for", "198.51.100.7");
     let answer = client(&scene).call(call).await;
     assert_eq!(answer.status, 308);
     let location = format!("https://api.example{MARKETS}");
@@ -91,6 +94,7 @@ async fn a_key_in_clear_text_is_redirected_unseen_and_counted() {
         .await;
     assert_eq!(line["key_id"], serde_json::Value::Null);
     assert_eq!(line["cause"], "an API key was sent in clear text");
+    assert_eq!(line["client"], "198.51.100.7");
     assert_eq!(limit_hits(&scene, "cleartext_key").await, 1.0);
     assert!(scene.upstream.recorded().is_empty());
     scene.expect_used(&key, 0).await;

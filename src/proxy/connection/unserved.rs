@@ -11,6 +11,7 @@ use http::{HeaderValue, StatusCode};
 use pingora::protocols::http::date::get_cached_date;
 
 use super::Connection;
+use crate::policy::forwarded::RequestSender;
 use crate::policy::http1::Version;
 use crate::policy::http1::fields::FieldList;
 use crate::policy::http1::framing::AnswerFraming;
@@ -21,7 +22,7 @@ use crate::policy::limit_hit::LimitHit;
 use crate::policy::redirect::Redirect;
 use crate::policy::rejection::Rejection;
 use crate::policy::{api_key, caching, request_id};
-use crate::proxy::forward::{X_API_KEY, X_REQUEST_ID};
+use crate::proxy::forward::{X_API_KEY, X_FORWARDED_FOR, X_REQUEST_ID};
 use crate::proxy::gate::{Gate, Snapshot};
 use crate::proxy::respond;
 use crate::telemetry::access_log::Line;
@@ -32,6 +33,7 @@ pub struct Unserved<'a> {
     gate: &'a Gate,
     snapshot: Arc<Snapshot>,
     connection: &'a Connection,
+    sender: RequestSender,
     /// The method and the path, redacted for the log.
     method: String,
     path: String,
@@ -62,13 +64,12 @@ impl<'a> Unserved<'a> {
             head.fields.first(&X_REQUEST_ID),
             head.fields.first(&X_API_KEY),
         );
-        Unserved::new(
-            gate,
-            connection,
-            names,
-            sent,
-            (head.version, Duration::ZERO),
-        )
+        let arrival = (head.version, Duration::ZERO);
+        let mut unserved = Unserved::new(gate, connection, names, sent, arrival);
+        let trusted = &unserved.snapshot.config.listen.trusted_proxies;
+        let name = X_FORWARDED_FOR;
+        unserved.sender = RequestSender::of(connection.client, head.fields.all(&name), trusted);
+        unserved
     }
 
     fn new(
@@ -89,6 +90,7 @@ impl<'a> Unserved<'a> {
             path: shown(path),
             snapshot,
             connection,
+            sender: RequestSender::Connected(connection.client),
             version,
             waited,
         }
@@ -163,7 +165,7 @@ impl<'a> Unserved<'a> {
         self.gate.access_log.write(&Line {
             time: self.gate.store.now(),
             request_id: self.request_id(),
-            client: Some(&self.connection.client_text),
+            client: Some(&self.connection.text_of(self.sender)),
             protocol: self.version.name(),
             method: &self.method,
             path: &self.path,
