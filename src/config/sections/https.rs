@@ -175,7 +175,7 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https 
         // A name that could not be read is empty, and its problem is noted.
         for file in clients.filter_map(|clients| clients.authorities.to_str()) {
             if !file.is_empty() {
-                check.accept(&at, upstream_tls::certificates(file));
+                check.accept(&at, upstream_tls::authorities(file));
             }
         }
     }

@@ -49,8 +49,8 @@ impl Idle {
         }
     }
 
-    /// Keeps a connection, to be taken `from` an instant on and `until` it is too old; closes it where too many are kept, or of its
-    /// server too many rest.
+    /// Keeps a connection, to be taken `from` an instant on and `until` it is too old; closes it where of its server too many rest. Where
+    /// too many are kept, one of the server with the most is closed, so that no server takes the room of another, or after it was removed.
     pub fn keep(
         &self,
         stream: Stream,
@@ -58,10 +58,8 @@ impl Idle {
         from: Option<Instant>,
         until: Option<Instant>,
     ) {
+        let _closed;
         let mut kept = self.0.lock();
-        if kept.count >= KEPT_MAX {
-            return;
-        }
         let others = kept.by_settings.entry(settings).or_default();
         if from.is_some() {
             let now = Instant::now();
@@ -76,6 +74,10 @@ impl Idle {
             until,
         });
         kept.count += 1;
+        if kept.count > KEPT_MAX {
+            // Without the lock, which is released first.
+            _closed = kept.longest_idle();
+        }
     }
 
     /// Closes the connections that their servers have closed, and those that are too old.
@@ -93,6 +95,13 @@ impl Idle {
 }
 
 impl Kept {
+    /// Takes the longest idle connection of the server with the most.
+    fn longest_idle(&mut self) -> Option<IdleConnection> {
+        let most = self.by_settings.values_mut().max_by_key(|one| one.len())?;
+        self.count -= 1;
+        Some(most.remove(0))
+    }
+
     fn pop(&mut self, settings: u64, now: Instant) -> Option<IdleConnection> {
         let waiting = self.by_settings.get_mut(&settings)?;
         let last = waiting.iter().rposition(|one| one.has_rested(now))?;
@@ -233,11 +242,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_are_kept_than_may_be() {
+    async fn the_longest_idle_one_of_the_server_with_the_most_makes_room() {
         let idle = Idle::default();
+        let (other, _other_server) = connection().await;
+        idle.keep(other, SERVER + 1, None, late());
+        let (first, mut first_server) = connection().await;
+        idle.keep(first, SERVER, None, late());
+        let (second, _second_server) = connection().await;
+        idle.keep(second, SERVER, None, late());
+        // As many more as there may be, but for the sockets.
         idle.0.lock().count = KEPT_MAX;
-        let (stream, _server) = connection().await;
-        idle.keep(stream, SERVER, None, late());
-        assert!(idle.take(SERVER, Instant::now()).is_none());
+        let (third, _third_server) = connection().await;
+        idle.keep(third, SERVER + 2, None, late());
+        assert_eq!(
+            first_server.read(&mut [0]).await.unwrap(),
+            0,
+            "it is closed"
+        );
+        assert_eq!(idle.0.lock().count, KEPT_MAX);
+        for settings in [SERVER, SERVER + 1, SERVER + 2] {
+            assert!(idle.take(settings, Instant::now()).is_some());
+            assert!(idle.take(settings, Instant::now()).is_none());
+        }
     }
 }
