@@ -41,11 +41,16 @@ pub(super) struct ExplainArguments {
     path: String,
     /// An instant such as 2026-11-21T14:00:00Z instead of now: it selects the quota day and is compared with the key's expiry. Key and
     /// configuration are the present ones.
-    #[arg(long, value_name = "INSTANT")]
+    #[arg(long, value_parser = parse_instant, value_name = "INSTANT")]
     at: Option<Timestamp>,
     /// The form of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     output: RecordFormat,
+}
+
+fn parse_instant(text: &str) -> Result<Timestamp, &'static str> {
+    let hint = "write an instant such as 2026-11-21T14:00:00Z";
+    text.parse().map_err(|_| hint)
 }
 
 /// The result as JSON.

@@ -159,6 +159,12 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
         let ended = parameters.self_signed(&own.signing_key).unwrap();
         write("ended.pem", &ended.pem())
     };
+    let early = {
+        let mut parameters = rcgen::CertificateParams::new(["a.example".to_owned()]).unwrap();
+        parameters.not_before = rcgen::date_time_ymd(2096, 1, 1);
+        let early = parameters.self_signed(&own.signing_key).unwrap();
+        write("early.pem", &early.pem())
+    };
     let identity = |certificate: &str, key: &str| {
         redis(&format!("certificate: {certificate}, private_key: {key}"))
     };
@@ -172,6 +178,11 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
     for (section, place, problem) in [
         (https(&certificate, &key), "", ""),
         (https(&ended, &key), "", "it has expired (hint: renew it)"),
+        (
+            https(&early, &key),
+            "",
+            "it is valid from 2096-01-01T00:00:00Z on, and refused by clients and servers until then",
+        ),
         (https(&empty, &key), "https.certificate", no_certificate),
         (https(&broken, &key), "https.certificate", damaged),
         (
@@ -242,7 +253,7 @@ async fn a_certificate_that_a_start_would_refuse_is_a_mistake() {
         let ran = run_on(file.as_ref(), &["check"]).await;
         if place.is_empty() {
             assert!(ran.stderr.contains(problem), "{}", ran.stderr);
-            let warns = ran.stderr.contains("expire");
+            let warns = ran.stderr.contains("expire") || ran.stderr.contains("is valid from");
             assert_eq!(warns, !problem.is_empty(), "{}", ran.stderr);
             ran.done();
             continue;

@@ -212,7 +212,7 @@ fn readable_pair(check: &mut Check<'_>, at: &Path, certificate: &Certificate, in
     let certificate_at = at.key("certificate");
     let chain = check.accept(&certificate_at, read);
     if let Some((_, chain)) = &chain {
-        upstream_tls::warn_of_end(check, &certificate_at, chain);
+        upstream_tls::warn_of_validity(check, &certificate_at, chain);
     }
     let key_at = at.key("private_key");
     let key = check.accept(&key_at, upstream_tls::private_key(&private_key));

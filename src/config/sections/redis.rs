@@ -214,7 +214,8 @@ fn redis_url(url: Secret) -> Result<Secret, Wrong> {
         );
         is_known && u16::try_from(info.redis_settings().db()).is_ok()
     });
-    let hint = "write redis://[user:password@]host[:port][/database], or rediss:// for TLS; a database is from 0 to 65535";
+    let hint = "write redis://[user:password@]host[:port][/database], or rediss:// for TLS; a database is from 0 to 65535, and \
+        characters of user and password such as # / ? @ are percent-encoded (%23 for #)";
     let wrong = || Wrong::new("the value is not the URL of a Redis server", hint);
     (known && usable).then_some(url).ok_or_else(wrong)
 }

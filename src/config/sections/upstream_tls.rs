@@ -12,6 +12,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys, RootCertStore};
+use x509_parser::certificate::Validity;
 use x509_parser::extensions::GeneralName;
 
 use super::pairs::certificate_and_key;
@@ -140,24 +141,45 @@ pub fn certificates_in(file: &FilePath) -> Result<Vec<CertificateDer<'static>>, 
 
 /// The earliest end of these certificates, in Unix seconds. TLS has already read them; one that cannot be read here is ignored.
 pub fn end_of(chain: &[impl AsRef<[u8]>]) -> i64 {
-    let ends = chain.iter().filter_map(|certificate| {
-        let (_, certificate) = x509_parser::parse_x509_certificate(certificate.as_ref()).ok()?;
-        Some(certificate.validity().not_after.timestamp())
-    });
+    let ends = validities(chain).map(|validity| validity.not_after.timestamp());
     ends.min().unwrap_or(i64::MAX)
+}
+
+/// The latest begin of these certificates, as [`end_of`] has their end.
+fn begin_of(chain: &[impl AsRef<[u8]>]) -> i64 {
+    let begins = validities(chain).map(|validity| validity.not_before.timestamp());
+    begins.max().unwrap_or(i64::MIN)
+}
+
+fn validities(chain: &[impl AsRef<[u8]>]) -> impl Iterator<Item = Validity> {
+    chain.iter().filter_map(|certificate| {
+        let (_, certificate) = x509_parser::parse_x509_certificate(certificate.as_ref()).ok()?;
+        Some(certificate.validity().clone())
+    })
 }
 
 /// Notes the end of the certificate in `file`, with which the gateway authenticates itself; `at` is its section.
 pub(super) fn note_own(check: &mut Check<'_>, at: &Path, file: &FilePath, chain: &[Vec<u8>]) {
     check.own_certificates.insert(file.into(), end_of(chain));
     if check.reads_certificates() {
-        warn_of_end(check, &at.key("certificate"), chain);
+        warn_of_validity(check, &at.key("certificate"), chain);
     }
 }
 
-/// Warns of a chain that has ended or ends soon.
-pub(super) fn warn_of_end(check: &mut Check<'_>, at: &Path, chain: &[Vec<u8>]) {
-    if let Some(days) = days_if_soon(end_of(chain), Timestamp::now().as_second()) {
+/// Warns of a chain that has ended, ends soon or has not begun.
+pub(super) fn warn_of_validity(check: &mut Check<'_>, at: &Path, chain: &[Vec<u8>]) {
+    let now = Timestamp::now();
+    let begin = Timestamp::from_second(begin_of(chain)).ok();
+    if let Some(begin) = begin.filter(|begin| *begin > now) {
+        let text =
+            format!("it is valid from {begin} on, and refused by clients and servers until then");
+        check.warn(
+            at,
+            text,
+            "use the present one until then, or correct this machine's clock",
+        );
+    }
+    if let Some(days) = days_if_soon(end_of(chain), now.as_second()) {
         let text = match days < 0 {
             true => "it has expired".to_owned(),
             false => format!("it expires in less than {} days", days + 1),
