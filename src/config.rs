@@ -48,7 +48,7 @@ pub use sections::tracing::{Otlp, Tracing};
 pub use sections::traffic::Tier;
 pub use sections::upstream_tls::{
     ClientIdentity, UpstreamTls, certificates_in, days_if_soon, dns_names_of, end_of,
-    is_usable_authority, private_key_in,
+    private_key_in,
 };
 pub use sections::upstreams::{
     HealthCheck, SecretHeader, Timeouts, UpstreamConfig, UpstreamServer,

@@ -244,6 +244,12 @@ impl<'a> Check<'a> {
             .ok()
     }
 
+    /// The value at `at` as it may be shown: that of a variable may be a secret.
+    pub(super) fn shown(&self, at: &Path) -> &str {
+        let reading = self.readings.get(at.as_str());
+        reading.map_or("…", |reading| &reading.shown)
+    }
+
     /// Whether the file has a value at `at`.
     pub(super) fn is_given(&self, at: &Path) -> bool {
         self.outline.has(at)

@@ -407,13 +407,22 @@ pub(super) fn list<T: 'static>(item: fn() -> Kind<T>) -> Kind<Vec<T>> {
 pub(super) fn distinct<T: PartialEq + 'static>(
     item: impl Fn() -> Kind<Option<T>> + Clone + 'static,
 ) -> Kind<Vec<T>> {
-    placed(item).map(|values| values.into_iter().map(|(_, value)| value).collect())
+    placed(item).map(|values| values.into_iter().map(|one| one.value).collect())
 }
 
-/// The list with the path of each value.
+/// A value of a list.
+pub(super) struct Placed<T> {
+    /// Its path.
+    pub(super) at: Path,
+    pub(super) value: T,
+    /// The text from which it was read, with its variables.
+    pub(super) written: String,
+}
+
+/// The list with the path and the text of each value.
 pub(super) fn placed<T: PartialEq + 'static>(
     item: impl Fn() -> Kind<Option<T>> + Clone + 'static,
-) -> Kind<Vec<(Path, T)>> {
+) -> Kind<Vec<Placed<T>>> {
     let form = item.clone();
     let read = move |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
         let is_written = written.is_some();
@@ -423,15 +432,16 @@ pub(super) fn placed<T: PartialEq + 'static>(
             check.note(at, texts.join(", "), texts.join(", "));
         }
         let item = flagged(item(), |check| &mut check.is_silent);
-        let mut values: Vec<(Path, T)> = Vec::new();
-        for (at, written) in items {
-            let Some(value) = item.read(check, &at, Some(written)) else {
+        let mut values: Vec<Placed<T>> = Vec::new();
+        for (at, item_written) in items {
+            let written = item_written.as_str().unwrap_or_default().to_owned();
+            let Some(value) = item.read(check, &at, Some(item_written)) else {
                 continue;
             };
-            if values.iter().any(|(_, known)| *known == value) {
+            if values.iter().any(|known| known.value == value) {
                 check.wrong(&at, "it is in the list already", "remove one of them");
             } else {
-                values.push((at, value));
+                values.push(Placed { at, value, written });
             }
         }
         values

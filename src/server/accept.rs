@@ -279,8 +279,8 @@ impl Door {
     }
 
     /// Serves the connection to its end. It is asked to end, over HTTP/2 by a GOAWAY, when it is retired or too old, or when the
-    /// gateway stops. Over HTTP/1 only an answer can announce the end, so a retired connection may have one more request, unless it is
-    /// idle for too long.
+    /// gateway stops. Over HTTP/1 only an answer can announce the end, so a retired connection may have one more request, which must
+    /// arrive within `keepalive_idle`.
     async fn serve_until_due(
         &self,
         opened: Opened,
@@ -288,9 +288,11 @@ impl Door {
         snapshot: Arc<Snapshot>,
     ) {
         let limits = &snapshot.config.limits;
-        let (age, idle) = (limits.connection_age, limits.keepalive_idle);
-        let last_request = matches!(opened, Opened::Http1(..)).then_some(idle);
+        let age = limits.connection_age;
         let patience = last_requests(&snapshot);
+        // A connection over HTTP/1 ends itself in this time, after an answer that does not announce it yet and one that does.
+        let ends_itself = matches!(opened, Opened::Http1(..))
+            .then_some(patience + limits.keepalive_idle + patience);
         // A long connection must not keep an old configuration in memory.
         drop(snapshot);
         let ending = CancellationToken::new();
@@ -306,7 +308,7 @@ impl Door {
                 _ = shutdown.wait_for(|stopping| *stopping) => return true,
             }
             let shutdown = shutdown.wait_for(|stopping| *stopping);
-            match last_request {
+            match ends_itself {
                 Some(within) => tokio::time::timeout(within, shutdown).await.is_ok(),
                 None => false,
             }

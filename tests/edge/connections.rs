@@ -105,7 +105,7 @@ async fn an_old_connection_takes_no_further_request_and_finishes_those_under_way
 /// A request that its client sends at that moment must not meet a closed connection.
 #[tokio::test]
 async fn an_old_connection_over_http1_announces_its_end_with_one_more_answer() {
-    let mut scene = limited("connection_age: 1s").await;
+    let mut scene = limited("connection_age: 3s, shutdown_grace: 1h").await;
     let key = scene.issue("starter").await;
     let request = format!(
         "GET {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\n\r\n",
@@ -127,6 +127,7 @@ async fn an_old_connection_over_http1_announces_its_end_with_one_more_answer() {
         (limit_hits(&scene, "connection_age").await > 1.5).then_some(())
     })
     .await;
+    // A connection that is asked to end is closed after 50 ms.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let mut last = String::new();
     sockets[0].write_all(request.as_bytes()).await.unwrap();

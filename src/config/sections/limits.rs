@@ -36,7 +36,7 @@ rows! {
         exempt_addresses: Vec<Network> = distinct(|| text(network)).or_list("127.0.0.0/8 ::1/128");
         /// A connection accepts no further request after this many.
         requests_per_connection: u64 = number(100_000, 1..=1_000_000_000);
-        /// A connection accepts no further request after this time; over HTTP/1.1 one, whose answer announces the end.
+        /// After this time a connection accepts no further request, over HTTP/1.1 only one, whose answer announces the end.
         connection_age: Duration = within(HOUR, SECOND..=DAY);
         /// A client that reads an answer slowly must read this many bytes a second, checked every response_write.
         response_rate: u64 = size(KIB, 1..=MIB);

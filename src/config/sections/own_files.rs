@@ -10,8 +10,8 @@ use crate::config::outside::{Purpose, place_of};
 use crate::config::places::SourcePositions;
 use crate::telemetry::access_log::Destination;
 
-/// Notes a setting with the file of another one, because each use of it would destroy what the other has written, and one with a
-/// directory.
+/// Notes a setting with the file of another one, because each use of it would destroy what the other has written, and a setting that
+/// names a directory.
 pub(super) fn note_unusable(
     check: &mut Check<'_>,
     places: &SourcePositions,
@@ -49,7 +49,9 @@ pub(super) fn note_unusable(
     let mut problems = Vec::new();
     let mut taken: Vec<(&str, PathBuf)> = Vec::new();
     for (setting, file) in files {
-        if check.looks_outside() && file.is_dir() {
+        // Commands work beside a gateway whose journal cannot be written.
+        let is_used = !is_command || setting == "store.embedded.path";
+        if is_used && check.looks_outside() && file.is_dir() {
             let at = outline::Path::written(setting);
             check.wrong(&at, "this is a directory", "write the name of a file in it");
             continue;

@@ -11,8 +11,8 @@ use super::upstreams::UpstreamConfig;
 use crate::config::check::{Check, Wrong, name_hint};
 use crate::config::outline::Path;
 use crate::config::rows::{
-    between, distinct, leaf, non_zero, optional, placed, plain, positive, required, required_as,
-    rows, section, text,
+    Placed, between, distinct, leaf, non_zero, optional, placed, plain, positive, required,
+    required_as, rows, section, text,
 };
 use crate::config::scalar::{Price, Scalar};
 use crate::policy::admission::Terms;
@@ -70,7 +70,7 @@ rows! {
         /// The allowed methods: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS. HEAD is allowed wherever GET is.
         methods: Vec<Method> = distinct(leaf).or_list("GET").not_empty("there is no method", Method::HINT);
         /// The tiers that include the endpoint.
-        tiers: Vec<(Path, Arc<str>)> = required_as(NO_TIER, TIERS_HINT, placed(|| text(any)).not_empty(NO_TIER, TIERS_HINT));
+        tiers: Vec<Placed<Arc<str>>> = required_as(NO_TIER, TIERS_HINT, placed(|| text(any)).not_empty(NO_TIER, TIERS_HINT));
         /// The units that one request takes from the daily quota.
         cost: NonZeroU32 = positive(1, 1..=MILLION);
         /// The upstream that requests are forwarded to.
@@ -177,10 +177,14 @@ pub(super) fn endpoints(
 fn wrong_pattern(check: &mut Check<'_>, at: &Path, paths: &[Path], error: &PatternError) {
     match error {
         PatternError::Overlap { other_index, .. } => {
-            let other = paths.get(*other_index).map(Path::as_str);
-            let other = other.unwrap_or_default();
-            let hint = format!("a path may match one pattern only; the other is {other}");
-            check.wrong(at, error.to_string(), hint);
+            let Some(other) = paths.get(*other_index) else {
+                return;
+            };
+            let hint = format!(
+                "a path may match one pattern only; the other is {}",
+                other.as_str()
+            );
+            check.wrong(at, format!("it overlaps with {}", check.shown(other)), hint);
         }
         PatternError::Malformed { reason } => {
             check.wrong(at, "this is not a path pattern", reason);
@@ -198,17 +202,16 @@ fn endpoint(
     let tiers = known
         .tiers
         .map(|tiers| tiers.iter().map(|(name, _)| name.as_str()).collect());
-    let included = rows.tiers.into_iter().filter_map(|(at, name)| {
-        let tier = known_name("tier", &name, tiers.as_ref()).and_then(|()| {
+    let included = rows.tiers.into_iter().filter_map(|one| {
+        let (name, shown) = (&one.value, &one.written);
+        let tier = known_name("tier", name, shown, tiers.as_ref()).and_then(|()| {
             let tier = name.parse::<TierName>();
             tier.map_err(|error| {
-                Wrong::new(
-                    format!("{name:?} is not the name of a tier"),
-                    error.to_string(),
-                )
+                let message = format!("{shown:?} is not the name of a tier");
+                Wrong::new(message, error.to_string())
             })
         });
-        check.accept(&at, tier)
+        check.accept(&one.at, tier)
     });
     let tiers: Vec<TierName> = included.collect();
     let known_tiers = known.tiers.unwrap_or_default().iter();
@@ -219,8 +222,9 @@ fn endpoint(
         .upstreams
         .map(|upstreams| upstreams.iter().map(|(name, _)| &**name).collect());
     let upstream = rows.upstream.and_then(|name| {
-        let known = known_name("upstream", &name, upstreams.as_ref());
-        check.accept(&at.key("upstream"), known.map(|()| name))
+        let at = at.key("upstream");
+        let known = known_name("upstream", &name, check.shown(&at), upstreams.as_ref());
+        check.accept(&at, known.map(|()| name))
     });
     let calendar = known.calendar;
     let retirement = retirement(
@@ -273,13 +277,13 @@ fn message(text: &str) -> Result<Arc<str>, Wrong> {
     Err(Wrong::new("the message cannot be sent to clients", hint))
 }
 
-/// Checks that `name` is one of `names`, if those are known.
-fn known_name(kind: &str, name: &str, names: Option<&Vec<&str>>) -> Result<(), Wrong> {
+/// Checks that `name`, written as `shown`, is one of `names`, if those are known.
+fn known_name(kind: &str, name: &str, shown: &str, names: Option<&Vec<&str>>) -> Result<(), Wrong> {
     let Some(names) = names.filter(|names| !names.contains(&name)) else {
         return Ok(());
     };
     let hint = name_hint(name, names, &format!("the {kind}s of this file are:"));
-    Err(Wrong::new(format!("there is no {kind} {name:?}"), hint))
+    Err(Wrong::new(format!("there is no {kind} {shown:?}"), hint))
 }
 
 fn own_paths_are_free(check: &mut Check<'_>, table: &EndpointTable, paths: &[Path]) {

@@ -120,10 +120,10 @@ pub(super) fn authorities(file: &str) -> Result<(PathBuf, Chain), Wrong> {
     })
 }
 
-/// Whether a certificate in DER can be an authority: one is enough that cannot, and no connection is made.
-pub fn is_usable_authority(der: &[u8]) -> bool {
+/// Whether a certificate in DER can be an authority. With one that cannot, every connection fails.
+fn is_usable_authority(der: &[u8]) -> bool {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from(der)).is_ok() && x509_parser::parse_x509_certificate(der).is_ok()
+    roots.add(CertificateDer::from(der)).is_ok()
 }
 
 /// The certificates of a PEM file, at least one.

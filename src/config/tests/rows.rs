@@ -417,6 +417,35 @@ fn no_secret_is_in_a_fact_or_a_problem() {
 }
 
 #[test]
+fn what_a_variable_holds_is_in_no_problem_of_names() {
+    let text = "tiers: {pro: {daily: 5}}
+endpoints:
+  - {path: '/${SECRET}', tiers: [pro], upstream: u}
+  - {path: '/{x}', tiers: [pro], upstream: u}
+  - {path: /a/b, tiers: ['${SECRET}'], upstream: '${SECRET}'}
+upstreams: {u: {servers: [127.0.0.1:1]}}
+";
+    let errors = parse(text).unwrap_err().to_string();
+    assert!(!errors.contains(SECRET), "{errors}");
+    for problem in [
+        "endpoints[2].tiers[0]: there is no tier \"${SECRET}\"",
+        "endpoints[2].upstream: there is no upstream \"${SECRET}\"",
+    ] {
+        assert!(errors.contains(problem), "{errors}");
+    }
+    let twice = text.replace("/{x}", "/${SECRET}").replace(
+        "tiers: ['${SECRET}'], upstream: '${SECRET}'",
+        "tiers: [pro], upstream: u",
+    );
+    let errors = parse(&twice).unwrap_err().to_string();
+    let overlap = "endpoints[1].path: it overlaps with /${SECRET}";
+    assert!(
+        errors.contains(overlap) && !errors.contains(SECRET),
+        "{errors}"
+    );
+}
+
+#[test]
 fn what_a_variable_holds_is_in_no_problem() {
     for (more, output) in [
         (

@@ -175,7 +175,8 @@ impl ClientWire {
             return;
         }
         let until = Instant::now() + LINGER;
-        loop {
+        // While bytes come without a pause, no read waits for its deadline.
+        while Instant::now() < until {
             self.unread.clear();
             match self.read_more(until).await {
                 Ok(Some(1..)) => {}

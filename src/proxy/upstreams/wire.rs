@@ -1,18 +1,17 @@
 //! How the gateway connects to an upstream's servers: in clear text, or over TLS with the certificate always verified; over
 //! HTTP/1.1 or HTTP/2.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::Version;
 use pingora::protocols::tls::CaType;
 use pingora::protocols::{ALPN, TcpKeepalive};
-use pingora::tls::load_native_certs;
 use pingora::upstreams::peer::HttpPeer;
 use pingora::utils::tls::{CertKey, WrappedX509, parse_x509};
 
 use super::server::Server;
-use crate::config::{self, Protocol, Timeouts, is_usable_authority};
+use crate::config::{self, Protocol, Timeouts};
 use crate::policy::choice::identity;
 use crate::policy::http2_memory;
 
@@ -33,10 +32,8 @@ pub struct Wire {
 struct Tls {
     /// The name that certificates must contain, or `None` for the server's host.
     name: Option<String>,
-    /// The accepted authorities. Always given to pingora, which then verifies the certificate of each connection: those without share
-    /// their sessions, and a resumed session admits a certificate that has expired since. With those of Debian it costs a connection
-    /// 0.1 ms.
-    authorities: Arc<CaType>,
+    /// The accepted authorities, or `None` for those of the operating system.
+    authorities: Option<Arc<CaType>>,
     /// The gateway's client certificate.
     identity: Option<Arc<CertKey>>,
 }
@@ -45,10 +42,12 @@ impl Wire {
     /// The wire of a configuration, whose TLS contents were checked to be certificates and a key.
     pub fn new(config: &config::UpstreamConfig) -> Wire {
         let tls = config.tls.as_ref().map(|tls| {
-            let authorities = tls.authorities.as_ref().map_or_else(
-                || Arc::clone(&SYSTEM_AUTHORITIES),
-                |authorities| accepted(authorities.iter().cloned()),
-            );
+            let authorities = tls.authorities.as_ref().map(|authorities| {
+                let wrapped = authorities.iter();
+                wrapped
+                    .map(|der| WrappedX509::new(der.clone(), parse_x509))
+                    .collect::<Arc<[_]>>()
+            });
             let identity = tls.identity.as_ref().map(|identity| {
                 let key = identity.key.secret_der().to_vec();
                 Arc::new(CertKey::new(identity.chain.clone(), key))
@@ -89,7 +88,7 @@ impl Wire {
                 // Never empty: without a name pingora would verify nothing.
                 let name = tls.name.as_deref().unwrap_or(server.host());
                 let mut peer = HttpPeer::new(server.address, true, name.to_owned());
-                peer.options.ca = Some(tls.authorities.clone());
+                peer.options.ca = tls.authorities.clone();
                 peer.client_cert_key = tls.identity.clone();
                 peer
             }
@@ -113,21 +112,6 @@ impl Wire {
         };
         peer
     }
-}
-
-/// The operating system's authorities, as they were when the first upstream needed them.
-static SYSTEM_AUTHORITIES: LazyLock<Arc<CaType>> = LazyLock::new(|| {
-    // The start of a gateway has reported an error.
-    let found = load_native_certs().unwrap_or_default();
-    let found = found.iter().map(|der| der.to_vec());
-    accepted(found.filter(|der| is_usable_authority(der)))
-});
-
-/// Certificates, in DER, as pingora's list of authorities.
-fn accepted(authorities: impl Iterator<Item = Vec<u8>>) -> Arc<CaType> {
-    authorities
-        .map(|der| WrappedX509::new(der, parse_x509))
-        .collect()
 }
 
 /// A number for the properties of a connection; 0 for HTTP/1.1 in clear text.

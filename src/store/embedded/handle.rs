@@ -348,7 +348,7 @@ impl Store for EmbeddedStore {
         let imported = self
             .on_writer(move |connection, desk| keys::import(connection, records, desk.clock.now()));
         let (outcomes, last) = imported.await.map_err(|error| match error {
-            // Its transaction was not committed.
+            // Its transaction was rolled back. If only its commit failed, importing again finds the keys.
             failed @ StoreError::Failed(_) => ChangeError::Unwritten(failed),
             unknown => unknown.into(),
         })?;
