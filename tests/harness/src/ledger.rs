@@ -447,7 +447,9 @@ impl Ledgers {
             if allowed.strangers && lines.iter().all(refused) {
                 continue;
             }
-            found.push(format!("access log: {id} is the id of no client request"));
+            found.push(format!(
+                "access log: {id} is the id of no client request: {lines:?}"
+            ));
         }
     }
 

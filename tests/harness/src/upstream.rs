@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use http::Version;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::JoinSet;
 
@@ -288,6 +288,13 @@ impl Shared {
     }
 }
 
+fn bound(address: SocketAddr) -> std::io::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()
@@ -299,6 +306,8 @@ pub struct RecordingUpstream {
     address: SocketAddr,
     shared: Arc<Shared>,
     serving: Option<tokio::task::JoinHandle<()>>,
+    /// The port of a stopped one, on which nothing listens: another test's gateway could get it, and the requests of this one.
+    held: Option<TcpSocket>,
 }
 
 impl RecordingUpstream {
@@ -332,6 +341,7 @@ impl RecordingUpstream {
             address,
             shared,
             serving,
+            held: None,
         }
     }
 
@@ -418,12 +428,14 @@ impl RecordingUpstream {
         if let Some(serving) = self.serving.take() {
             serving.abort();
             let _ = serving.await;
+            self.held = bound(self.address).ok();
         }
     }
 
     /// Listens again on the same port.
     pub async fn restart(&mut self) {
         self.stop().await;
+        self.held = None;
         let address = self.address;
         let listener = crate::eventually("the upstream's port is free again", async || {
             TcpListener::bind(address).await.ok()
