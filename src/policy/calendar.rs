@@ -57,6 +57,11 @@ pub enum CalendarError {
     },
 }
 
+/// Whether two names are of one zone. Versions up to 0.2.0 stored a name as it was written, in letters of any case.
+pub fn is_same_zone(one: &str, other: &str) -> bool {
+    one.eq_ignore_ascii_case(other)
+}
+
 /// How instants are divided into quota days.
 #[derive(Debug, Clone)]
 pub struct Calendar {

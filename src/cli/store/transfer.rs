@@ -22,6 +22,7 @@ use crate::cli::session::{
 };
 use crate::clock::Clock;
 use crate::config::{Config, Purpose, open_regular};
+use crate::policy::calendar::is_same_zone;
 use crate::policy::words::counted;
 use crate::server;
 use crate::store::backup::{BackupReader, BackupWriter, Contents, FORMAT, Header};
@@ -205,7 +206,7 @@ pub(super) fn copy(
 
 /// Refuses stores with different midnights, whose counts do not correspond.
 fn same_zone(from: &str, theirs: &str, ours: &str) -> anyhow::Result<()> {
-    if !theirs.eq_ignore_ascii_case(ours) {
+    if !is_same_zone(theirs, ours) {
         bail!(
             "{from} counts days in the time zone {theirs}, the store to write in {ours}: set quota.timezone to {theirs} \
              and use a new store"

@@ -176,7 +176,7 @@ pub(super) fn endpoints(
 /// Notes that the pattern at `at` cannot be used beside those at `paths`.
 fn wrong_pattern(check: &mut Check<'_>, at: &Path, paths: &[Path], error: &PatternError) {
     match error {
-        PatternError::Overlap { other_index, .. } => {
+        PatternError::Overlap { other_index } => {
             let Some(other) = paths.get(*other_index) else {
                 return;
             };

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::{appended, closing};
+use crate::policy::calendar::is_same_zone;
 use crate::policy::store_settings::Durability;
 use crate::store::StoreError;
 use crate::store::disk::full_disk;
@@ -243,8 +244,7 @@ pub(super) fn prepare(
     }
     let theirs = sqlite::meta(&transaction, "zone").map_err(failed)?;
     let theirs = theirs.ok_or_else(|| failed(rusqlite::Error::QueryReturnedNoRows))?;
-    // 0.2.0 stored the name as written.
-    if !theirs.eq_ignore_ascii_case(zone) {
+    if !is_same_zone(&theirs, zone) {
         return Err(StoreError::OtherCalendar(format!(
             "{} counts days in the zone {theirs}, and the configuration has {zone}: set quota.timezone to {theirs}, or \
              start a new database for {zone}",

@@ -7,6 +7,7 @@
 use redis::{Cmd, Pipeline, Value};
 
 use super::request::{LinkError, parsed, pipeline};
+use crate::policy::calendar::is_same_zone;
 use crate::store::StoreError;
 use crate::store::redis::names::Names;
 
@@ -101,11 +102,9 @@ pub fn set_zones<'n>(names: impl IntoIterator<Item = &'n String>, zone: &str) ->
 /// Whether the reply has a zone, which must be this one.
 pub fn is_same(reply: Value, zone: &str) -> Result<bool, StoreError> {
     match parsed::<Option<String>>(reply)? {
-        Some(stored) if !stored.eq_ignore_ascii_case(zone) => {
-            Err(StoreError::OtherCalendar(format!(
-                "the store counts days of the time zone {stored}, but the configuration has {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
-            )))
-        }
+        Some(stored) if !is_same_zone(&stored, zone) => Err(StoreError::OtherCalendar(format!(
+            "the store counts days of the time zone {stored}, but the configuration has {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
+        ))),
         stored => Ok(stored.is_some()),
     }
 }
