@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use pingora::tls::{RootCertStore, load_platform_certs_incl_env_into_store};
 use pingora_timeout::fast_timeout::set_fast_timeout_to_tokio_threshold;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -19,6 +18,7 @@ use crate::admin::today::SurveyTerms;
 use crate::admin::{AdminService, ConfigView, View};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::proxy::upstreams::system_authorities;
 use crate::proxy::{Gate, Snapshot};
 use crate::store::{NodeName, Role, Store};
 use crate::telemetry::access_log::AccessLog;
@@ -150,9 +150,8 @@ async fn run(
     let metrics = Arc::new(Metrics::new().map_err(|error| system(&error))?);
     let hangup = signal(SignalKind::hangup()).map_err(|error| system(&error))?;
     let access_log = AccessLog::new(open_access_log(&config.logging.access_log, &metrics)?);
-    // pingora's connectors read them too, and panic on an error.
-    load_platform_certs_incl_env_into_store(&mut RootCertStore::empty())
-        .map_err(|error| ServeError::Authorities(error.to_string()))?;
+    // pingora's connector reads them too, and panics on an error.
+    system_authorities().map_err(ServeError::Authorities)?;
     let node = node_name();
     let store = store(open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?);
     let may_enter = may_enter(predecessor.as_mut(), &*store, &mut config, &mut stop).await;

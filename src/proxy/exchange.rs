@@ -277,10 +277,11 @@ impl Forwarding {
         let assignment = self.upstream.assign(key, &self.tried, &self.asked)?;
         let total = self.upstream.config.timeouts.total;
         let left = total.saturating_sub(now.saturating_duration_since(self.since));
-        let peer = Box::new(self.upstream.peer(&assignment.server));
+        let server = assignment.server.clone();
         self.assignment = Some(assignment);
         Some(PlannedAttempt {
-            peer,
+            upstream: self.upstream.clone(),
+            server,
             connect_timeout: self.upstream.config.timeouts.connect.min(left),
             is_fresh: self.anew,
             now,
@@ -298,6 +299,16 @@ impl Forwarding {
     /// The server of the present attempt.
     pub fn server(&self) -> Option<&Arc<Server>> {
         self.assignment.as_ref().map(|place| &place.server)
+    }
+
+    /// The failure with the server of the present attempt.
+    pub fn with_server(&self, failure: Failure) -> Failure {
+        match self.server() {
+            Some(server) => {
+                failure.with(format_args!("server: {}", self.upstream.wire.url(server)))
+            }
+            None => failure,
+        }
     }
 
     /// Whether another attempt is allowed: there is one left, and enough time.

@@ -23,8 +23,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::poll_immediate;
 use http::{HeaderValue, Version};
-use pingora::protocols::ALPN;
-use pingora::upstreams::peer::HttpPeer;
 use tokio::time::Instant;
 
 use super::client::{Client, Piece};
@@ -73,8 +71,8 @@ pub struct Relay<'a, 'c> {
 /// An attempt that did not answer the request.
 struct FailedAttempt {
     failure: Failure,
-    /// The server's description and whether its connection was reused; `None` if it could not be reached, which is its fault.
-    reached: Option<(Box<HttpPeer>, bool)>,
+    /// Whether its connection was reused; `None` if the server could not be reached, which is its fault.
+    reused: Option<bool>,
 }
 
 /// The next event of an exchange.
@@ -107,8 +105,8 @@ impl Relay<'_, '_> {
     /// # Errors
     /// With the failure, if no other attempt is made.
     fn judge(&mut self, failed: FailedAttempt, upload: &Upload) -> Result<(), Failure> {
-        let FailedAttempt { failure, reached } = failed;
-        let Some((peer, reused)) = reached else {
+        let FailedAttempt { failure, reused } = failed;
+        let Some(reused) = reused else {
             // Nothing was sent, so a request of any method may try another server.
             self.forwarding.note_failed(&failure, self.gate);
             if !self.forwarding.may_retry() {
@@ -117,9 +115,9 @@ impl Relay<'_, '_> {
             self.note_retry("connect");
             return Ok(());
         };
-        let mut failure = failure.with(format_args!("server: {peer}"));
-        // Without TLS, the server has not confirmed that it supports HTTP/2.
-        let unasked = !reused && !peer.is_tls() && peer.options.alpn == ALPN::H2;
+        let mut failure = self.forwarding.with_server(failure);
+        // The server has not confirmed that it supports HTTP/2.
+        let unasked = !reused && self.forwarding.upstream.wire.assumes_http2();
         if unasked && failure.may_be_other_protocol() {
             failure = failure.with("the first request on a connection: does it support HTTP/2?");
         }
@@ -176,7 +174,7 @@ impl Relay<'_, '_> {
             let cause = "none of its servers has an address";
             return Err(FailedAttempt {
                 failure: Failure::server(ServerFault::Unreached, cause),
-                reached: None,
+                reused: None,
             });
         };
         if let Some(recording) = &mut self.exchange.admission_trace.recording {
@@ -188,7 +186,7 @@ impl Relay<'_, '_> {
             gone = self.cut_off() => {
                 return Err(FailedAttempt {
                     failure: gone,
-                    reached: Some((attempt.peer, false)),
+                    reused: Some(false),
                 });
             }
         };
@@ -198,13 +196,13 @@ impl Relay<'_, '_> {
             Err(_) if self.forwarding.attempts > 1 && !self.forwarding.has_time_left() => {
                 return Err(FailedAttempt {
                     failure: Failure::over_time(),
-                    reached: Some((attempt.peer, false)),
+                    reused: Some(false),
                 });
             }
             Err(failure) => {
                 return Err(FailedAttempt {
-                    failure: failure.with(format_args!("server: {}", attempt.peer)),
-                    reached: None,
+                    failure: self.forwarding.with_server(failure),
+                    reused: None,
                 });
             }
         };
@@ -218,14 +216,14 @@ impl Relay<'_, '_> {
             false => std::time::Instant::now(),
         };
         let was_sent = self.forwarding.charged.was_sent();
-        let done = self.exchange_with(taken, &attempt.peer, upload, started.into());
+        let done = self.exchange_with(taken, upload, started.into());
         done.await.map_err(|failure| {
             if failure.fate(reused) == Fate::Unprocessed && !was_sent {
                 self.forwarding.charged.note_unprocessed();
             }
             FailedAttempt {
                 failure,
-                reached: Some((attempt.peer, reused)),
+                reused: Some(reused),
             }
         })
     }
@@ -241,7 +239,6 @@ impl Relay<'_, '_> {
     async fn exchange_with(
         &mut self,
         taken: TakenConnection,
-        peer: &HttpPeer,
         upload: &mut Upload,
         started: Instant,
     ) -> Result<(), Failure> {
@@ -256,7 +253,7 @@ impl Relay<'_, '_> {
         if let Some(gone) = self.client.gone_already().await {
             return Err(gone);
         }
-        let mut link = self.begin(taken, peer.is_tls())?;
+        let mut link = self.begin(taken)?;
         let ended = match self.drive(&mut link, upload, started).await {
             Ok(ended) => ended,
             Err(failure) => {
@@ -267,8 +264,9 @@ impl Relay<'_, '_> {
                 return Err(failure);
             }
         };
-        let connections = &self.gate.connections;
-        link.finish(connections, peer, ended.into_std()).await;
+        let patience = self.forwarding.upstream.config.timeouts.idle;
+        link.finish(&self.gate.connections, patience, ended.into_std())
+            .await;
         Ok(())
     }
 
@@ -295,7 +293,7 @@ impl Relay<'_, '_> {
     }
 
     /// Sends the head of the request to the server of this attempt.
-    fn begin(&mut self, taken: TakenConnection, is_tls: bool) -> Result<Link, Failure> {
+    fn begin(&mut self, taken: TakenConnection) -> Result<Link, Failure> {
         let Relay {
             client,
             exchange,
@@ -326,7 +324,7 @@ impl Relay<'_, '_> {
             denied: &exchange.snapshot.denied,
             secret: forwarding.upstream.header.as_ref(),
         };
-        let link = Link::begin(taken, &outgoing, is_tls)?;
+        let link = Link::begin(taken, &outgoing, forwarding.upstream.wire.is_tls())?;
         if link.is_sent_at_once() {
             forwarding.charged.note_sent();
         }

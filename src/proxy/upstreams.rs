@@ -15,7 +15,6 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use http::{HeaderName, HeaderValue, Version};
-use pingora::upstreams::peer::HttpPeer;
 
 use super::failure::Failure;
 use super::series::UpstreamSeries;
@@ -29,7 +28,7 @@ mod server;
 mod wire;
 
 pub use server::{Assignment, Server};
-pub use wire::Wire;
+pub use wire::{Wire, system_authorities};
 
 /// One configured upstream.
 #[derive(Debug)]
@@ -155,11 +154,6 @@ impl Upstream {
         let places = self.places.load();
         let mut servers = places.iter().map(|place| &place.server);
         servers.any(|server| !Arc::ptr_eq(server, present) && !server.is_among(tried))
-    }
-
-    /// pingora's description of a server. Never resolves names.
-    pub fn peer(&self, server: &Server) -> HttpPeer {
-        self.wire.peer(server, &self.config.timeouts)
     }
 
     /// Notes that a server answered a request.

@@ -4,25 +4,28 @@
 //! itself. The upstream receives the result and judges it. No request waits for a chore.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::error::Error;
 use std::io;
+use std::iter;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::header::{HOST, USER_AGENT};
-use http::{Uri, Version};
-use pingora::OrErr;
-use pingora::connectors::http::Connector;
+use http::uri::Scheme;
+use http::{HeaderName, HeaderValue, Request, StatusCode, Uri, Version};
 use pingora::http::RequestHeader;
-use pingora::upstreams::peer::HttpPeer;
+use pingora::protocols::http::v1::client::HttpSession;
 use tokio::task::JoinSet;
 
 use crate::clock::{Periodic, lasting, next_tick};
 use crate::config::HealthCheck;
 use crate::policy::address;
 use crate::proxy::Gate;
-use crate::proxy::relay::connections::reason;
+use crate::proxy::relay::connections::{
+    Connections, OwnConnection, StreamPlace, TakenConnection, reason,
+};
 use crate::proxy::upstreams::{Server, Upstream};
 
 /// The longest pause between two looks for due chores: a changed configuration waits this long for its first checks.
@@ -41,8 +44,6 @@ const AGENT: &str = concat!("touchline/", env!("CARGO_PKG_VERSION"), " health ch
 /// Maintains the upstreams of the running configuration.
 pub struct Upkeep {
     gate: Arc<Gate>,
-    /// Made at first use, because it reads the operating system's authorities.
-    connector: Option<Arc<Connector>>,
     /// When each chore is due again; `None` while it runs.
     due: HashMap<Chore, Option<Instant>>,
     doing: JoinSet<Chore>,
@@ -66,7 +67,6 @@ impl Upkeep {
     pub fn new(gate: Arc<Gate>) -> Upkeep {
         Upkeep {
             gate,
-            connector: None,
             due: HashMap::new(),
             doing: JoinSet::new(),
             shown: HashSet::new(),
@@ -140,12 +140,9 @@ impl Upkeep {
         let gate = self.gate.clone();
         match &chore {
             Chore::Check(_, address, _) => {
-                let Some(connector) = self.connector().await else {
-                    return;
-                };
                 let address = *address;
                 self.spawn(chore, async move {
-                    check(&gate, &connector, &upstream, address).await;
+                    check(&gate, &upstream, address).await;
                 });
             }
             Chore::Resolve(_, name, _) => {
@@ -167,14 +164,6 @@ impl Upkeep {
             lasting::outcome("upstreams", work).await;
             chore
         });
-    }
-
-    async fn connector(&mut self) -> Option<Arc<Connector>> {
-        if self.connector.is_none() {
-            let made = tokio::task::spawn_blocking(|| Arc::new(Connector::new(None)));
-            self.connector = made.await.ok();
-        }
-        self.connector.clone()
     }
 
     /// Updates the series of the present servers, and removes those of former ones.
@@ -251,16 +240,16 @@ fn is_unresolved(upstream: &Upstream, name: &str) -> bool {
     upstream.unresolved().contains(&name)
 }
 
-async fn check(gate: &Gate, connector: &Connector, upstream: &Upstream, address: SocketAddr) {
+async fn check(gate: &Gate, upstream: &Upstream, address: SocketAddr) {
     let places = upstream.places();
     let mut servers = places.iter().map(|place| &place.server);
     let server = servers.find(|server| server.address == address);
     let (Some(server), Some(health)) = (server, &upstream.config.health) else {
         return;
     };
-    let asked = ask(connector, upstream, server, health);
+    let asked = ask(&gate.connections, upstream, server, health);
     let checked = match tokio::time::timeout(health.timeout, asked).await {
-        Ok(asked) => asked.map_err(|error| reason(&error)),
+        Ok(asked) => asked,
         Err(_) => Err(format!("no answer within {:?}", health.timeout)),
     };
     if let Err(why) = &checked {
@@ -272,55 +261,70 @@ async fn check(gate: &Gate, connector: &Connector, upstream: &Upstream, address:
 
 /// Requests the health path on a connection of its own, with the TLS, HTTP version and header of other requests. Any 2xx passes.
 async fn ask(
-    connector: &Connector,
+    connections: &Connections,
     upstream: &Upstream,
     server: &Server,
     health: &HealthCheck,
-) -> pingora::Result<()> {
-    // Without timeouts of pingora's: the check has a deadline as a whole.
-    let peer = upstream.peer(server);
-    let (mut session, _) = connector.get_http_session(&peer).await?;
-    let mut request = RequestHeader::build("GET", health.path.as_bytes(), None)?;
-    let version = match session.as_http2() {
-        Some(_) => {
-            request.set_uri(absolute(&peer, server, health)?);
-            Version::HTTP_2
+) -> Result<(), String> {
+    let made = connections.make(upstream, server).await;
+    let status = match made.map_err(|error| reason(&error))? {
+        TakenConnection::Http1(_) if !upstream.wire.takes(Version::HTTP_11) => {
+            return Err("the server did not agree to HTTP/2 by ALPN".to_owned());
         }
-        None => {
-            request.insert_header(HOST, server.name.as_str())?;
-            Version::HTTP_11
+        TakenConnection::Http1(connection) => {
+            let asked = ask_http1(connection, upstream, server, health).await;
+            asked.map_err(|error| reason(&error))?
+        }
+        TakenConnection::Http2(place) => {
+            let asked = ask_http2(place, upstream, server, health).await;
+            asked.map_err(|error| error.to_string())?
         }
     };
-    if !upstream.wire.takes(version) {
-        let context = "the server did not agree to HTTP/2 by ALPN";
-        return pingora::Error::e_explain(pingora::ErrorType::H2Error, context);
-    }
-    request.insert_header(USER_AGENT, AGENT)?;
-    if let Some((name, value)) = &upstream.header {
-        request.insert_header(name.clone(), value.clone())?;
-    }
-    session.write_request_header(Box::new(request)).await?;
-    session.finish_request_body().await?;
-    session.read_response_header().await?;
-    let status = session.response_header().map(|header| header.status);
-    match status {
-        Some(status) if status.is_success() => Ok(()),
-        status => {
-            let status = status.map(|status| status.as_u16()).unwrap_or_default();
-            pingora::Error::e_explain(pingora::ErrorType::HTTPStatus(status), "to a health check")
-        }
+    match status.is_success() {
+        true => Ok(()),
+        false => Err(format!("status {} to a health check", status.as_u16())),
     }
 }
 
-/// The health path with what HTTP/2 has in the place of `Host` (RFC 9113 section 8.3.1).
-fn absolute(peer: &HttpPeer, server: &Server, health: &HealthCheck) -> pingora::Result<Uri> {
-    let scheme = if peer.is_tls() { "https" } else { "http" };
+async fn ask_http1(
+    connection: OwnConnection,
+    upstream: &Upstream,
+    server: &Server,
+    health: &HealthCheck,
+) -> pingora::Result<StatusCode> {
+    let mut request = RequestHeader::build("GET", health.path.as_bytes(), None)?;
+    request.insert_header(HOST, server.name.as_str())?;
+    for (name, value) in own_fields(upstream) {
+        request.insert_header(name, value)?;
+    }
+    // Without timeouts of pingora's: the check has a deadline as a whole.
+    let mut session = HttpSession::new(connection.stream);
+    session.write_request_header(Box::new(request)).await?;
+    Ok(session.read_resp_header_parts().await?.status)
+}
+
+async fn ask_http2(
+    mut place: StreamPlace,
+    upstream: &Upstream,
+    server: &Server,
+    health: &HealthCheck,
+) -> Result<StatusCode, Box<dyn Error + Send + Sync>> {
+    let scheme = match upstream.wire.is_tls() {
+        true => Scheme::HTTPS,
+        false => Scheme::HTTP,
+    };
+    // What HTTP/2 has in the place of `Host` (RFC 9113 section 8.3.1).
     let uri = Uri::builder().scheme(scheme).authority(&*server.name);
-    let uri = uri.path_and_query(&*health.path).build();
-    uri.or_err(
-        pingora::ErrorType::InvalidHTTPHeader,
-        "no URI for a health check",
-    )
+    let mut request = Request::get(uri.path_and_query(&*health.path).build()?).body(())?;
+    request.headers_mut().extend(own_fields(upstream));
+    let (answer, _) = place.send(request, true)?;
+    Ok(answer.await?.status())
+}
+
+/// The fields of a health check besides `Host`.
+fn own_fields(upstream: &Upstream) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+    let agent = (USER_AGENT, HeaderValue::from_static(AGENT));
+    iter::once(agent).chain(upstream.header.clone())
 }
 
 /// Passes the result of a look-up to `note`, at the latest after the timeout, and ends with the look-up: until then its thread is held,

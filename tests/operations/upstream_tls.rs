@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use harness::{Call, Client, IssuedKey, Protocol, Scene, eventually};
+use harness::{Call, Client, Gateway, IssuedKey, Protocol, Scene, eventually};
 use rustls::HandshakeKind;
 use rustls::RootCertStore;
 use rustls::ServerConfig;
@@ -147,6 +147,15 @@ impl Stage {
         Stage { scene, key, client }
     }
 
+    /// Restarts the gateway with these variables of the environment.
+    async fn restart_with(&mut self, variables: &str) {
+        self.scene.gateways[0].terminate();
+        let at = self.scene.outside();
+        let program = harness::with_variables(Path::new(TOUCHLINE), variables, at);
+        self.scene.gateways[0] = Gateway::start(&program, at, "restarted", &self.scene.spec).await;
+        self.client = self.scene.client(Protocol::Http1);
+    }
+
     /// Sends to `server` from now on, with these entries of the upstream.
     pub(super) async fn forward_to(&mut self, server: String, more: &str) {
         let before = self.applied().await;
@@ -186,6 +195,7 @@ async fn an_upstream_over_tls_is_verified_by_authority_and_name() {
     let named = tls_in_front_of(server, &ours.sign("data.internal"), None).await;
     let by_address = tls_in_front_of(server, &ours.sign("127.0.0.1"), None).await;
     let by_name = format!("localhost:{}", named.port());
+    let underscore = tls_in_front_of(server, &ours.sign("eu_west.data.internal"), None).await;
     for (server, more, status) in [
         (
             by_address.to_string(),
@@ -205,6 +215,16 @@ async fn an_upstream_over_tls_is_verified_by_authority_and_name() {
             format!("tls: {{ ca_file: {ca}, name: data.internal }}"),
             200,
         ),
+        (
+            underscore.to_string(),
+            format!("tls: {{ ca_file: {ca}, name: eu_west.data.internal }}"),
+            200,
+        ),
+        (
+            underscore.to_string(),
+            format!("tls: {{ ca_file: {ca}, name: eu-west.data.internal }}"),
+            500,
+        ),
         // What another authority had verified is not used again.
         (
             named.to_string(),
@@ -222,25 +242,29 @@ async fn an_upstream_over_tls_is_verified_by_authority_and_name() {
     }
     assert_eq!(
         stage.scene.upstream.count(),
-        3,
+        4,
         "nothing was sent to the others"
     );
-    stage.scene.expect_used(&stage.key, 3).await;
+    stage.scene.expect_used(&stage.key, 4).await;
     stage.scene.assert_ledgers_agree().await;
 }
 
 #[tokio::test]
-async fn with_a_ca_file_the_certificate_of_an_upstream_is_verified_on_each_connection() {
+async fn the_certificate_of_an_upstream_is_verified_on_each_connection() {
     let mut stage = Stage::new().await;
+    let at = stage.scene.outside().to_owned();
     let ours = Authority::new();
-    let ca = ours.write(&stage.scene.outside().join("ca.pem"));
-    let (server, mut handshakes) = closing(&ours.sign("127.0.0.1")).await;
-    let tls = format!("tls: {{ ca_file: {ca} }}");
-    stage.forward_to(server.to_string(), &tls).await;
-    for call in 0..3 {
-        assert_eq!(stage.status().await, 200);
-        let handshake = handshakes.recv().await.unwrap();
-        assert_eq!(handshake, HandshakeKind::Full, "call {call}");
+    let ca = ours.write(&at.join("ca.pem"));
+    // The operating system's authorities are ours.
+    stage.restart_with(&format!("SSL_CERT_FILE={ca}")).await;
+    for tls in [format!("tls: {{ ca_file: {ca} }}"), "tls: {}".to_owned()] {
+        let (server, mut handshakes) = closing(&ours.sign("127.0.0.1")).await;
+        stage.forward_to(server.to_string(), &tls).await;
+        for call in 0..3 {
+            assert_eq!(stage.status().await, 200);
+            let handshake = handshakes.recv().await.unwrap();
+            assert_eq!(handshake, HandshakeKind::Full, "{tls} call {call}");
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -285,16 +285,11 @@ async fn events_that_no_gateway_can_deliver_are_shown_with_the_reason() {
     scene.gateways[0].terminate();
     // No authority: no client can be made.
     let directory = tempfile::tempdir().unwrap();
-    let (program, none) = (
-        directory.path().join("touchline"),
-        directory.path().join("none"),
-    );
+    let none = directory.path().join("none");
     std::fs::create_dir(&none).unwrap();
     let variables = format!("SSL_CERT_FILE=/dev/null SSL_CERT_DIR={}", none.display());
-    let script = format!("#!/bin/sh\n{variables} exec '{TOUCHLINE}' \"$@\"\n");
-    std::fs::write(&program, script).unwrap();
-    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
     let (own, spec) = (directory.path(), &scene.spec);
+    let program = harness::with_variables(Path::new(TOUCHLINE), &variables, own);
     scene.gateways[0] = Gateway::start(&program, own, "without", spec).await;
     eventually("it is shown", async || {
         let pending = scene.metric("touchline_webhook_pending").await;

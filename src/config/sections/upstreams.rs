@@ -185,19 +185,6 @@ pub(super) fn upstream(
         let hint = "write http1 or http2, or add tls";
         check.wrong(&at.key("protocol"), message, hint);
     }
-    if let Some(tls) = &upstream.tls {
-        let hosts = upstream.servers.iter();
-        let hosts = hosts.filter_map(|server| Some(server.name.rsplit_once(':')?.0));
-        let is_altered = match &tls.name {
-            Some(name) => is_verified_as_another(name),
-            None => hosts.into_iter().any(is_verified_as_another),
-        };
-        if is_altered {
-            let message = "the name to verify has an underscore in its first label, which would be verified as a hyphen";
-            let hint = "write another name of the servers' certificates";
-            check.wrong(&at.key("tls").key("name"), message, hint);
-        }
-    }
     let timeouts = &upstream.timeouts;
     for (name, timeout) in [("connect", timeouts.connect), ("slow", timeouts.slow)] {
         let at = at.key("timeouts").key(name);
@@ -207,13 +194,6 @@ pub(super) fn upstream(
         }
     }
     Some((name.into(), upstream))
-}
-
-/// Whether TLS asks for another name than this one and verifies that: pingora 0.9.1 replaces an underscore of the first of three or more
-/// labels (`replace_leftmost_underscore`).
-fn is_verified_as_another(name: &str) -> bool {
-    let labels = name.split_once('.');
-    labels.is_some_and(|(first, rest)| first.contains('_') && rest.contains('.'))
 }
 
 /// An item of a list of servers.

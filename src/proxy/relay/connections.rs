@@ -4,11 +4,14 @@
 //! HTTP/2 is shared: each exchange has a stream of it.
 
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use http::Version;
 use pingora::connectors::TransportConnector;
-use pingora::protocols::{ALPN, Stream};
-use pingora::upstreams::peer::{HttpPeer, Peer as _};
+use pingora::protocols::l4;
+use pingora::protocols::tls::client::handshake;
+use pingora::protocols::{ALPN, Ssl as _, Stream};
 use pingora::{Error, ErrorType, OrErr};
 
 mod idle;
@@ -18,6 +21,7 @@ use idle::Idle;
 use shared::SharedConnections;
 
 use crate::proxy::failure::{Failure, ServerFault};
+use crate::proxy::upstreams::{Server, Upstream};
 
 pub use shared::StreamPlace;
 
@@ -30,8 +34,10 @@ pub struct Connections {
 
 /// An attempt at a server, for which a connection is needed.
 pub struct PlannedAttempt {
-    /// The server.
-    pub peer: Box<HttpPeer>,
+    /// The upstream.
+    pub upstream: Arc<Upstream>,
+    /// Its server.
+    pub server: Arc<Server>,
     /// For making a connection.
     pub connect_timeout: Duration,
     /// Whether a connection is to be made for it.
@@ -73,20 +79,25 @@ impl Connections {
     /// If none can be made within the attempt's timeout.
     pub async fn take(&self, attempt: &PlannedAttempt) -> Result<(TakenConnection, bool), Failure> {
         let PlannedAttempt {
-            peer,
+            upstream,
+            server,
             connect_timeout,
             is_fresh,
-            now,
+            ..
         } = attempt;
-        let settings = peer.reuse_hash();
-        if !is_fresh && let Some(kept) = self.kept(peer, settings, *now) {
+        if !is_fresh && let Some(kept) = self.kept(attempt) {
             return Ok((kept, true));
         }
         // By tokio's timers: those of pingora have a thread that wakes a hundred times a second from their first use on.
-        let made = tokio::time::timeout(*connect_timeout, self.make(peer, settings));
+        let made = tokio::time::timeout(*connect_timeout, self.make(upstream, server));
         // Seldom needed, and larger than all the rest of a request.
         let cause = match Box::pin(made).await {
-            Ok(Ok(made)) => return Ok((made, false)),
+            Ok(Ok(made)) => {
+                if let TakenConnection::Http2(place) = &made {
+                    self.shared.keep(upstream.wire.identity(server), place);
+                }
+                return Ok((made, false));
+            }
             Ok(Err(error)) => reason(&error),
             Err(_) => format!("not within timeouts.connect ({connect_timeout:?})"),
         };
@@ -107,36 +118,61 @@ impl Connections {
         self.shared.close_ended();
     }
 
-    /// A connection that was made before, if one can be used at `now`.
-    fn kept(&self, peer: &HttpPeer, settings: u64, now: Instant) -> Option<TakenConnection> {
-        let alpn = &peer.options.alpn;
-        if *alpn != ALPN::H1
-            && let Some(place) = self.shared.take(settings, peer.options.idle_timeout, now)
+    /// A connection that was made before, if one can be used when the attempt begins.
+    fn kept(&self, attempt: &PlannedAttempt) -> Option<TakenConnection> {
+        let PlannedAttempt {
+            upstream,
+            server,
+            now,
+            ..
+        } = attempt;
+        let wire = &upstream.wire;
+        let settings = wire.identity(server);
+        let patience = upstream.config.timeouts.idle;
+        if wire.may_send(server, Version::HTTP_2)
+            && let Some(place) = self.shared.take(settings, patience, *now)
         {
             return Some(TakenConnection::Http2(place));
         }
-        if *alpn == ALPN::H2 {
+        if !wire.may_send(server, Version::HTTP_11) {
             return None;
         }
-        let stream = self.idle.take(settings, now)?;
+        let stream = self.idle.take(settings, *now)?;
         Some(TakenConnection::Http1(OwnConnection { stream, settings }))
     }
 
-    async fn make(&self, peer: &HttpPeer, settings: u64) -> pingora::Result<TakenConnection> {
-        let stream = self.connector.new_stream(peer).await?;
-        let is_http2 = match stream.selected_alpn_proto() {
-            Some(agreed) => agreed == ALPN::H2,
+    /// A new connection, which no other exchange has.
+    ///
+    /// # Errors
+    /// If none can be made. There is no timeout.
+    pub async fn make(
+        &self,
+        upstream: &Upstream,
+        server: &Server,
+    ) -> pingora::Result<TakenConnection> {
+        let (wire, timeouts) = (&upstream.wire, &upstream.config.timeouts);
+        let peer = wire.peer(server, timeouts);
+        let mut stream = self.connector.new_stream(&peer).await?;
+        let is_http2 = match wire.tls(server) {
             // In clear text nothing is negotiated: the configuration decides.
-            None => !peer.is_tls() && peer.options.alpn == ALPN::H2,
+            None => wire.assumes_http2(),
+            Some((connector, name)) => {
+                let socket = stream.into_any().downcast::<l4::stream::Stream>();
+                let not_tcp = |_| Error::new(ErrorType::InternalError);
+                let socket = socket.map_err(not_tcp)?;
+                let tls = handshake(&connector, name, *socket).await?;
+                let agreed = tls.selected_alpn_proto();
+                stream = Box::new(tls);
+                agreed == Some(ALPN::H2)
+            }
         };
         if !is_http2 {
+            let settings = wire.identity(server);
             return Ok(TakenConnection::Http1(OwnConnection { stream, settings }));
         }
-        let made = self
-            .shared
-            .make(stream, settings, peer.options.idle_timeout);
+        let begun = shared::begin(stream, timeouts.idle);
         let context = "HTTP/2 to the server could not begin";
-        let place = made.await.or_err(ErrorType::HandshakeError, context)?;
+        let place = begun.await.or_err(ErrorType::HandshakeError, context)?;
         Ok(TakenConnection::Http2(place))
     }
 }

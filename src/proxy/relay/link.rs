@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use pingora::upstreams::peer::HttpPeer;
 
 use super::connections::{Connections, TakenConnection};
 use super::http1::Http1;
@@ -103,14 +102,13 @@ impl Link {
         }
     }
 
-    /// Ends the exchange after an answer that was complete at `now`; its connection is kept if it is proven reusable.
-    pub async fn finish(self, connections: &Connections, peer: &HttpPeer, now: Instant) {
+    /// Ends the exchange after an answer that was complete at `now`; its connection is kept for `patience` if it is proven reusable.
+    pub async fn finish(self, connections: &Connections, patience: Duration, now: Instant) {
         match self {
             Link::Http1(http1) => {
                 if let Some((own, rest)) = http1.into_reusable() {
                     let after = |time: Duration| now.checked_add(time);
-                    let until = peer.options.idle_timeout.and_then(after);
-                    connections.keep(own, rest.and_then(after), until);
+                    connections.keep(own, rest.and_then(after), after(patience));
                 }
             }
             Link::Http2(http2) => http2.finish().await,

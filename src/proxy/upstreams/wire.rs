@@ -1,17 +1,22 @@
 //! How the gateway connects to an upstream's servers: in clear text, or over TLS with the certificate always verified; over
 //! HTTP/1.1 or HTTP/2.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::Version;
-use pingora::protocols::tls::CaType;
-use pingora::protocols::{ALPN, TcpKeepalive};
+use pingora::protocols::TcpKeepalive;
+use pingora::tls::load_platform_certs_incl_env_into_store;
 use pingora::upstreams::peer::HttpPeer;
-use pingora::utils::tls::{CertKey, WrappedX509, parse_x509};
+use rustls::client::Resumption;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::CertificateDer;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::TlsConnector;
 
 use super::server::Server;
-use crate::config::{self, Protocol, Timeouts};
+use crate::config::{self, ClientIdentity, Protocol, Timeouts, UpstreamTls};
 use crate::policy::choice::identity;
 use crate::policy::http2_memory;
 
@@ -24,7 +29,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 pub struct Wire {
     tls: Option<Tls>,
     protocol: Protocol,
-    /// Separates connections in the pool that were verified by other authorities, or negotiated otherwise.
+    /// Separates connections that were verified by other authorities or names, or negotiated otherwise.
     group: u64,
 }
 
@@ -32,34 +37,20 @@ pub struct Wire {
 struct Tls {
     /// The name that certificates must contain, or `None` for the server's host.
     name: Option<String>,
-    /// The accepted authorities, or `None` for those of the operating system.
-    authorities: Option<Arc<CaType>>,
-    /// The gateway's client certificate.
-    identity: Option<Arc<CertKey>>,
+    /// Negotiates the configured versions of HTTP.
+    configured: Arc<ClientConfig>,
+    /// Negotiates HTTP/1.1 alone.
+    http1: Arc<ClientConfig>,
 }
 
 impl Wire {
     /// The wire of a configuration, whose TLS contents were checked to be certificates and a key.
     pub fn new(config: &config::UpstreamConfig) -> Wire {
-        let tls = config.tls.as_ref().map(|tls| {
-            let authorities = tls.authorities.as_ref().map(|authorities| {
-                let wrapped = authorities.iter();
-                wrapped
-                    .map(|der| WrappedX509::new(der.clone(), parse_x509))
-                    .collect::<Arc<[_]>>()
-            });
-            let identity = tls.identity.as_ref().map(|identity| {
-                let key = identity.key.secret_der().to_vec();
-                Arc::new(CertKey::new(identity.chain.clone(), key))
-            });
-            Tls {
-                name: tls.name.clone(),
-                authorities,
-                identity,
-            }
-        });
         Wire {
-            tls,
+            tls: config
+                .tls
+                .as_ref()
+                .map(|tls| Tls::new(tls, config.protocol)),
             protocol: config.protocol,
             group: group(config),
         }
@@ -80,54 +71,141 @@ impl Wire {
         http2_memory::exchange_bytes(self.tls.is_some(), http1, http2)
     }
 
-    /// pingora's description of a server.
-    pub fn peer(&self, server: &Server, timeouts: &Timeouts) -> HttpPeer {
-        let mut peer = match &self.tls {
-            None => HttpPeer::new(server.address, false, String::new()),
-            Some(tls) => {
-                // Never empty: without a name pingora would verify nothing.
-                let name = tls.name.as_deref().unwrap_or(server.host());
-                let mut peer = HttpPeer::new(server.address, true, name.to_owned());
-                peer.options.ca = tls.authorities.clone();
-                peer.client_cert_key = tls.identity.clone();
-                peer
-            }
+    /// Whether connections have TLS.
+    pub fn is_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Whether servers are sent HTTP/2 without having agreed to it.
+    pub fn assumes_http2(&self) -> bool {
+        self.tls.is_none() && self.protocol == Protocol::Http2
+    }
+
+    /// Whether requests to this server may be sent in this version of HTTP.
+    pub fn may_send(&self, server: &Server, version: Version) -> bool {
+        self.takes(version) && (version != Version::HTTP_2 || !self.is_http1_only(server))
+    }
+
+    /// Identifies what a connection to this server is made with: one that another configuration made with the same may be used.
+    pub fn identity(&self, server: &Server) -> u64 {
+        server.identity ^ self.group
+    }
+
+    /// TLS to a server, and the name that its certificate must contain; `None` for clear text.
+    pub fn tls<'a>(&'a self, server: &'a Server) -> Option<(TlsConnector, &'a str)> {
+        let tls = self.tls.as_ref()?;
+        let config = match self.is_http1_only(server) {
+            true => &tls.http1,
+            false => &tls.configured,
         };
-        peer.group_key = self.group;
-        let options = &mut peer.options;
-        options.idle_timeout = Some(timeouts.idle);
+        let name = tls.name.as_deref().unwrap_or(server.host());
+        Some((TlsConnector::from(config.clone()), name))
+    }
+
+    /// The URL of a server, with its address if that is another.
+    pub fn url(&self, server: &Server) -> String {
+        let scheme = if self.is_tls() { "https" } else { "http" };
+        let (name, address) = (&server.name, server.label());
+        match *name == address {
+            true => format!("{scheme}://{name}"),
+            false => format!("{scheme}://{name} ({address})"),
+        }
+    }
+
+    fn is_http1_only(&self, server: &Server) -> bool {
+        self.protocol == Protocol::Negotiated && server.is_http1_only()
+    }
+
+    /// pingora's description of a server, for a connection without TLS.
+    pub fn peer(&self, server: &Server, timeouts: &Timeouts) -> HttpPeer {
+        let mut peer = HttpPeer::new(server.address, false, String::new());
         // Where the other end has vanished (a power failure, a firewall that forgot the connection), TCP itself waits for 15 minutes.
-        options.tcp_keepalive = Some(TcpKeepalive {
+        peer.options.tcp_keepalive = Some(TcpKeepalive {
             idle: KEEPALIVE_IDLE,
             interval: KEEPALIVE_INTERVAL,
             // Has no effect beside `user_timeout`, which also ends a connection whose server reads nothing.
             count: 2,
             user_timeout: timeouts.read.max(KEEPALIVE_IDLE),
         });
-        options.alpn = match self.protocol {
-            Protocol::Http1 => ALPN::H1,
-            Protocol::Http2 => ALPN::H2,
-            Protocol::Negotiated if server.is_http1_only() => ALPN::H1,
-            Protocol::Negotiated => ALPN::H2H1,
-        };
         peer
     }
+}
+
+impl Tls {
+    fn new(config: &UpstreamTls, protocol: Protocol) -> Tls {
+        // Fails only if a provider is already installed.
+        let _ = default_provider().install_default();
+        let roots = match &config.authorities {
+            Some(authorities) => {
+                let mut roots = RootCertStore::empty();
+                let authorities = authorities.iter().map(|der| CertificateDer::from(&**der));
+                roots.add_parsable_certificates(authorities);
+                Arc::new(roots)
+            }
+            // A gateway that starts has read them.
+            None => system_authorities().unwrap_or_else(|_| Arc::new(RootCertStore::empty())),
+        };
+        let builder = ClientConfig::builder().with_root_certificates(roots);
+        let mut configured = match config.identity.as_ref().and_then(certified) {
+            Some(own) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(own))),
+            None => builder.with_no_client_auth(),
+        };
+        // In a resumed session a certificate that has expired since would be accepted.
+        configured.resumption = Resumption::disabled();
+        let mut http1 = configured.clone();
+        let names = |names: &[&[u8]]| names.iter().map(|name| name.to_vec()).collect();
+        http1.alpn_protocols = names(&[b"http/1.1"]);
+        configured.alpn_protocols = match protocol {
+            Protocol::Http1 => names(&[b"http/1.1"]),
+            Protocol::Http2 => names(&[b"h2"]),
+            Protocol::Negotiated => names(&[b"h2", b"http/1.1"]),
+        };
+        Tls {
+            name: config.name.clone(),
+            configured: Arc::new(configured),
+            http1: Arc::new(http1),
+        }
+    }
+}
+
+/// The certificate with its key, which were checked to belong together.
+fn certified(identity: &ClientIdentity) -> Option<CertifiedKey> {
+    let chain = identity.chain.iter().cloned().map(CertificateDer::from);
+    let key = identity.key.clone_key();
+    CertifiedKey::from_der(chain.collect(), key, &default_provider()).ok()
+}
+
+/// The authorities of the operating system, read at the first call.
+///
+/// # Errors
+/// With the reason why they cannot be read.
+pub fn system_authorities() -> Result<Arc<RootCertStore>, String> {
+    static AUTHORITIES: OnceLock<Result<Arc<RootCertStore>, String>> = OnceLock::new();
+    let read = || {
+        let mut roots = RootCertStore::empty();
+        let read = load_platform_certs_incl_env_into_store(&mut roots);
+        read.map_err(|error| error.to_string())?;
+        Ok(Arc::new(roots))
+    };
+    AUTHORITIES.get_or_init(read).clone()
 }
 
 /// A number for the properties of a connection; 0 for HTTP/1.1 in clear text.
 fn group(config: &config::UpstreamConfig) -> u64 {
     let tls = config.tls.iter();
-    let certificates = tls.flat_map(|tls| {
+    let parts = tls.flat_map(|tls| {
         let authorities = tls.authorities.iter().flatten();
         let chain = tls.identity.iter().flat_map(|identity| &identity.chain);
-        authorities.chain(chain)
+        let certificates = authorities.chain(chain).map(Vec::as_slice);
+        // Also if it is empty it is a part: that there is TLS.
+        certificates.chain([tls.name.as_deref().unwrap_or_default().as_bytes()])
     });
     let protocol = match config.protocol {
         Protocol::Http1 => 0,
         Protocol::Http2 => 1,
         Protocol::Negotiated => 2,
     };
-    certificates.fold(protocol, |group: u64, certificate| {
-        group.rotate_left(1) ^ identity(certificate)
+    parts.fold(protocol, |group: u64, part| {
+        group.rotate_left(1) ^ identity(part)
     })
 }

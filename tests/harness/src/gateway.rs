@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output};
 use std::time::Duration;
@@ -12,6 +13,21 @@ use crate::{Faketime, eventually, process::Process};
 const TERMINATE_DEADLINE: Duration = Duration::from_secs(20);
 /// How long one command may take.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(240);
+
+/// A program in `directory` that runs `binary` with these variables of the environment, as a shell writes them.
+///
+/// # Panics
+/// If it cannot be written.
+pub fn with_variables(binary: &Path, variables: &str, directory: &Path) -> PathBuf {
+    let program = directory.join("touchline-with-variables");
+    let script = format!(
+        "#!/bin/sh\n{variables} exec '{}' \"$@\"\n",
+        binary.display()
+    );
+    std::fs::write(&program, script).expect("the program is written");
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("it can be run");
+    program
+}
 
 /// The store of a gateway.
 #[derive(Debug, Clone)]

@@ -26,7 +26,9 @@ use std::time::{Duration, Instant};
 
 pub use client::{Answer, Call, Client, Protocol};
 pub use faketime::Faketime;
-pub use gateway::{AccessLogSpec, EndpointSpec, Gateway, GatewaySpec, StoreSpec, TierSpec};
+pub use gateway::{
+    AccessLogSpec, EndpointSpec, Gateway, GatewaySpec, StoreSpec, TierSpec, with_variables,
+};
 pub use ledger::{Allowances, Ledgers};
 pub use redis::RedisServer;
 pub use scene::{IssuedKey, Scene, SceneBuilder, Store};

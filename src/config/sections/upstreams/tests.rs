@@ -240,11 +240,6 @@ fn tls_files_are_read_with_the_configuration() {
             "not the name of a server",
         ),
         (
-            "name: a_b.data.internal".to_owned(),
-            "tls.name",
-            "an underscore in its first label",
-        ),
-        (
             format!("certificate: {certificate}"),
             "tls.private_key",
             "missing",
@@ -267,16 +262,6 @@ fn tls_files_are_read_with_the_configuration() {
         ),
     ] {
         is_refused(&with(&tls), path, message);
-    }
-    let of = |host: &str, tls: &str| format!("{{servers: ['{host}:1'], tls: {{{tls}}}}}");
-    let message = "an underscore in its first label";
-    is_refused(&of("a_b.data.internal", ""), "tls.name", message);
-    for (host, tls) in [
-        ("a_b.data.internal", "name: data.internal"),
-        ("a_b.internal", ""),
-        ("a.b_c.internal", ""),
-    ] {
-        parse(&of(host, tls)).unwrap();
     }
 }
 

@@ -60,17 +60,12 @@ pub struct StreamPlace {
     connection: Arc<SharedConnection>,
     sender: SendRequest<SentPart>,
     /// How long the connection is kept after its last stream.
-    patience: Option<Duration>,
+    patience: Duration,
 }
 
 impl SharedConnections {
     /// A place on a connection that was made with these settings, if one has room at `now`: on the oldest, so that others become idle.
-    pub fn take(
-        &self,
-        settings: u64,
-        patience: Option<Duration>,
-        now: Instant,
-    ) -> Option<StreamPlace> {
+    pub fn take(&self, settings: u64, patience: Duration, now: Instant) -> Option<StreamPlace> {
         let by_settings = self.0.lock();
         let connections = by_settings.get(&settings)?;
         let mut found = connections
@@ -79,58 +74,13 @@ impl SharedConnections {
         found.next()
     }
 
-    /// A place on a new connection over `stream`, which others may share unless too many are kept.
-    ///
-    /// # Errors
-    /// If the beginning of the connection cannot be written.
-    pub async fn make(
-        &self,
-        stream: Stream,
-        settings: u64,
-        patience: Option<Duration>,
-    ) -> Result<StreamPlace, h2::Error> {
-        let mut client = Builder::new();
-        client
-            .enable_push(false)
-            .initial_max_send_streams(STREAMS_MAX)
-            .max_frame_size(FRAME_BYTES_MAX)
-            .max_header_list_size(ANSWER_HEAD_BYTES_MAX as u32)
-            .initial_window_size(UPSTREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .max_send_buffer_size(UPLOAD_BUFFER_BYTES)
-            // Malformed answers, such as a body behind one to HEAD, cost their own streams only; the default ends the connection of
-            // many clients after 1,024 of them.
-            .max_local_error_reset_streams(None);
-        let (sender, driving) = client.handshake::<_, SentPart>(stream).await?;
-        let is_retired = Arc::new(AtomicBool::new(false));
-        let has_ended = is_retired.clone();
-        // Ends with the last stream once nothing else refers to the connection.
-        tokio::spawn(async move {
-            if let Err(error) = driving.await {
-                tracing::debug!(%error, "an HTTP/2 connection to a server ended");
-            }
-            has_ended.store(true, Ordering::Relaxed);
-        });
-        let occupancy = Occupancy {
-            streams: 1,
-            until: None,
-        };
-        let connection = Arc::new(SharedConnection {
-            sender: sender.clone(),
-            is_retired,
-            occupancy: Mutex::new(occupancy),
-        });
+    /// Lets other exchanges share the connection of this place, unless too many are kept.
+    pub fn keep(&self, settings: u64, place: &StreamPlace) {
         let mut by_settings = self.0.lock();
         if by_settings.values().map(Vec::len).sum::<usize>() < KEPT_MAX {
             let connections = by_settings.entry(settings).or_default();
-            connections.push(connection.clone());
+            connections.push(place.connection.clone());
         }
-        drop(by_settings);
-        Ok(StreamPlace {
-            connection,
-            sender,
-            patience,
-        })
     }
 
     /// Forgets the connections that get no further streams, and closes those without streams that are too old.
@@ -143,9 +93,52 @@ impl SharedConnections {
     }
 }
 
+/// A place on a new connection over `stream`, which no other exchange shares.
+///
+/// # Errors
+/// If the beginning of the connection cannot be written.
+pub async fn begin(stream: Stream, patience: Duration) -> Result<StreamPlace, h2::Error> {
+    let mut client = Builder::new();
+    client
+        .enable_push(false)
+        .initial_max_send_streams(STREAMS_MAX)
+        .max_frame_size(FRAME_BYTES_MAX)
+        .max_header_list_size(ANSWER_HEAD_BYTES_MAX as u32)
+        .initial_window_size(UPSTREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buffer_size(UPLOAD_BUFFER_BYTES)
+        // Malformed answers, such as a body behind one to HEAD, cost their own streams only; the default ends the connection of
+        // many clients after 1,024 of them.
+        .max_local_error_reset_streams(None);
+    let (sender, driving) = client.handshake::<_, SentPart>(stream).await?;
+    let is_retired = Arc::new(AtomicBool::new(false));
+    let has_ended = is_retired.clone();
+    // Ends with the last stream once nothing else refers to the connection.
+    tokio::spawn(async move {
+        if let Err(error) = driving.await {
+            tracing::debug!(%error, "an HTTP/2 connection to a server ended");
+        }
+        has_ended.store(true, Ordering::Relaxed);
+    });
+    let occupancy = Occupancy {
+        streams: 1,
+        until: None,
+    };
+    let connection = Arc::new(SharedConnection {
+        sender: sender.clone(),
+        is_retired,
+        occupancy: Mutex::new(occupancy),
+    });
+    Ok(StreamPlace {
+        connection,
+        sender,
+        patience,
+    })
+}
+
 impl SharedConnection {
     /// A place on it, if it has room at `now`.
-    fn place(self: &Arc<Self>, patience: Option<Duration>, now: Instant) -> Option<StreamPlace> {
+    fn place(self: &Arc<Self>, patience: Duration, now: Instant) -> Option<StreamPlace> {
         if self.is_over(now) {
             return None;
         }
@@ -216,8 +209,7 @@ impl Drop for StreamPlace {
         let mut occupancy = self.connection.occupancy.lock();
         occupancy.streams -= 1;
         if occupancy.streams == 0 {
-            let patience = self.patience;
-            occupancy.until = patience.and_then(|patience| Instant::now().checked_add(patience));
+            occupancy.until = Instant::now().checked_add(self.patience);
         }
     }
 }
@@ -229,7 +221,7 @@ mod tests {
     use super::*;
 
     const SERVER: u64 = 1;
-    const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     #[tokio::test]
     async fn no_more_connections_are_kept_than_the_limit() {
@@ -238,7 +230,8 @@ mod tests {
         for _ in 0..KEPT_MAX + 10 {
             let (near, far) = duplex(1024);
             ends.push(far);
-            shared.make(Box::new(near), SERVER, PATIENCE).await.unwrap();
+            let place = begin(Box::new(near), PATIENCE).await.unwrap();
+            shared.keep(SERVER, &place);
         }
         assert_eq!(shared.0.lock()[&SERVER].len(), KEPT_MAX);
         assert!(shared.take(SERVER, PATIENCE, Instant::now()).is_some());
