@@ -4,7 +4,7 @@
 const KIB: u64 = 1024;
 
 /// A request that waits for its upstream: its task and a connection to the upstream over HTTP/1.1. Measured were 14.3 KiB in clear text
-/// and 39.2 over TLS. In clear text twice as much is counted, for what quick answers occupy (`make hostile`).
+/// and 22.1 over TLS. About twice as much is counted, for what quick answers occupy (`make hostile`).
 const CLEAR_BYTES: u64 = 28 * KIB;
 const TLS_BYTES: u64 = 40 * KIB;
 /// The same on a stream of a connection over HTTP/2: 13.0 and 16.9 KiB.

@@ -54,7 +54,14 @@ pub struct Upkeep {
 /// A repeated task with its settings. With other settings it is another one, which does not wait for the pause of the former.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Chore {
-    Check(Arc<str>, SocketAddr, HealthCheck),
+    /// With what its request and its connection are made of.
+    Check(
+        Arc<str>,
+        SocketAddr,
+        HealthCheck,
+        Option<(HeaderName, HeaderValue)>,
+        u64,
+    ),
     /// The pause is that of a name which has resolved.
     Resolve(Arc<str>, String, Duration),
 }
@@ -77,7 +84,7 @@ impl Upkeep {
     pub async fn run(mut self) {
         let mut close = Periodic::new(CLOSE_INTERVAL);
         loop {
-            self.look().await;
+            self.look();
             if close.is_due() {
                 self.gate.connections.close_ended();
             }
@@ -99,7 +106,7 @@ impl Upkeep {
         })
     }
 
-    async fn look(&mut self) {
+    fn look(&mut self) {
         let snapshot = self.gate.snapshot();
         let now = Instant::now();
         let mut chores = HashMap::new();
@@ -130,16 +137,16 @@ impl Upkeep {
             let due = self.due.entry(chore.clone()).or_insert(Some(first));
             if due.is_some_and(|due| due <= now) {
                 *due = None;
-                self.begin(chore, upstream).await;
+                self.begin(chore, upstream);
             }
         }
         self.show(snapshot.upstreams());
     }
 
-    async fn begin(&mut self, chore: Chore, upstream: Arc<Upstream>) {
+    fn begin(&mut self, chore: Chore, upstream: Arc<Upstream>) {
         let gate = self.gate.clone();
         match &chore {
-            Chore::Check(_, address, _) => {
+            Chore::Check(_, address, ..) => {
                 let address = *address;
                 self.spawn(chore, async move {
                     check(&gate, &upstream, address).await;
@@ -219,8 +226,13 @@ fn chores_of(upstream: &Arc<Upstream>) -> Vec<(Chore, Duration)> {
     let mut chores = Vec::new();
     if let Some(health) = &upstream.config.health {
         for place in upstream.places().iter() {
-            let (name, address) = (upstream.name.clone(), place.server.address);
-            let chore = Chore::Check(name, address, health.clone());
+            let chore = Chore::Check(
+                upstream.name.clone(),
+                place.server.address,
+                health.clone(),
+                upstream.header.clone(),
+                upstream.wire.identity(&place.server),
+            );
             chores.push((chore, health.interval));
         }
     }
@@ -300,7 +312,13 @@ async fn ask_http1(
     // Without timeouts of pingora's: the check has a deadline as a whole.
     let mut session = HttpSession::new(connection.stream);
     session.write_request_header(Box::new(request)).await?;
-    Ok(session.read_resp_header_parts().await?.status)
+    loop {
+        let status = session.read_resp_header_parts().await?.status;
+        // Interim answers precede the final one; a switch of protocols, which was not requested, is the last.
+        if !status.is_informational() || status == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(status);
+        }
+    }
 }
 
 async fn ask_http2(
@@ -403,7 +421,7 @@ mod tests {
         upkeep.spawn(running, std::future::pending());
         upkeep.spawn(panicking.clone(), async { panic!("wanted") });
         tokio::time::sleep(Duration::from_millis(50)).await;
-        upkeep.look().await;
+        upkeep.look();
         assert!(upkeep.due.get(&panicking).unwrap().is_some());
     }
 
@@ -435,7 +453,7 @@ mod tests {
         let before = gate.snapshot().upstream("u").unwrap().clone();
         gate.replace(Snapshot::new(named(", retries: 0"), Some(&gate.snapshot())));
         let chore = Chore::Resolve("u".into(), NAME.into(), before.config.resolve);
-        upkeep.begin(chore, before).await;
+        upkeep.begin(chore, before);
         upkeep.doing.join_next().await;
         let present = gate.snapshot().upstream("u").unwrap().places();
         assert_eq!(present[1].server.address.port(), 9000);
@@ -485,7 +503,7 @@ mod tests {
         let server = before.places()[0].server.clone();
         before.note_checked(&server, Err("late".into()), &gate.metrics);
         assert!(!server.is_up());
-        upkeep.look().await;
+        upkeep.look();
         assert!(server.is_up());
     }
 }

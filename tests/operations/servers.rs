@@ -232,7 +232,13 @@ async fn a_server_that_answers_health_checks_with_an_error_or_too_late_is_out_un
         let key = scene.issue("starter").await;
         let (client, ill) = (scene.client(Protocol::Http1), &scene.more_upstreams[0]);
         let late = Behaviour::Delay(Duration::from_secs(2), Box::new(Behaviour::Status(200)));
-        for sick in [Behaviour::Status(503), Behaviour::Status(302), late] {
+        let announced = Behaviour::Informational(103, Box::new(Behaviour::Status(500)));
+        for sick in [
+            Behaviour::Status(503),
+            Behaviour::Status(302),
+            announced,
+            late,
+        ] {
             let behaviour = sick.clone();
             ill.behave(move |recorded| match &*recorded.target_text() {
                 "/alive" => behaviour.clone(),
@@ -246,7 +252,7 @@ async fn a_server_that_answers_health_checks_with_an_error_or_too_late_is_out_un
             for _ in 0..4 {
                 assert_eq!(client.get(&key, MARKETS).await.status, 200);
             }
-            ill.behave(|_| Behaviour::Echo);
+            ill.behave(|_| Behaviour::Informational(103, Box::new(Behaviour::Echo)));
             eventually(
                 &format!("{protocol}: it is back after {sick:?}"),
                 async || (is_up(&scene, ill).await == Some(true)).then_some(()),
@@ -325,6 +331,15 @@ async fn a_changed_health_check_does_not_wait_for_the_former_interval() {
     scene.gateways[0].configure(&scene.spec);
     eventually("it is back", async || {
         (is_up(&scene, &scene.more_upstreams[0]).await == Some(true)).then_some(())
+    })
+    .await;
+    // What checks send is a part of them.
+    let before = metric(&scene, passed).await;
+    let header = "header: { name: X-Gateway-Secret, value: hunter2 }";
+    scene.spec.upstream_extra = format!("{}, {header}", scene.spec.upstream_extra);
+    scene.gateways[0].configure(&scene.spec);
+    eventually("each server is checked with the header", async || {
+        (metric(&scene, passed).await >= before + 3).then_some(())
     })
     .await;
 }

@@ -1,9 +1,10 @@
 //! One server of an upstream: its address, its requests in flight, its state.
 
+use std::hash::{BuildHasher as _, Hash, RandomState};
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use http::HeaderValue;
@@ -19,6 +20,12 @@ const UNTRIED: u8 = 0;
 const ANSWERED: u8 = 1;
 const FAILED: u8 = 2;
 
+/// A number for a value, as SipHash with a key of this process makes it: no one can choose values that have the same.
+pub(super) fn number(value: impl Hash) -> u64 {
+    static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    KEY.hash_one(value)
+}
+
 /// A server by its name and one of the name's addresses.
 #[derive(Debug)]
 pub struct Server {
@@ -30,6 +37,8 @@ pub struct Server {
     pub address: SocketAddr,
     /// Identifies the server in the choice by key.
     pub(super) identity: u64,
+    /// Identifies it among those that connections are kept to.
+    pub(super) number: u64,
     in_flight: AtomicU64,
     /// Whether HTTP/2 must not be used: the server required HTTP/1.1, or sent invalid HTTP/2.
     http1_only: AtomicBool,
@@ -47,6 +56,7 @@ impl Server {
     pub(super) fn new(name: &str, address: SocketAddr) -> Server {
         Server {
             identity: identity(format!("{name} {address}")),
+            number: number((name, address)),
             // Checked configurations contain only valid values.
             authority: HeaderValue::try_from(name).unwrap_or(HeaderValue::from_static("")),
             name: name.to_owned(),

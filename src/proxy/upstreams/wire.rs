@@ -15,9 +15,8 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 
-use super::server::Server;
+use super::server::{Server, number};
 use crate::config::{self, ClientIdentity, Protocol, Timeouts, UpstreamTls};
-use crate::policy::choice::identity;
 use crate::policy::http2_memory;
 
 /// The silence of a connection after which TCP asks its other end whether it still exists, and how long it waits before it asks again.
@@ -88,7 +87,7 @@ impl Wire {
 
     /// Identifies what a connection to this server is made with: one that another configuration made with the same may be used.
     pub fn identity(&self, server: &Server) -> u64 {
-        server.identity ^ self.group
+        server.number ^ self.group
     }
 
     /// TLS to a server, and the name that its certificate must contain; `None` for clear text.
@@ -116,7 +115,7 @@ impl Wire {
         self.protocol == Protocol::Negotiated && server.is_http1_only()
     }
 
-    /// pingora's description of a server, for a connection without TLS.
+    /// pingora's description of a server, for a connection over TCP.
     pub fn peer(&self, server: &Server, timeouts: &Timeouts) -> HttpPeer {
         let mut peer = HttpPeer::new(server.address, false, String::new());
         // Where the other end has vanished (a power failure, a firewall that forgot the connection), TCP itself waits for 15 minutes.
@@ -190,22 +189,66 @@ pub fn system_authorities() -> Result<Arc<RootCertStore>, String> {
     AUTHORITIES.get_or_init(read).clone()
 }
 
-/// A number for the properties of a connection; 0 for HTTP/1.1 in clear text.
+/// A number for the properties of a connection.
 fn group(config: &config::UpstreamConfig) -> u64 {
-    let tls = config.tls.iter();
-    let parts = tls.flat_map(|tls| {
-        let authorities = tls.authorities.iter().flatten();
-        let chain = tls.identity.iter().flat_map(|identity| &identity.chain);
-        let certificates = authorities.chain(chain).map(Vec::as_slice);
-        // Also if it is empty it is a part: that there is TLS.
-        certificates.chain([tls.name.as_deref().unwrap_or_default().as_bytes()])
+    let tls = config.tls.as_ref().map(|tls| {
+        let chain = tls.identity.as_ref().map(|identity| &identity.chain);
+        (&tls.name, &tls.authorities, chain)
     });
-    let protocol = match config.protocol {
-        Protocol::Http1 => 0,
-        Protocol::Http2 => 1,
-        Protocol::Negotiated => 2,
-    };
-    parts.fold(protocol, |group: u64, part| {
-        group.rotate_left(1) ^ identity(part)
-    })
+    number((config.protocol.as_str(), tls))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn connections_are_separate_unless_all_of_their_settings_are_equal() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: String| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.display().to_string()
+        };
+        let made = || rcgen::generate_simple_self_signed(["a.example".to_owned()]).unwrap();
+        let (x, y) = (made(), made());
+        let [x_pem, y_pem] = [&x, &y].map(|made| made.cert.pem());
+        let both = file("both.pem", format!("{x_pem}{y_pem}"));
+        let swapped = file("swapped.pem", format!("{y_pem}{x_pem}"));
+        let x_key = file("x.key", x.signing_key.serialize_pem());
+        let y_key = file("y.key", y.signing_key.serialize_pem());
+        let (x, y) = (file("x.pem", x_pem), file("y.pem", y_pem));
+        let settings = [
+            "{}".to_owned(),
+            "{name: a.example}".to_owned(),
+            format!("{{ca_file: {x}}}"),
+            format!("{{ca_file: {both}}}"),
+            format!("{{ca_file: {swapped}}}"),
+            format!("{{certificate: {x}, private_key: {x_key}}}"),
+            format!("{{ca_file: {x}, certificate: {y}, private_key: {y_key}}}"),
+            format!("{{ca_file: {y}, certificate: {x}, private_key: {x_key}}}"),
+        ];
+        let groups = || {
+            let tls = settings.iter().map(|tls| format!(", tls: {tls}"));
+            let clear = ["".to_owned(), ", protocol: http2".to_owned()];
+            let groups = tls.chain(clear).map(|settings| {
+                let text = format!(
+                    "
+tiers: {{pro: {{daily: 5}}}}
+endpoints: [{{path: /a, tiers: [pro], upstream: u}}]
+upstreams: {{u: {{servers: [127.0.0.1:1]{settings}}}}}
+"
+                );
+                let config = Config::parse("g.yaml", &text, &|_| None).unwrap();
+                Wire::new(&config.upstreams[0].1).group
+            });
+            groups.collect::<Vec<u64>>()
+        };
+        let distinct: HashSet<u64> = groups().into_iter().collect();
+        assert_eq!(distinct.len(), settings.len() + 2);
+        assert_eq!(groups(), groups());
+    }
 }
