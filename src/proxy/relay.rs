@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`connections`] | connections to servers, new and kept ones |
 //! | `link` | one exchange with a server, over HTTP/1 or HTTP/2 (`http1`, `http2`) |
+//! | [`health_check`] | a request of the gateway's own, to one server |
 //! | `answer` | the upstream's answer as the client receives it; `compressing` |
 //! | `upload` | the request's body, and the part kept for another attempt |
 //!
@@ -38,6 +39,7 @@ use crate::policy::http1::framing::Framing;
 mod answer;
 mod compressing;
 pub mod connections;
+pub mod health_check;
 mod http1;
 mod http2;
 mod link;

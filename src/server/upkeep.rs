@@ -4,28 +4,20 @@
 //! itself. The upstream receives the result and judges it. No request waits for a chore.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::error::Error;
 use std::io;
-use std::iter;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::header::{HOST, USER_AGENT};
-use http::uri::Scheme;
-use http::{HeaderName, HeaderValue, Request, StatusCode, Uri, Version};
-use pingora::http::RequestHeader;
-use pingora::protocols::http::v1::client::HttpSession;
+use http::{HeaderName, HeaderValue};
 use tokio::task::JoinSet;
 
 use crate::clock::{Periodic, lasting, next_tick};
 use crate::config::HealthCheck;
 use crate::policy::address;
 use crate::proxy::Gate;
-use crate::proxy::relay::connections::{
-    Connections, OwnConnection, StreamPlace, TakenConnection, reason,
-};
+use crate::proxy::relay::health_check;
 use crate::proxy::upstreams::{Server, Upstream};
 
 /// The longest pause between two looks for due chores: a changed configuration waits this long for its first checks.
@@ -38,8 +30,6 @@ const CLOSE_INTERVAL: Duration = Duration::from_secs(1);
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause between two attempts at a name that never resolved; its server gets no requests meanwhile.
 const UNRESOLVED_PAUSE: Duration = Duration::from_secs(1);
-/// The user agent of health checks.
-const AGENT: &str = concat!("touchline/", env!("CARGO_PKG_VERSION"), " health check");
 
 /// Maintains the upstreams of the running configuration.
 pub struct Upkeep {
@@ -259,9 +249,9 @@ async fn check(gate: &Gate, upstream: &Upstream, address: SocketAddr) {
     let (Some(server), Some(health)) = (server, &upstream.config.health) else {
         return;
     };
-    let asked = ask(&gate.connections, upstream, server, health);
+    let asked = health_check::check(&gate.connections, upstream, server, health);
     let checked = match tokio::time::timeout(health.timeout, asked).await {
-        Ok(asked) => asked,
+        Ok(asked) => asked.map_err(|failure| failure.to_string()),
         Err(_) => Err(format!("no answer within {:?}", health.timeout)),
     };
     if let Err(why) = &checked {
@@ -269,80 +259,6 @@ async fn check(gate: &Gate, upstream: &Upstream, address: SocketAddr) {
         tracing::debug!(upstream, server, why, "a health check failed");
     }
     upstream.note_checked(server, checked, &gate.metrics);
-}
-
-/// Requests the health path on a connection of its own, with the TLS, HTTP version and header of other requests. Any 2xx passes.
-async fn ask(
-    connections: &Connections,
-    upstream: &Upstream,
-    server: &Server,
-    health: &HealthCheck,
-) -> Result<(), String> {
-    let made = connections.make(upstream, server).await;
-    let status = match made.map_err(|error| reason(&error))? {
-        TakenConnection::Http1(_) if !upstream.wire.takes(Version::HTTP_11) => {
-            return Err("the server did not agree to HTTP/2 by ALPN".to_owned());
-        }
-        TakenConnection::Http1(connection) => {
-            let asked = ask_http1(connection, upstream, server, health).await;
-            asked.map_err(|error| reason(&error))?
-        }
-        TakenConnection::Http2(place) => {
-            let asked = ask_http2(place, upstream, server, health).await;
-            asked.map_err(|error| error.to_string())?
-        }
-    };
-    match status.is_success() {
-        true => Ok(()),
-        false => Err(format!("status {} to a health check", status.as_u16())),
-    }
-}
-
-async fn ask_http1(
-    connection: OwnConnection,
-    upstream: &Upstream,
-    server: &Server,
-    health: &HealthCheck,
-) -> pingora::Result<StatusCode> {
-    let mut request = RequestHeader::build("GET", health.path.as_bytes(), None)?;
-    request.insert_header(HOST, server.name.as_str())?;
-    for (name, value) in own_fields(upstream) {
-        request.insert_header(name, value)?;
-    }
-    // Without timeouts of pingora's: the check has a deadline as a whole.
-    let mut session = HttpSession::new(connection.stream);
-    session.write_request_header(Box::new(request)).await?;
-    loop {
-        let status = session.read_resp_header_parts().await?.status;
-        // Interim answers precede the final one; a switch of protocols, which was not requested, is the last.
-        if !status.is_informational() || status == StatusCode::SWITCHING_PROTOCOLS {
-            return Ok(status);
-        }
-    }
-}
-
-async fn ask_http2(
-    mut place: StreamPlace,
-    upstream: &Upstream,
-    server: &Server,
-    health: &HealthCheck,
-) -> Result<StatusCode, Box<dyn Error + Send + Sync>> {
-    let scheme = match upstream.wire.is_tls() {
-        true => Scheme::HTTPS,
-        false => Scheme::HTTP,
-    };
-    // What HTTP/2 has in the place of `Host` (RFC 9113 section 8.3.1).
-    let uri = Uri::builder().scheme(scheme).authority(&*server.name);
-    let mut request = Request::get(uri.path_and_query(&*health.path).build()?).body(())?;
-    request.headers_mut().extend(own_fields(upstream));
-    let (answer, _) = place.send(request, true)?;
-    Ok(answer.await?.status())
-}
-
-/// The fields of a health check besides `Host`.
-fn own_fields(upstream: &Upstream) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
-    let agent = (USER_AGENT, HeaderValue::from_static(AGENT));
-    iter::once(agent).chain(upstream.header.clone())
 }
 
 /// Passes the result of a look-up to `note`, at the latest after the timeout, and ends with the look-up: until then its thread is held,

@@ -303,6 +303,33 @@ async fn a_server_that_wants_http1_after_all_gets_it_under_auto() {
 }
 
 #[tokio::test]
+async fn a_health_check_gets_http1_from_a_server_that_wants_it_under_auto() {
+    let mut stage = Stage::new().await;
+    let ours = Authority::new();
+    let ca = ours.write(&stage.scene.outside().join("ca.pem"));
+    let (server, own) = (stage.scene.upstream.address(), ours.sign("127.0.0.1"));
+    let server = tls_with_alpn(server, &own, None, &["h2", "http/1.1"]).await;
+    stage.scene.upstream.behave(|asked| match asked.version {
+        Version::HTTP_2 => Behaviour::ResetStream(HTTP_1_1_REQUIRED),
+        _ => Behaviour::Echo,
+    });
+    // The harness's servers answer /healthz by themselves.
+    let more = format!(
+        "tls: {{ ca_file: {ca} }}, protocol: auto, health: {{ path: /alive, interval: 1h }}"
+    );
+    stage.forward_to(server.to_string(), &more).await;
+    eventually("the first check passes", async || {
+        let checks = "touchline_upstream_checks_total";
+        let passed = format!("{checks}{{outcome=\"passed\",upstream=\"prediction-data\"}}");
+        (stage.scene.metric(&passed).await == 1.0).then_some(())
+    })
+    .await;
+    let asked = stage.scene.upstream.recorded();
+    let versions: Vec<Version> = asked.iter().map(|one| one.version).collect();
+    assert_eq!(versions, [Version::HTTP_2, Version::HTTP_11]);
+}
+
+#[tokio::test]
 async fn one_invalid_frame_is_no_sign_that_a_server_wants_http1() {
     let mut stage = Stage::new().await;
     let ours = Authority::new();

@@ -387,3 +387,28 @@ async fn an_upstream_is_shown_the_secret_and_no_one_else_is() {
     let lines = stage.scene.gateways[0].access_lines();
     assert!(lines.len() == 3 && !format!("{lines:?}").contains(SECRET));
 }
+
+#[tokio::test]
+async fn a_failed_health_check_shows_nothing_of_what_it_sent() {
+    let mut stage = Stage::new().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let echo = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (mut from, mut to) = socket.split();
+                tokio::io::copy(&mut from, &mut to).await
+            });
+        }
+    });
+    let more = format!(
+        "header: {{ name: X-Gateway-Secret, value: {SECRET} }}, health: {{ path: /alive, interval: 100ms }}"
+    );
+    stage.forward_to(echo.to_string(), &more).await;
+    let output = eventually("the server is out", async || {
+        let output = stage.scene.gateways[0].output();
+        output.contains("health checks fail").then_some(output)
+    })
+    .await;
+    assert!(!output.contains(SECRET), "{output}");
+}

@@ -98,11 +98,10 @@ impl Connections {
                 }
                 return Ok((made, false));
             }
-            Ok(Err(error)) => reason(&error),
+            Ok(Err(failure)) => return Err(failure),
             Err(_) => format!("not within timeouts.connect ({connect_timeout:?})"),
         };
-        let cause = format!("no connection: {cause}");
-        Err(Failure::server(ServerFault::Unreached, cause))
+        Err(unreached(&cause))
     }
 
     /// Keeps a connection on which nothing is under way for a further exchange, `from` an instant on (`None` for at once) and `until` it
@@ -149,6 +148,15 @@ impl Connections {
         &self,
         upstream: &Upstream,
         server: &Server,
+    ) -> Result<TakenConnection, Failure> {
+        let made = self.begin(upstream, server).await;
+        made.map_err(|error| unreached(&reason(&error)))
+    }
+
+    async fn begin(
+        &self,
+        upstream: &Upstream,
+        server: &Server,
     ) -> pingora::Result<TakenConnection> {
         let (wire, timeouts) = (&upstream.wire, &upstream.config.timeouts);
         let peer = wire.peer(server, timeouts);
@@ -177,8 +185,13 @@ impl Connections {
     }
 }
 
+fn unreached(cause: &str) -> Failure {
+    let cause = format_args!("no connection: {cause}");
+    Failure::server(ServerFault::Unreached, cause)
+}
+
 /// Why an error of pingora happened: its innermost level, since its own text has those of all levels.
-pub fn reason(error: &Error) -> String {
+fn reason(error: &Error) -> String {
     let mut level = error;
     while let Some(inner) = level
         .cause

@@ -31,7 +31,7 @@ const READ_BYTES: usize = 16 * 1024;
 /// once, but in a packet of its own, which may wait for the acknowledgement of the head's (40 ms and a round trip).
 const BODILESS_REST: Duration = Duration::from_millis(100);
 /// The bounds of an answer's head.
-const BOUNDS: AnswerBounds = AnswerBounds {
+pub(super) const BOUNDS: AnswerBounds = AnswerBounds {
     reason_bytes_max: 1024,
     fields: FieldBounds {
         bytes_max: ANSWER_HEAD_BYTES_MAX,
@@ -272,7 +272,7 @@ impl Http1 {
     }
 }
 
-fn malformed(cause: impl fmt::Display) -> Failure {
+pub(super) fn malformed(cause: impl fmt::Display) -> Failure {
     Failure::server(ServerFault::Malformed, cause)
 }
 

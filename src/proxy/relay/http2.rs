@@ -334,7 +334,7 @@ fn head(outgoing: &Outgoing<'_>, is_tls: bool) -> Result<Request<()>, Failure> {
 }
 
 /// The failure for a stream that has ended, with no part of an answer before it if `unanswered`.
-fn ended(unanswered: bool, error: &h2::Error) -> Failure {
+pub(super) fn ended(unanswered: bool, error: &h2::Error) -> Failure {
     let reason = error.reason();
     let refused = error.is_reset() && reason == Some(Reason::REFUSED_STREAM);
     // On a server's GOAWAY, the library ends only those streams that it excludes.

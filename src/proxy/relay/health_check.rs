@@ -1,0 +1,131 @@
+//! A health check: a request of the gateway's own to one server, on a connection of its own.
+
+use bytes::BytesMut;
+use http::header::{HOST, USER_AGENT};
+use http::uri::{Scheme, Uri};
+use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Version};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::connections::{Connections, OwnConnection, StreamPlace, TakenConnection};
+use super::http1::{BOUNDS, malformed};
+use super::http2::ended;
+use crate::config::HealthCheck;
+use crate::policy::http1::answer::AnswerReader;
+use crate::proxy::failure::{Failure, ServerFault};
+use crate::proxy::upstreams::{Server, Upstream};
+
+/// The user agent.
+const AGENT: HeaderValue = HeaderValue::from_static(concat!(
+    "touchline/",
+    env!("CARGO_PKG_VERSION"),
+    " health check"
+));
+
+/// Requests the health path, with the TLS, HTTP version and header of other requests. Any 2xx passes. There is no timeout.
+///
+/// # Errors
+/// If it does not pass, with the reason, which shows nothing that was sent.
+pub async fn check(
+    connections: &Connections,
+    upstream: &Upstream,
+    server: &Server,
+    health: &HealthCheck,
+) -> Result<(), Failure> {
+    let status = match ask(connections, upstream, server, health).await {
+        Err(failure)
+            if failure.is_about_version(false) && upstream.wire.takes(Version::HTTP_11) =>
+        {
+            upstream.note_wants_http1(server);
+            ask(connections, upstream, server, health).await
+        }
+        asked => asked,
+    }?;
+    match status.is_success() {
+        true => Ok(()),
+        false => Err(Failure::server(
+            ServerFault::Status,
+            format_args!("status {} to a health check", status.as_u16()),
+        )),
+    }
+}
+
+async fn ask(
+    connections: &Connections,
+    upstream: &Upstream,
+    server: &Server,
+    health: &HealthCheck,
+) -> Result<StatusCode, Failure> {
+    match connections.make(upstream, server).await? {
+        TakenConnection::Http1(_) if !upstream.wire.takes(Version::HTTP_11) => {
+            let cause = "the server did not agree to HTTP/2 by ALPN";
+            Err(Failure::server(ServerFault::NotHttp2, cause))
+        }
+        TakenConnection::Http1(connection) => ask_http1(connection, upstream, server, health).await,
+        TakenConnection::Http2(place) => ask_http2(place, upstream, server, health).await,
+    }
+}
+
+async fn ask_http1(
+    connection: OwnConnection,
+    upstream: &Upstream,
+    server: &Server,
+    health: &HealthCheck,
+) -> Result<StatusCode, Failure> {
+    let mut request = format!("GET {} HTTP/1.1\r\n", health.path).into_bytes();
+    for (name, value) in [(HOST, server.authority.clone())]
+        .into_iter()
+        .chain(fields(upstream))
+    {
+        for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+            request.extend_from_slice(part);
+        }
+    }
+    request.extend_from_slice(b"\r\n");
+    let mut stream = connection.stream;
+    let broken = |error| Failure::broken(true, error);
+    stream.write_all(&request).await.map_err(broken)?;
+    stream.flush().await.map_err(broken)?;
+    let (mut reader, mut received) = (AnswerReader::new(&Method::GET), BytesMut::new());
+    loop {
+        while let Some(head) = reader.take(&mut received, &BOUNDS).map_err(malformed)? {
+            if !head.is_interim() {
+                return Ok(head.status);
+            }
+        }
+        if stream.read_buf(&mut received).await.map_err(broken)? == 0 {
+            let cause = "closed the connection before the end of its answer";
+            return Err(Failure::broken(true, cause));
+        }
+    }
+}
+
+async fn ask_http2(
+    mut place: StreamPlace,
+    upstream: &Upstream,
+    server: &Server,
+    health: &HealthCheck,
+) -> Result<StatusCode, Failure> {
+    // What HTTP/2 has in the place of `Host` (RFC 9113 section 8.3.1).
+    let uri = Uri::builder()
+        .scheme(match upstream.wire.is_tls() {
+            true => Scheme::HTTPS,
+            false => Scheme::HTTP,
+        })
+        .authority(&*server.name)
+        .path_and_query(&*health.path)
+        .build();
+    let request = Request::get(uri.map_err(Failure::gateway)?).body(());
+    let mut request = request.map_err(Failure::gateway)?;
+    request.headers_mut().extend(fields(upstream));
+    let sent = place.send(request, true);
+    let (answer, _) = sent.map_err(|error| Failure::server(ServerFault::Unprocessed, error))?;
+    let answer = answer.await.map_err(|error| ended(true, &error))?;
+    Ok(answer.status())
+}
+
+/// The fields of a request besides `Host`.
+fn fields(upstream: &Upstream) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+    [(USER_AGENT, AGENT)]
+        .into_iter()
+        .chain(upstream.header.clone())
+}
