@@ -333,6 +333,12 @@ async fn a_changed_health_check_does_not_wait_for_the_former_interval() {
         (is_up(&scene, &scene.more_upstreams[0]).await == Some(true)).then_some(())
     })
     .await;
+    eventually("that change is applied", async || {
+        (metric(&scene, applied).await >= 3).then_some(())
+    })
+    .await;
+    // The checks that it caused have ended by then.
+    tokio::time::sleep(Duration::from_secs(2)).await;
     // What checks send is a part of them.
     let before = metric(&scene, passed).await;
     let header = "header: { name: X-Gateway-Secret, value: hunter2 }";

@@ -144,6 +144,44 @@ async fn while_slots_move_counts_stay_exact() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changes_reach_gateways_while_the_slot_of_the_feed_is_half_moved() {
+    const FEED: &str = "touchline:feed";
+    let set = ClusterSet::start(0).await;
+    let command = command(&set).await;
+    let store = gateway(place(&set)).await;
+    let is_known = async |key: Arc<KeyEntry>| {
+        eventually("the gateway knows a new key", async || {
+            store.keys().find(&key.record.digest).map(drop)
+        })
+        .await;
+    };
+    is_known(issue(&command).await).await;
+    let from = set.owner(FEED).await;
+    let to = (from + 1) % 3;
+    set.move_keys(FEED, from, to).await;
+    let opened = Instant::now();
+    // A read that was under way ends by itself.
+    while opened.elapsed() < Duration::from_secs(4) {
+        is_known(issue(&command).await).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert!(store.health().up);
+    set.end_move(FEED, from, to).await;
+    is_known(issue(&command).await).await;
+    // Another one starts.
+    set.move_keys(FEED, to, from).await;
+    let late = gateway(place(&set)).await;
+    let key = issue(&command).await;
+    eventually("a gateway that starts follows the feed", async || {
+        late.keys().find(&key.record.digest).map(drop)
+    })
+    .await;
+    for store in [store, late] {
+        store.close(PATIENCE).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_scan_while_slots_move_finds_every_key() {
     let set = ClusterSet::start(0).await;
     let command = command(&set).await;

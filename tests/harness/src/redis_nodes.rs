@@ -501,6 +501,12 @@ impl ClusterSet {
 
     /// Moves the slot of a key with all its keys from one master to another, key by key.
     pub async fn move_slot(&self, key: &str, from: usize, to: usize) {
+        self.move_keys(key, from, to).await;
+        self.end_move(key, from, to).await;
+    }
+
+    /// Moves all keys of the slot of a key from one master to another, and leaves it open between them.
+    pub async fn move_keys(&self, key: &str, from: usize, to: usize) {
         let (source, target) = (&self.nodes[from], &self.nodes[to]);
         let slot: u16 = source.ask(&format!("CLUSTER KEYSLOT {key}")).await;
         let (source_id, target_id) = (&self.ids[from], &self.ids[to]);
@@ -517,6 +523,13 @@ impl ClusterSet {
                 .ask(&format!("MIGRATE 127.0.0.1 {} {name} 0 5000", target.port))
                 .await;
         }
+    }
+
+    /// Gives the slot of a key, whose keys were moved, to the other master.
+    pub async fn end_move(&self, key: &str, from: usize, to: usize) {
+        let (source, target) = (&self.nodes[from], &self.nodes[to]);
+        let slot: u16 = source.ask(&format!("CLUSTER KEYSLOT {key}")).await;
+        let target_id = &self.ids[to];
         let masters = self.masters().await;
         let others = masters.iter().map(|place| &self.nodes[*place]);
         for node in [target, source].into_iter().chain(others) {

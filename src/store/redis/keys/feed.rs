@@ -259,7 +259,8 @@ impl Feed {
         link.require()?;
         let made = link.made();
         let name = link.names.feed();
-        let stream = ChangeStream::new(link.connect_apart(&name).await?, name);
+        let (connection, asks) = link.connect_apart(&name).await?;
+        let stream = ChangeStream::new(connection, asks, name);
         let mut run_ids = link.run_ids().await;
         run_ids.insert(stream.run_id().await?);
         let mut follower = FeedConnection {

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redis::{Cmd, FromRedisValue, InfoDict, Value};
+use redis::{Cmd, FromRedisValue, InfoDict, RedisResult, Value};
 use tokio::time::timeout;
 
 use super::codec::{parse_place, stream_id};
 use crate::store::StoreError;
 use crate::store::redis::wire::connection::RedisConnection;
 use crate::store::redis::wire::remedies::with_remedy;
-use crate::store::redis::wire::request::{is_absent, named, parsed};
+use crate::store::redis::wire::request::{is_absent, named, parsed, pipeline};
 
 /// How long one read of the stream blocks, and how late a reply may be.
 const READ_BLOCKS: Duration = Duration::from_secs(1);
@@ -21,6 +21,8 @@ pub const READ_MAX: usize = 1_000;
 /// A connection to the server that has the stream.
 pub struct ChangeStream {
     connection: RedisConnection,
+    /// Whether its slot is being moved to this server, which then answers only what follows `ASKING`.
+    asks: bool,
     /// The stream's name.
     name: String,
 }
@@ -38,9 +40,23 @@ pub struct StreamState {
 pub type StreamEntries = Vec<(String, HashMap<String, String>)>;
 
 impl ChangeStream {
-    /// The stream of this name behind a connection.
-    pub fn new(connection: RedisConnection, name: String) -> ChangeStream {
-        ChangeStream { connection, name }
+    /// The stream of this name behind a connection; with `asks`, each command follows `ASKING`.
+    pub fn new(connection: RedisConnection, asks: bool, name: String) -> ChangeStream {
+        ChangeStream {
+            connection,
+            asks,
+            name,
+        }
+    }
+
+    /// The reply to a command with the stream's name.
+    async fn ask(&self, command: &Cmd) -> RedisResult<Value> {
+        if !self.asks {
+            return self.connection.ask(command).await;
+        }
+        let asking = pipeline([redis::cmd("ASKING"), command.clone()]);
+        let mut replies = self.connection.ask_each(&asking).await?;
+        replies.pop().unwrap_or(Value::Nil).extract_error()
     }
 
     /// The server's name for its own process.
@@ -55,7 +71,7 @@ impl ChangeStream {
     pub async fn state(&self) -> Result<StreamState, StoreError> {
         let ask = Cmd::xinfo_stream(&self.name);
         let reply = async {
-            match self.connection.ask(&ask).await {
+            match self.ask(&ask).await {
                 Err(error) if is_absent(&error) => Ok(Value::Nil),
                 reply => reply,
             }
@@ -95,7 +111,7 @@ impl ChangeStream {
 
     async fn holds(&self, place: u128) -> Result<bool, StoreError> {
         let range = Cmd::xrange(&self.name, stream_id(place), stream_id(place));
-        let value = self.patient(READ_LATE, self.connection.ask(&range)).await?;
+        let value = self.patient(READ_LATE, self.ask(&range)).await?;
         Ok(!parsed::<Vec<Value>>(value)?.is_empty())
     }
 
@@ -105,7 +121,7 @@ impl ChangeStream {
         read.arg(("COUNT", READ_MAX));
         read.arg(("BLOCK", READ_BLOCKS.as_millis() as u64));
         read.arg(("STREAMS", &self.name, stream_id(place)));
-        let reply = self.connection.ask(&read);
+        let reply = self.ask(&read);
         let value = self.patient(READ_BLOCKS + READ_LATE, reply).await?;
         let streams = parsed::<Option<Vec<(String, StreamEntries)>>>(value)?;
         let streams = streams.unwrap_or_default().into_iter();

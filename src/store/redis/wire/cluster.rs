@@ -381,12 +381,23 @@ impl Cluster {
         followed
     }
 
-    /// A connection of its own to the node that keeps `name`.
-    pub async fn connect_apart(&self, name: &str) -> Result<RedisConnection, StoreError> {
+    /// A connection of its own to the node that keeps the stream `name`, and whether each command with the name must follow `ASKING`
+    /// there, because its slot is being moved.
+    pub async fn connect_apart(&self, name: &str) -> Result<(RedisConnection, bool), StoreError> {
         self.refresh().await?;
         let slot = super::slots::slot(name.as_bytes());
-        let address = self.node_of(Some(slot))?.address.clone();
-        Ok(self.topology.node(address).dial().await?.connection)
+        let owner = self.node_of(Some(slot))?;
+        let dial = async |node: &ClusterNode| self.topology.node(node.address.clone()).dial().await;
+        let connection = dial(&owner).await?.connection;
+        let tried = timeout(MAP_TIMEOUT, connection.ask(&Cmd::xinfo_stream(name))).await;
+        match tried {
+            Ok(Err(error)) if error.kind() == ErrorKind::Server(ServerErrorKind::Ask) => {
+                let node = self.redirected(&error, &owner)?;
+                Ok((dial(&node).await?.connection, true))
+            }
+            // Other faults are found by what the connection is for.
+            _ => Ok((connection, false)),
+        }
     }
 
     /// The map of this moment.

@@ -294,12 +294,13 @@ impl RedisLink {
         run_ids
     }
 
-    /// A connection of its own to where `name` is kept, for blocking commands; its calls have no timeout but the caller's.
-    pub async fn connect_apart(&self, name: &str) -> Result<RedisConnection, StoreError> {
+    /// A connection of its own to where the stream `name` is kept, for blocking commands, and whether each must follow `ASKING`. Its
+    /// calls have no timeout but the caller's.
+    pub async fn connect_apart(&self, name: &str) -> Result<(RedisConnection, bool), StoreError> {
         match &self.way {
             Way::Server(_) => {
                 let dialled = self.topology.dial().await;
-                Ok(dialled.map_err(unconnected)?.connection)
+                Ok((dialled.map_err(unconnected)?.connection, false))
             }
             Way::Cluster(cluster) => cluster.connect_apart(name).await.map_err(unconnected),
         }
