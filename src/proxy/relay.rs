@@ -124,12 +124,13 @@ impl Relay<'_, '_> {
             failure = failure.with("the first request on a connection: does it support HTTP/2?");
         }
         let fate = failure.fate(reused);
-        let blamed = fate == Fate::Unknown && is_servers_fault(&failure, self.client);
+        let wants_http1 = failure.is_about_version(reused);
+        let is_hopeless = wants_http1 && !self.forwarding.upstream.wire.takes(Version::HTTP_11);
+        let blamed =
+            (fate == Fate::Unknown || is_hopeless) && is_servers_fault(&failure, self.client);
         let passed_on = self.client.header_passed();
         let forwarding = &mut *self.forwarding;
-        if failure.is_about_version(reused)
-            && let Some(server) = forwarding.server()
-        {
+        if wants_http1 && let Some(server) = forwarding.server() {
             forwarding.upstream.note_wants_http1(server);
         }
         // The blame for an interrupted answer is decided when the exchange is settled.
@@ -152,7 +153,7 @@ impl Relay<'_, '_> {
             return Err(failure);
         }
         // One that speaks another version of HTTP is to blame for it.
-        if fate == Fate::Unprocessed || fate == Fate::Stale && !failure.is_about_version(reused) {
+        if fate == Fate::Unprocessed || fate == Fate::Stale && !wants_http1 {
             self.forwarding.release_server();
         }
         self.note_retry(match (fate, failure.fault) {

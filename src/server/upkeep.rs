@@ -76,7 +76,7 @@ impl Upkeep {
         loop {
             self.look();
             if close.is_due() {
-                self.gate.connections.close_ended();
+                self.gate.connections.close_ended().await;
             }
             tokio::select! {
                 () = next_tick(LOOK_INTERVAL) => {}

@@ -330,6 +330,55 @@ async fn a_health_check_gets_http1_from_a_server_that_wants_it_under_auto() {
 }
 
 #[tokio::test]
+async fn a_server_that_agrees_to_http2_and_does_not_speak_it_gets_http1_under_auto() {
+    let mut stage = Stage::new().await;
+    let ours = Authority::new();
+    let ca = ours.write(&stage.scene.outside().join("ca.pem"));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(socket.read_u8().await?);
+                }
+                let status = match head.starts_with(b"PRI ") {
+                    true => "400 Bad Request",
+                    false => "200 OK",
+                };
+                let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\n{{}}");
+                socket.write_all(answer.as_bytes()).await?;
+                socket.read_u8().await
+            });
+        }
+    });
+    let server = tls_with_alpn(server, &ours.sign("127.0.0.1"), None, &["h2", "http/1.1"]).await;
+    let more = format!("tls: {{ ca_file: {ca} }}, protocol: auto");
+    stage.forward_to(server.to_string(), &more).await;
+    for _ in 0..3 {
+        assert_eq!(stage.status().await, 200);
+    }
+    stage.scene.expect_used(&stage.key, 3).await;
+}
+
+#[tokio::test]
+async fn a_server_that_demands_http1_where_only_http2_is_configured_is_ejected() {
+    let scene = over_http2().more_servers(1).start().await;
+    let key = scene.issue("starter").await;
+    scene.upstream.speak(Speaks::Http2);
+    scene.more_upstreams[0].speak(Speaks::Http2);
+    scene.more_upstreams[0].behave(|_| Behaviour::ResetStream(HTTP_1_1_REQUIRED));
+    let client = scene.client(Protocol::Http1);
+    for _ in 0..20 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    let ejections = "touchline_upstream_ejections_total{upstream=\"prediction-data\"}";
+    assert_eq!(scene.metric(ejections).await, 1.0);
+    scene.expect_used(&key, 20).await;
+}
+
+#[tokio::test]
 async fn one_invalid_frame_is_no_sign_that_a_server_wants_http1() {
     let mut stage = Stage::new().await;
     let ours = Authority::new();

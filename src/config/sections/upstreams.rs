@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderName;
+use rustls::pki_types::ServerName;
 use serde_yaml::Value;
 
 use super::pairs::one_of;
@@ -184,6 +185,17 @@ pub(super) fn upstream(
         let message = "without TLS a version cannot be negotiated";
         let hint = "write http1 or http2, or add tls";
         check.wrong(&at.key("protocol"), message, hint);
+    }
+    if upstream.tls.as_ref().is_some_and(|tls| tls.name.is_none()) {
+        for (index, server) in upstream.servers.iter().enumerate() {
+            let host = server.name.rsplit_once(':').map_or("", |(host, _)| host);
+            let host = host.trim_start_matches('[').trim_end_matches(']');
+            if ServerName::try_from(host).is_err() {
+                let message = "no certificate can have the name of this server";
+                let hint = "write its name or address as its certificate has it, or set tls.name";
+                check.wrong(&at.key("servers").index(index), message, hint);
+            }
+        }
     }
     let timeouts = &upstream.timeouts;
     for (name, timeout) in [("connect", timeouts.connect), ("slow", timeouts.slow)] {

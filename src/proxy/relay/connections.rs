@@ -25,6 +25,9 @@ use crate::proxy::upstreams::{Server, Upstream};
 
 pub use shared::StreamPlace;
 
+/// The longest reason for having no connection.
+const REASON_BYTES_MAX: usize = 400;
+
 /// Connections to the servers of all upstreams, whatever the configuration: they are distinguished by the settings that they were made with.
 pub struct Connections {
     connector: TransportConnector,
@@ -112,9 +115,9 @@ impl Connections {
     }
 
     /// Closes those that are kept although their servers have closed them, or for too long: to be called now and then.
-    pub fn close_ended(&self) {
-        self.idle.close_ended();
+    pub async fn close_ended(&self) {
         self.shared.close_ended();
+        self.idle.close_ended().await;
     }
 
     /// A connection that was made before, if one can be used when the attempt begins.
@@ -190,7 +193,8 @@ fn unreached(cause: &str) -> Failure {
     Failure::server(ServerFault::Unreached, cause)
 }
 
-/// Why an error of pingora happened: its innermost level, since its own text has those of all levels.
+/// Why an error of pingora happened: its innermost level, since its own text has those of all levels. Cut, because one of TLS has all names of
+/// the certificate.
 fn reason(error: &Error) -> String {
     let mut level = error;
     while let Some(inner) = level
@@ -204,10 +208,15 @@ fn reason(error: &Error) -> String {
         .context
         .as_ref()
         .map_or(level.etype.as_str(), |context| context.as_str());
-    match &level.cause {
+    let mut text = match &level.cause {
         None => context.to_owned(),
         // Errors of the system are complete.
         Some(cause) if cause.is::<io::Error>() || cause.source().is_some() => cause.to_string(),
         Some(cause) => format!("{context}: {cause}"),
+    };
+    if text.len() > REASON_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(REASON_BYTES_MAX));
+        text.push('…');
     }
+    text
 }

@@ -338,17 +338,18 @@ pub(super) fn ended(unanswered: bool, error: &h2::Error) -> Failure {
     let reason = error.reason();
     let refused = error.is_reset() && reason == Some(Reason::REFUSED_STREAM);
     // On a server's GOAWAY, the library ends only those streams that it excludes.
-    let fault = if error.is_remote() && (error.is_go_away() || refused) {
+    let fault = if error.is_remote() && reason == Some(Reason::HTTP_1_1_REQUIRED) {
+        ServerFault::WantsHttp1
+    } else if error.is_remote() && (error.is_go_away() || refused) {
         ServerFault::Unprocessed
     } else if error.is_library() && error.is_reset() {
         // The library ends a stream whose answer is malformed, or whose head is too large.
         ServerFault::Malformed
-    } else if error.is_remote() && reason == Some(Reason::HTTP_1_1_REQUIRED) {
-        ServerFault::WantsHttp1
     } else if unanswered
         && error.is_go_away()
         && error.is_library()
-        && reason == Some(Reason::PROTOCOL_ERROR)
+        // The first bytes of an answer over HTTP/1.1 are the length of a frame that is too large.
+        && matches!(reason, Some(Reason::PROTOCOL_ERROR | Reason::FRAME_SIZE_ERROR))
     {
         ServerFault::InvalidHttp2
     } else {

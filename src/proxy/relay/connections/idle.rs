@@ -5,7 +5,7 @@
 //! all of them once a second ([`Idle::close_ended`]).
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ahash::RandomState;
 use futures_util::FutureExt;
@@ -13,9 +13,15 @@ use parking_lot::Mutex;
 use pingora::protocols::Stream;
 use tokio::io::AsyncReadExt;
 use tokio::task::coop::unconstrained;
+use tokio::task::yield_now;
 
 /// Connections that are kept at most, over all servers.
 const KEPT_MAX: usize = 1_024;
+/// How many times the connections of a server are taken out to be looked at.
+const LOOKS: usize = 64;
+/// How long looking at one may take. It takes microseconds, unless its server has sent megabytes that are no answer, such as tickets of
+/// TLS; then it is closed.
+const LOOK_MAX: Duration = Duration::from_millis(10);
 /// Connections of one server that rest at most: a server may have few.
 const RESTING_MAX: usize = 8;
 
@@ -81,21 +87,54 @@ impl Idle {
         }
     }
 
-    /// Closes the connections that their servers have closed, and those that are too old.
-    pub fn close_ended(&self) {
-        let now = Instant::now();
-        let mut kept = self.0.lock();
-        let mut count = 0;
-        kept.by_settings.retain(|_, waiting| {
-            waiting.retain_mut(|waiting| waiting.is_open(now));
-            count += waiting.len();
-            !waiting.is_empty()
-        });
-        kept.count = count;
+    /// Closes the connections that their servers have closed, and those that are too old. They are taken out for it, few at a time, and
+    /// other tasks run in between: over TLS, looking at one decrypts what its server has sent.
+    pub async fn close_ended(&self) {
+        let servers = self.0.lock().lengths();
+        for (settings, length) in servers {
+            let mut place = 0;
+            for _ in 0..LOOKS.min(length) {
+                let mut some = self.0.lock().take(settings, place, length.div_ceil(LOOKS));
+                some.retain_mut(|waiting| waiting.is_open(Instant::now()));
+                place = self.0.lock().put_back(settings, place, some);
+                yield_now().await;
+            }
+        }
+        let is_used = |_: &u64, waiting: &mut Vec<IdleConnection>| !waiting.is_empty();
+        self.0.lock().by_settings.retain(is_used);
     }
 }
 
 impl Kept {
+    /// How many connections are kept to each server.
+    fn lengths(&self) -> Vec<(u64, usize)> {
+        let servers = self.by_settings.iter();
+        servers
+            .map(|(settings, waiting)| (*settings, waiting.len()))
+            .collect()
+    }
+
+    /// Takes `count` connections from a place in a server's list on, or as many as there are.
+    fn take(&mut self, settings: u64, place: usize, count: usize) -> Vec<IdleConnection> {
+        let Some(waiting) = self.by_settings.get_mut(&settings) else {
+            return Vec::new();
+        };
+        let end = waiting.len().min(place + count);
+        let taken: Vec<IdleConnection> = waiting.drain(place.min(end)..end).collect();
+        self.count -= taken.len();
+        taken
+    }
+
+    /// Puts connections back in their place; returns the place after them.
+    fn put_back(&mut self, settings: u64, place: usize, some: Vec<IdleConnection>) -> usize {
+        let waiting = self.by_settings.entry(settings).or_default();
+        let place = place.min(waiting.len());
+        let after = place + some.len();
+        self.count += some.len();
+        waiting.splice(place..place, some);
+        after
+    }
+
     /// Takes the longest idle connection of the server with the most.
     fn longest_idle(&mut self) -> Option<IdleConnection> {
         let most = self.by_settings.values_mut().max_by_key(|one| one.len())?;
@@ -117,7 +156,8 @@ impl IdleConnection {
     }
 
     fn is_open(&mut self, now: Instant) -> bool {
-        self.until.is_none_or(|until| now < until) && self.is_quiet()
+        let begun = Instant::now();
+        self.until.is_none_or(|until| now < until) && self.is_quiet() && begun.elapsed() <= LOOK_MAX
     }
 
     /// Whether nothing can be read: neither the end nor bytes that no exchange asked for.
@@ -131,8 +171,6 @@ impl IdleConnection {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, TcpStream};
 
@@ -164,7 +202,7 @@ mod tests {
     async fn closes_all(idle: &Idle) {
         while kept(idle) > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
-            idle.close_ended();
+            idle.close_ended().await;
         }
     }
 
@@ -192,7 +230,7 @@ mod tests {
         let idle = Idle::default();
         let (stream, server) = connection().await;
         idle.keep(stream, SERVER, None, late());
-        idle.close_ended();
+        idle.close_ended().await;
         assert_eq!(kept(&idle), 1);
         drop(server);
         closes_all(&idle).await;

@@ -74,12 +74,17 @@ impl SharedConnections {
         found.next()
     }
 
-    /// Lets other exchanges share the connection of this place, unless too many are kept.
+    /// Lets other exchanges share the connection of this place. If too many are kept, forgets the oldest one of the server with the most,
+    /// so that neither a busy nor a removed server keeps others out; it is closed after its last stream.
     pub fn keep(&self, settings: u64, place: &StreamPlace) {
+        let _closed;
         let mut by_settings = self.0.lock();
-        if by_settings.values().map(Vec::len).sum::<usize>() < KEPT_MAX {
-            let connections = by_settings.entry(settings).or_default();
-            connections.push(place.connection.clone());
+        let connections = by_settings.entry(settings).or_default();
+        connections.push(place.connection.clone());
+        if by_settings.values().map(Vec::len).sum::<usize>() > KEPT_MAX {
+            let most = by_settings.values_mut().max_by_key(|one| one.len());
+            // Without the lock, which is released first.
+            _closed = most.map(|most| most.remove(0));
         }
     }
 
@@ -235,5 +240,11 @@ mod tests {
         }
         assert_eq!(shared.0.lock()[&SERVER].len(), KEPT_MAX);
         assert!(shared.take(SERVER, PATIENCE, Instant::now()).is_some());
+        // That of another server has room.
+        let (near, _far) = duplex(1024);
+        let place = begin(Box::new(near), PATIENCE).await.unwrap();
+        shared.keep(SERVER + 1, &place);
+        assert!(shared.take(SERVER + 1, PATIENCE, Instant::now()).is_some());
+        assert_eq!(shared.0.lock()[&SERVER].len(), KEPT_MAX - 1);
     }
 }
