@@ -182,6 +182,30 @@ async fn changes_reach_gateways_while_the_slot_of_the_feed_is_half_moved() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_whose_move_was_interrupted_is_reported_until_it_ends() {
+    let set = ClusterSet::start(0).await;
+    let key = issued_at(&set, &command(&set).await, 0).await;
+    let store = gateway(place(&set)).await;
+    let id = key.record.id;
+    set.move_keys(id.as_str(), 0, 1).await;
+    let waits = store.charge(charge(&key, today(), LIMIT, 1)).await;
+    assert!(
+        matches!(waits, Err(StoreError::Unavailable(_))),
+        "{waits:?}"
+    );
+    let health = store.health();
+    let trouble = health.trouble.unwrap_or_default();
+    assert!(!health.up && health.partly_up && trouble.contains("--cluster fix"));
+    set.end_move(id.as_str(), 0, 1).await;
+    granted(store.charge(charge(&key, today(), LIMIT, 1)).await);
+    eventually("it is reported no more", async || {
+        store.health().up.then_some(())
+    })
+    .await;
+    store.close(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_scan_while_slots_move_finds_every_key() {
     let set = ClusterSet::start(0).await;
     let command = command(&set).await;

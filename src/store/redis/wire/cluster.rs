@@ -7,8 +7,10 @@
 //! redirection or a failure; of the nodes' maps, a healthy one of the latest epoch is used.
 //!
 //! While a slot is being moved, a script on two names of which one does not exist yet (a key's first charge of a day) gets
-//! `TRYAGAIN` until the slot is moved: the charge may time out, and is then settled like any other.
+//! `TRYAGAIN` until the slot is moved: the charge may time out, and is then settled like any other. Such slots are reported, because a
+//! move that was interrupted never ends by itself.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -51,6 +53,8 @@ const REDIRECTS_AT_ONCE: u32 = 3;
 const REDIRECT_PAUSE: Duration = Duration::from_millis(5);
 /// How long a node that only redirections named is kept without another one.
 const REDIRECTED_KEPT: Duration = Duration::from_secs(60);
+/// How long a slot is reported after the last call that waited for its move in vain.
+const OPEN_SLOT_SHOWN: Duration = Duration::from_secs(10);
 /// How often to check whether new lines are up.
 const AWAIT_LINES_EVERY: Duration = Duration::from_millis(2);
 
@@ -68,6 +72,8 @@ pub struct Cluster {
     /// Whether its zone was read.
     zone_known: AtomicBool,
     trouble: ArcSwapOption<StoreError>,
+    /// When a call last waited in vain for the move of a slot.
+    open_slots: Mutex<BTreeMap<u16, Instant>>,
     /// Notified when the map may be out of date.
     stale: Notify,
 }
@@ -114,6 +120,7 @@ impl Cluster {
             shown: AtomicBool::new(false),
             zone_known: AtomicBool::new(false),
             trouble: ArcSwapOption::empty(),
+            open_slots: Mutex::default(),
             stale: Notify::new(),
         }
     }
@@ -128,11 +135,35 @@ impl Cluster {
         self.shown.load(Ordering::Acquire) && self.any_line_up()
     }
 
-    /// Why some masters do not serve their slots, in a sentence; `None` if all do.
+    /// The slots for whose move calls wait in vain.
+    fn open_slots(&self) -> Vec<u16> {
+        let mut open = self.open_slots.lock();
+        open.retain(|_, waited| waited.elapsed() < OPEN_SLOT_SHOWN);
+        open.keys().copied().collect()
+    }
+
+    fn note_open(&self, slot: u16) {
+        if self
+            .open_slots
+            .lock()
+            .insert(slot, Instant::now())
+            .is_none()
+        {
+            tracing::warn!(server = %self.topology, slot, "calls wait in vain for the move of a slot");
+        }
+    }
+
+    /// Why some slots are not served, in a sentence; `None` if all are.
     pub fn absences(&self) -> Option<String> {
         let table = self.table.load();
         let masters = table.view.nodes().iter();
         let absent = masters.filter(|address| !table.serves(address));
+        let open = self.open_slots().into_iter().map(|slot| {
+            format!(
+                "slot {slot} is being moved: keys without counts of today wait for its end; redis-cli --cluster fix ends a \
+                 move that was interrupted"
+            )
+        });
         let reasons: Vec<String> = absent
             .map(|address| {
                 let why = match table.node(address) {
@@ -143,6 +174,7 @@ impl Cluster {
                 };
                 format!("{address}: {why}")
             })
+            .chain(open)
             .collect();
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
@@ -158,6 +190,7 @@ impl Cluster {
         self.shown.load(Ordering::Acquire)
             && table.view.is_healthy()
             && table.view.owners().all(|owner| table.serves(owner))
+            && self.open_slots().is_empty()
     }
 
     /// Whether some slots are served.
@@ -245,6 +278,7 @@ impl Cluster {
         command: &Cmd,
         deadline: Instant,
     ) -> Result<Value, LinkError> {
+        let mut waited = false;
         for redirections in 1.. {
             node.note(&result);
             let refusal = match result {
@@ -257,12 +291,16 @@ impl Cluster {
             };
             let error = &refusal.error;
             let in_transit = error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain);
+            waited |= in_transit;
             let pause = match in_transit || redirections > REDIRECTS_AT_ONCE {
                 true => REDIRECT_PAUSE,
                 false => Duration::ZERO,
             };
             if Instant::now() + 2 * pause >= deadline {
                 self.stale.notify_one();
+                if let Some(slot) = slot_of(command).filter(|_| waited) {
+                    self.note_open(slot);
+                }
                 return Err(LinkError::Lost(refusal.to_string()));
             }
             if !pause.is_zero() {
