@@ -206,6 +206,31 @@ async fn a_slot_whose_move_was_interrupted_is_reported_until_it_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_denies_the_user_of_a_gateway_its_charges_is_reported() {
+    let set = ClusterSet::start(0).await;
+    let key = issued_at(&set, &command(&set).await, 0).await;
+    let store = gateway(place(&set)).await;
+    granted(store.charge(charge(&key, today(), LIMIT, 1)).await);
+    assert!(store.health().up);
+    let () = set.nodes[0].ask("ACL SETUSER default -evalsha -eval").await;
+    let denied = store.charge(charge(&key, today(), LIMIT, 1)).await;
+    assert!(denied.is_err(), "{denied:?}");
+    let health = store.health();
+    let trouble = health.trouble.unwrap_or_default();
+    assert!(
+        !health.up && health.partly_up && trouble.contains("no permissions"),
+        "{trouble}"
+    );
+    let () = set.nodes[0].ask("ACL SETUSER default +@all").await;
+    eventually("it is reported no more", async || {
+        let decision = store.charge(charge(&key, today(), LIMIT, 1)).await;
+        (decision.is_ok() && store.health().up).then_some(())
+    })
+    .await;
+    store.close(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_scan_while_slots_move_finds_every_key() {
     let set = ClusterSet::start(0).await;
     let command = command(&set).await;

@@ -28,7 +28,7 @@ use super::line::ServerLine;
 use super::preparation::Preparation;
 use super::remedies::unconnected;
 use super::request::{LinkError, jittered, pipeline};
-use super::slots::{ClusterView, slot_of};
+use super::slots::{ClusterView, is_script, slot_of};
 use super::topology::{Address, Topology};
 use crate::policy::failure_log::LoggedReasons;
 use crate::store::StoreError;
@@ -96,6 +96,11 @@ impl Table {
         self.node(address).is_some_and(|node| node.serves())
     }
 
+    fn denies(&self, address: &Address) -> bool {
+        self.node(address)
+            .is_some_and(|node| node.denial().is_some())
+    }
+
     /// The node that serves a slot.
     fn node_of(&self, slot: u16) -> Option<&Arc<ClusterNode>> {
         self.node(self.view.owner(slot)?)
@@ -157,7 +162,7 @@ impl Cluster {
     pub fn absences(&self) -> Option<String> {
         let table = self.table.load();
         let masters = table.view.nodes().iter();
-        let absent = masters.filter(|address| !table.serves(address));
+        let absent = masters.filter(|address| !table.serves(address) || table.denies(address));
         let open = self.open_slots().into_iter().map(|slot| {
             format!(
                 "slot {slot} is being moved: keys without counts of today wait for its end; redis-cli --cluster fix ends a \
@@ -167,7 +172,10 @@ impl Cluster {
         let reasons: Vec<String> = absent
             .map(|address| {
                 let why = match table.node(address) {
-                    Some(node) if node.line.is_up() => "refuses writes".to_owned(),
+                    Some(node) if node.line.is_up() => {
+                        let denial = node.denial().filter(|_| !node.refuses_writes());
+                        denial.unwrap_or_else(|| "refuses writes".to_owned())
+                    }
                     node => node
                         .and_then(|node| node.line.trouble())
                         .map_or_else(|| "not connected".to_owned(), |error| error.to_string()),
@@ -189,7 +197,10 @@ impl Cluster {
         let table = self.table.load();
         self.shown.load(Ordering::Acquire)
             && table.view.is_healthy()
-            && table.view.owners().all(|owner| table.serves(owner))
+            && table
+                .view
+                .owners()
+                .all(|owner| table.serves(owner) && !table.denies(owner))
             && self.open_slots().is_empty()
     }
 
@@ -280,7 +291,10 @@ impl Cluster {
     ) -> Result<Value, LinkError> {
         let mut waited = false;
         for redirections in 1.. {
-            node.note(&result);
+            // Others are administration, without which a gateway can do.
+            if is_script(command) || matches!(result, Err(LinkError::RefusedWrites(_))) {
+                node.note(&result);
+            }
             let refusal = match result {
                 Err(LinkError::Refused(refusal)) if refusal.error.is_cluster_error() => refusal,
                 Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {

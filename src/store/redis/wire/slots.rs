@@ -34,6 +34,14 @@ pub fn names_of(command: &Cmd) -> String {
     Vec::from_iter(shown).join(", ")
 }
 
+/// Whether a command runs a script.
+pub fn is_script(command: &Cmd) -> bool {
+    let name = argument(command, 0).unwrap_or_default();
+    [&b"EVAL"[..], b"EVALSHA"]
+        .iter()
+        .any(|script| name.eq_ignore_ascii_case(script))
+}
+
 /// The place of the first key among the arguments of a command, if it has one.
 fn first_key(command: &Cmd) -> Option<usize> {
     let name = argument(command, 0)?.to_ascii_uppercase();

@@ -1,6 +1,7 @@
 //! A master of a cluster: the line to it, and whether it accepts writes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::Value;
@@ -12,8 +13,12 @@ use crate::store::StoreError;
 use crate::store::redis::wire::breaker::{Breaker, CallOutcome};
 use crate::store::redis::wire::line::ServerLine;
 use crate::store::redis::wire::preparation::write_nothing;
+use crate::store::redis::wire::remedies::is_of_user;
 use crate::store::redis::wire::request::LinkError;
 use crate::store::redis::wire::topology::Address;
+
+/// How long a denied command is reported after the last one.
+const DENIAL_SHOWN: Duration = Duration::from_secs(10);
 
 /// A master and the task that keeps the line to it.
 pub(super) struct ClusterNode {
@@ -25,6 +30,8 @@ pub(super) struct ClusterNode {
     /// When a redirection last named it, or when it was found.
     pub redirected_to: Mutex<Instant>,
     refusals: Mutex<WriteRefusals>,
+    /// When it last denied the user a command, and its error.
+    denial: Mutex<Option<(Instant, String)>>,
 }
 
 /// Whether a master accepts writes.
@@ -48,6 +55,22 @@ impl ClusterNode {
             task: tokio::spawn(keep).abort_handle(),
             redirected_to: Mutex::new(Instant::now()),
             refusals: Mutex::new(WriteRefusals { breaker, since }),
+            denial: Mutex::default(),
+        }
+    }
+
+    /// Why it denies the user a command, if it did so a moment ago.
+    pub fn denial(&self) -> Option<String> {
+        let mut denial = self.denial.lock();
+        denial.take_if(|(denied, _)| denied.elapsed() >= DENIAL_SHOWN);
+        denial.as_ref().map(|(_, error)| error.clone())
+    }
+
+    fn note_denial(&self, error: &LinkError) {
+        let error = StoreError::from(error.clone()).reason().to_owned();
+        let before = self.denial.lock().replace((Instant::now(), error.clone()));
+        if before.is_none() {
+            tracing::warn!(master = %self.address, %error, "a master of the Redis cluster denies a command");
         }
     }
 
@@ -69,10 +92,14 @@ impl ClusterNode {
         since.min()
     }
 
-    /// Notes whether it refuses all writes, if the result of a command shows it.
+    /// Notes whether it refuses all writes, or denies the user a command, if the result of a command shows it.
     pub fn note(&self, result: &Result<Value, LinkError>) {
-        let Err(error @ LinkError::RefusedWrites(_)) = result else {
-            return;
+        let error = match result {
+            Err(error @ LinkError::RefusedWrites(_)) => error,
+            Err(error @ LinkError::Refused(refusal)) if is_of_user(&refusal.to_string()) => {
+                return self.note_denial(error);
+            }
+            Ok(_) | Err(_) => return,
         };
         let mut refusals = self.refusals.lock();
         if refusals.breaker.is_closed() {
