@@ -22,7 +22,7 @@ use redis::{Cmd, ErrorKind, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::node::ClusterNode;
+use self::node::{AWAIT_LINES_EVERY, ClusterNode};
 use super::connection::RedisConnection;
 use super::line::ServerLine;
 use super::preparation::Preparation;
@@ -55,8 +55,6 @@ const REDIRECT_PAUSE: Duration = Duration::from_millis(5);
 const REDIRECTED_KEPT: Duration = Duration::from_secs(60);
 /// How long a slot is reported after the last call that waited for its move in vain.
 const OPEN_SLOT_SHOWN: Duration = Duration::from_secs(10);
-/// How often to check whether new lines are up.
-const AWAIT_LINES_EVERY: Duration = Duration::from_millis(2);
 
 /// The cluster.
 pub struct Cluster {
@@ -324,10 +322,12 @@ impl Cluster {
                 ErrorKind::Server(ServerErrorKind::Moved) => {
                     self.stale.notify_one();
                     node = self.redirected(error, &node)?;
+                    node.tried(deadline).await;
                     node.line.query(command, deadline).await
                 }
                 ErrorKind::Server(ServerErrorKind::Ask) => {
                     node = self.redirected(error, &node)?;
+                    node.tried(deadline).await;
                     let asking = pipeline([redis::cmd("ASKING"), command.clone()]);
                     let mut both = node.line.each(&asking, deadline).await;
                     both.pop().unwrap_or(Ok(Value::Nil))

@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::Value;
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::clock::lasting;
 use crate::store::StoreError;
@@ -17,6 +17,8 @@ use crate::store::redis::wire::remedies::is_of_user;
 use crate::store::redis::wire::request::LinkError;
 use crate::store::redis::wire::topology::Address;
 
+/// How often to check whether a new line is up.
+pub(super) const AWAIT_LINES_EVERY: Duration = Duration::from_millis(2);
 /// How long a denied command is reported after the last one.
 const DENIAL_SHOWN: Duration = Duration::from_secs(10);
 
@@ -71,6 +73,13 @@ impl ClusterNode {
         let before = self.denial.lock().replace((Instant::now(), error.clone()));
         if before.is_none() {
             tracing::warn!(master = %self.address, %error, "a master of the Redis cluster denies a command");
+        }
+    }
+
+    /// Waits until a connection to it was made, or could not be made; at most until `deadline`.
+    pub async fn tried(&self, deadline: Instant) {
+        while !self.line.is_tried() && Instant::now() + AWAIT_LINES_EVERY < deadline {
+            sleep(AWAIT_LINES_EVERY).await;
         }
     }
 
