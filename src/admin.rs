@@ -53,7 +53,7 @@ const MISDIRECTED: &[u8] = br#"{"status":"misdirected","hint":"without listen.ad
 const READY: &str = "ready";
 const DEGRADED: &str = "degraded";
 const UNREADY: &str = "unready";
-const PARTLY_UP: &str = "a master of the Redis Cluster cannot be reached or refuses writes: requests with its keys are decided without it, or refused under outage: deny";
+const PARTLY_UP: &str = "a master of the Redis Cluster does not serve all of its slots (see store_trouble): requests with its keys are decided without it, or refused under outage: deny";
 
 /// The application behind the admin listener.
 pub struct AdminService {

@@ -46,7 +46,10 @@ pub enum ServerFault {
     /// 8.7). Servers do this to shut down and to limit their load; it is not held against them.
     Unprocessed,
     /// The server requested HTTP/1.1 on a connection over HTTP/2.
-    WantsHttp1,
+    WantsHttp1 {
+        /// It reported that it has not processed the request.
+        is_unprocessed: bool,
+    },
     /// The server did not agree to HTTP/2, which is the only configured protocol.
     NotHttp2,
     /// The server sent invalid HTTP/2.
@@ -127,8 +130,15 @@ impl Failure {
     /// The fate of the request on a connection that was `reused` or new.
     pub fn fate(&self, reused: bool) -> Fate {
         match self.fault {
-            Fault::Server(ServerFault::Unprocessed) => Fate::Unprocessed,
-            Fault::Server(ServerFault::WantsHttp1 | ServerFault::InvalidHttp2) => Fate::Stale,
+            Fault::Server(
+                ServerFault::Unprocessed
+                | ServerFault::WantsHttp1 {
+                    is_unprocessed: true,
+                },
+            ) => Fate::Unprocessed,
+            Fault::Server(ServerFault::WantsHttp1 { .. } | ServerFault::InvalidHttp2) => {
+                Fate::Stale
+            }
             Fault::Server(ServerFault::Broken {
                 unanswered: true, ..
             }) if reused => Fate::Stale,
@@ -142,7 +152,7 @@ impl Failure {
             self.fault,
             Fault::Server(
                 ServerFault::Broken { .. }
-                    | ServerFault::WantsHttp1
+                    | ServerFault::WantsHttp1 { .. }
                     | ServerFault::InvalidHttp2
                     | ServerFault::NotHttp2
                     | ServerFault::Away
@@ -154,7 +164,7 @@ impl Failure {
     /// that invalid frames are no sign of it.
     pub fn is_about_version(&self, reused: bool) -> bool {
         match self.fault {
-            Fault::Server(ServerFault::WantsHttp1) => true,
+            Fault::Server(ServerFault::WantsHttp1 { .. }) => true,
             Fault::Server(ServerFault::InvalidHttp2) => !reused,
             Fault::Server(_) | Fault::Client(_) | Fault::Gateway => false,
         }

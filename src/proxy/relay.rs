@@ -153,7 +153,7 @@ impl Relay<'_, '_> {
             return Err(failure);
         }
         // One that speaks another version of HTTP is to blame for it.
-        if fate == Fate::Unprocessed || fate == Fate::Stale && !wants_http1 {
+        if fate != Fate::Unknown && !wants_http1 {
             self.forwarding.release_server();
         }
         self.note_retry(match (fate, failure.fault) {

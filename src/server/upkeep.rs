@@ -221,7 +221,7 @@ fn chores_of(upstream: &Arc<Upstream>) -> Vec<(Chore, Duration)> {
                 place.server.address,
                 health.clone(),
                 upstream.header.clone(),
-                upstream.wire.identity(&place.server),
+                upstream.wire.group,
             );
             chores.push((chore, health.interval));
         }

@@ -364,18 +364,37 @@ async fn a_server_that_agrees_to_http2_and_does_not_speak_it_gets_http1_under_au
 
 #[tokio::test]
 async fn a_server_that_demands_http1_where_only_http2_is_configured_is_ejected() {
+    for behaviour in [Behaviour::ResetStream, Behaviour::GoAway] {
+        let ejection = ", ejection: { pause: 1h, pause_max: 1h }";
+        let builder = over_http2().spec(|spec| spec.upstream_extra.push_str(ejection));
+        let scene = builder.more_servers(1).start().await;
+        let key = scene.issue("starter").await;
+        scene.upstream.speak(Speaks::Http2);
+        scene.more_upstreams[0].speak(Speaks::Http2);
+        scene.more_upstreams[0].behave(move |_| behaviour(HTTP_1_1_REQUIRED));
+        let client = scene.client(Protocol::Http1);
+        for _ in 0..20 {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        }
+        let ejections = "touchline_upstream_ejections_total{upstream=\"prediction-data\"}";
+        assert_eq!(scene.metric(ejections).await, 1.0);
+        scene.expect_used(&key, 20).await;
+    }
+}
+
+#[tokio::test]
+async fn a_post_that_a_goaway_for_http1_excludes_is_sent_to_another_server() {
     let scene = over_http2().more_servers(1).start().await;
     let key = scene.issue("starter").await;
     scene.upstream.speak(Speaks::Http2);
     scene.more_upstreams[0].speak(Speaks::Http2);
-    scene.more_upstreams[0].behave(|_| Behaviour::ResetStream(HTTP_1_1_REQUIRED));
+    scene.more_upstreams[0].behave(|_| Behaviour::GoAway(HTTP_1_1_REQUIRED));
     let client = scene.client(Protocol::Http1);
-    for _ in 0..20 {
-        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    for _ in 0..8 {
+        let post = Call::new("POST", MARKETS).key(&key).body("{}");
+        assert_eq!(client.call(post).await.status, 200);
     }
-    let ejections = "touchline_upstream_ejections_total{upstream=\"prediction-data\"}";
-    assert_eq!(scene.metric(ejections).await, 1.0);
-    scene.expect_used(&key, 20).await;
+    scene.expect_used(&key, 8).await;
 }
 
 #[tokio::test]

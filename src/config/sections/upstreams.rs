@@ -186,16 +186,16 @@ pub(super) fn upstream(
         let hint = "write http1 or http2, or add tls";
         check.wrong(&at.key("protocol"), message, hint);
     }
-    if upstream.tls.as_ref().is_some_and(|tls| tls.name.is_none()) {
-        for (index, server) in upstream.servers.iter().enumerate() {
-            let host = server.name.rsplit_once(':').map_or("", |(host, _)| host);
-            let host = host.trim_start_matches('[').trim_end_matches(']');
-            if ServerName::try_from(host).is_err() {
-                let message = "no certificate can have the name of this server";
-                let hint = "write its name or address as its certificate has it, or set tls.name";
-                check.wrong(&at.key("servers").index(index), message, hint);
-            }
-        }
+    let is_verifiable = |server: &UpstreamServer| {
+        let host = server.name.rsplit_once(':').map_or("", |(host, _)| host);
+        ServerName::try_from(host.trim_start_matches('[').trim_end_matches(']')).is_ok()
+    };
+    let has_no_name = upstream.tls.as_ref().is_some_and(|tls| tls.name.is_none());
+    if has_no_name && !upstream.servers.iter().all(is_verifiable) {
+        let message = "no certificate can have the name of one of the servers";
+        let hint =
+            "write their names or addresses as their certificates have them, or set tls.name";
+        check.wrong(&at.key("servers"), message, hint);
     }
     let timeouts = &upstream.timeouts;
     for (name, timeout) in [("connect", timeouts.connect), ("slow", timeouts.slow)] {

@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 use http::header::{HOST, USER_AGENT};
 use http::uri::{Scheme, Uri};
-use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::connections::{Connections, OwnConnection, StreamPlace, TakenConnection};
@@ -72,10 +72,9 @@ async fn ask_http1(
     health: &HealthCheck,
 ) -> Result<StatusCode, Failure> {
     let mut request = format!("GET {} HTTP/1.1\r\n", health.path).into_bytes();
-    for (name, value) in [(HOST, server.authority.clone())]
-        .into_iter()
-        .chain(fields(upstream))
-    {
+    let mut fields = fields(upstream);
+    fields.insert(HOST, server.authority.clone());
+    for (name, value) in &fields {
         for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
             request.extend_from_slice(part);
         }
@@ -116,16 +115,18 @@ async fn ask_http2(
         .build();
     let request = Request::get(uri.map_err(Failure::gateway)?).body(());
     let mut request = request.map_err(Failure::gateway)?;
-    request.headers_mut().extend(fields(upstream));
+    *request.headers_mut() = fields(upstream);
     let sent = place.send(request, true);
     let (answer, _) = sent.map_err(|error| Failure::server(ServerFault::Unprocessed, error))?;
     let answer = answer.await.map_err(|error| ended(true, &error))?;
     Ok(answer.status())
 }
 
-/// The fields of a request besides `Host`.
-fn fields(upstream: &Upstream) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
-    [(USER_AGENT, AGENT)]
-        .into_iter()
-        .chain(upstream.header.clone())
+/// The fields of a request besides `Host`. The upstream's header replaces another one of its name.
+fn fields(upstream: &Upstream) -> HeaderMap {
+    let mut fields = HeaderMap::from_iter([(USER_AGENT, AGENT)]);
+    if let Some((name, value)) = upstream.header.clone() {
+        fields.insert(name, value);
+    }
+    fields
 }

@@ -339,7 +339,9 @@ pub(super) fn ended(unanswered: bool, error: &h2::Error) -> Failure {
     let refused = error.is_reset() && reason == Some(Reason::REFUSED_STREAM);
     // On a server's GOAWAY, the library ends only those streams that it excludes.
     let fault = if error.is_remote() && reason == Some(Reason::HTTP_1_1_REQUIRED) {
-        ServerFault::WantsHttp1
+        ServerFault::WantsHttp1 {
+            is_unprocessed: error.is_go_away(),
+        }
     } else if error.is_remote() && (error.is_go_away() || refused) {
         ServerFault::Unprocessed
     } else if error.is_library() && error.is_reset() {

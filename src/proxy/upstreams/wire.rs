@@ -29,7 +29,7 @@ pub struct Wire {
     tls: Option<Tls>,
     protocol: Protocol,
     /// Separates connections that were verified by other authorities or names, or negotiated otherwise.
-    group: u64,
+    pub group: u64,
 }
 
 #[derive(Debug)]

@@ -96,7 +96,9 @@ impl Idle {
             for _ in 0..LOOKS.min(length) {
                 let mut some = self.0.lock().take(settings, place, length.div_ceil(LOOKS));
                 some.retain_mut(|waiting| waiting.is_open(Instant::now()));
-                place = self.0.lock().put_back(settings, place, some);
+                let surplus;
+                (place, surplus) = self.0.lock().put_back(settings, place, some);
+                drop(surplus);
                 yield_now().await;
             }
         }
@@ -125,14 +127,20 @@ impl Kept {
         taken
     }
 
-    /// Puts connections back in their place; returns the place after them.
-    fn put_back(&mut self, settings: u64, place: usize, some: Vec<IdleConnection>) -> usize {
+    /// Puts connections back in their place; returns the place after them, and those that are too many by now.
+    fn put_back(
+        &mut self,
+        settings: u64,
+        place: usize,
+        mut some: Vec<IdleConnection>,
+    ) -> (usize, Vec<IdleConnection>) {
+        let surplus = some.split_off(some.len().min(KEPT_MAX.saturating_sub(self.count)));
         let waiting = self.by_settings.entry(settings).or_default();
         let place = place.min(waiting.len());
         let after = place + some.len();
         self.count += some.len();
         waiting.splice(place..place, some);
-        after
+        (after, surplus)
     }
 
     /// Takes the longest idle connection of the server with the most.
