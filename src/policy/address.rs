@@ -9,6 +9,12 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 
+/// The host of `host:port`, an IPv6 address without its brackets.
+pub fn host_of(server: &str) -> &str {
+    let host = server.rsplit_once(':').map_or("", |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
 /// The usable addresses of a name: the IPv4 addresses, or else the IPv6 addresses; sorted and without duplicates, in whatever
 /// order the resolver returned them.
 pub fn of_one_family(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {

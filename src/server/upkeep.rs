@@ -44,14 +44,15 @@ pub struct Upkeep {
 /// A repeated task with its settings. With other settings it is another one, which does not wait for the pause of the former.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Chore {
-    /// With what its request and its connection are made of.
-    Check(
-        Arc<str>,
-        SocketAddr,
-        HealthCheck,
-        Option<(HeaderName, HeaderValue)>,
-        u64,
-    ),
+    Check {
+        upstream: Arc<str>,
+        address: SocketAddr,
+        health: HealthCheck,
+        /// The header that authenticates the gateway.
+        header: Option<(HeaderName, HeaderValue)>,
+        /// The settings of its connection.
+        group: u64,
+    },
     /// The pause is that of a name which has resolved.
     Resolve(Arc<str>, String, Duration),
 }
@@ -120,7 +121,7 @@ impl Upkeep {
         for (chore, (upstream, again)) in chores {
             // A server is checked at once, also in a new way. A name was resolved, or failed to be, when the configuration was read.
             let first = match &chore {
-                Chore::Check(..) => now,
+                Chore::Check { .. } => now,
                 Chore::Resolve(_, name, _) if is_unresolved(&upstream, name) => now,
                 Chore::Resolve(..) => now + again,
             };
@@ -136,7 +137,7 @@ impl Upkeep {
     fn begin(&mut self, chore: Chore, upstream: Arc<Upstream>) {
         let gate = self.gate.clone();
         match &chore {
-            Chore::Check(_, address, ..) => {
+            Chore::Check { address, .. } => {
                 let address = *address;
                 self.spawn(chore, async move {
                     check(&gate, &upstream, address).await;
@@ -216,13 +217,13 @@ fn chores_of(upstream: &Arc<Upstream>) -> Vec<(Chore, Duration)> {
     let mut chores = Vec::new();
     if let Some(health) = &upstream.config.health {
         for place in upstream.places().iter() {
-            let chore = Chore::Check(
-                upstream.name.clone(),
-                place.server.address,
-                health.clone(),
-                upstream.header.clone(),
-                upstream.wire.group,
-            );
+            let chore = Chore::Check {
+                upstream: upstream.name.clone(),
+                address: place.server.address,
+                health: health.clone(),
+                header: upstream.header.clone(),
+                group: upstream.wire.group,
+            };
             chores.push((chore, health.interval));
         }
     }

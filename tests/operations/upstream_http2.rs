@@ -1,5 +1,6 @@
 //! HTTP/2 to upstreams as operators meet it: what is agreed on, connections shared and ended, health checks.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -277,15 +278,21 @@ async fn a_kept_connection_over_tls_that_ends_without_close_notify_is_replaced()
     stage.scene.expect_used(&stage.key, 2).await;
 }
 
+/// Forwards to a server over TLS that offers both versions of HTTP, under `auto` and with these entries of the upstream.
+async fn negotiate(stage: &mut Stage, server: SocketAddr, more: &str) {
+    let ours = Authority::new();
+    let ca = ours.write(&stage.scene.outside().join("ca.pem"));
+    let own = ours.sign("127.0.0.1");
+    let server = tls_with_alpn(server, &own, None, &["h2", "http/1.1"]).await;
+    let more = format!("tls: {{ ca_file: {ca} }}, protocol: auto{more}");
+    stage.forward_to(server.to_string(), &more).await;
+}
+
 #[tokio::test]
 async fn a_server_that_wants_http1_after_all_gets_it_under_auto() {
     let mut stage = Stage::new().await;
-    let ours = Authority::new();
-    let ca = ours.write(&stage.scene.outside().join("ca.pem"));
-    let (server, own) = (stage.scene.upstream.address(), ours.sign("127.0.0.1"));
-    let server = tls_with_alpn(server, &own, None, &["h2", "http/1.1"]).await;
-    let more = format!("tls: {{ ca_file: {ca} }}, protocol: auto");
-    stage.forward_to(server.to_string(), &more).await;
+    let server = stage.scene.upstream.address();
+    negotiate(&mut stage, server, "").await;
     // Over a connection that is kept.
     assert_eq!(stage.status().await, 200);
     stage.scene.upstream.behave(|asked| match asked.version {
@@ -305,19 +312,14 @@ async fn a_server_that_wants_http1_after_all_gets_it_under_auto() {
 #[tokio::test]
 async fn a_health_check_gets_http1_from_a_server_that_wants_it_under_auto() {
     let mut stage = Stage::new().await;
-    let ours = Authority::new();
-    let ca = ours.write(&stage.scene.outside().join("ca.pem"));
-    let (server, own) = (stage.scene.upstream.address(), ours.sign("127.0.0.1"));
-    let server = tls_with_alpn(server, &own, None, &["h2", "http/1.1"]).await;
     stage.scene.upstream.behave(|asked| match asked.version {
         Version::HTTP_2 => Behaviour::ResetStream(HTTP_1_1_REQUIRED),
         _ => Behaviour::Echo,
     });
     // The harness's servers answer /healthz by themselves.
-    let more = format!(
-        "tls: {{ ca_file: {ca} }}, protocol: auto, health: {{ path: /alive, interval: 1h }}"
-    );
-    stage.forward_to(server.to_string(), &more).await;
+    let health = ", health: { path: /alive, interval: 1h }";
+    let server = stage.scene.upstream.address();
+    negotiate(&mut stage, server, health).await;
     eventually("the first check passes", async || {
         let checks = "touchline_upstream_checks_total";
         let passed = format!("{checks}{{outcome=\"passed\",upstream=\"prediction-data\"}}");
@@ -332,8 +334,6 @@ async fn a_health_check_gets_http1_from_a_server_that_wants_it_under_auto() {
 #[tokio::test]
 async fn a_server_that_agrees_to_http2_and_does_not_speak_it_gets_http1_under_auto() {
     let mut stage = Stage::new().await;
-    let ours = Authority::new();
-    let ca = ours.write(&stage.scene.outside().join("ca.pem"));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -353,9 +353,7 @@ async fn a_server_that_agrees_to_http2_and_does_not_speak_it_gets_http1_under_au
             });
         }
     });
-    let server = tls_with_alpn(server, &ours.sign("127.0.0.1"), None, &["h2", "http/1.1"]).await;
-    let more = format!("tls: {{ ca_file: {ca} }}, protocol: auto");
-    stage.forward_to(server.to_string(), &more).await;
+    negotiate(&mut stage, server, "").await;
     for _ in 0..3 {
         assert_eq!(stage.status().await, 200);
     }

@@ -21,6 +21,7 @@ use crate::config::rows::{
     required, rows, secret_file, section, size, text, within,
 };
 use crate::config::scalar::Scalar;
+use crate::policy::address;
 use crate::policy::choice::Choice;
 use crate::policy::compression::{Coding, Compression};
 use crate::policy::own_header;
@@ -186,10 +187,8 @@ pub(super) fn upstream(
         let hint = "write http1 or http2, or add tls";
         check.wrong(&at.key("protocol"), message, hint);
     }
-    let is_verifiable = |server: &UpstreamServer| {
-        let host = server.name.rsplit_once(':').map_or("", |(host, _)| host);
-        ServerName::try_from(host.trim_start_matches('[').trim_end_matches(']')).is_ok()
-    };
+    let is_verifiable =
+        |server: &UpstreamServer| ServerName::try_from(address::host_of(&server.name)).is_ok();
     let has_no_name = upstream.tls.as_ref().is_some_and(|tls| tls.name.is_none());
     if has_no_name && !upstream.servers.iter().all(is_verifiable) {
         let message = "no certificate can have the name of one of the servers";

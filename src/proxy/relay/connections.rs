@@ -97,7 +97,7 @@ impl Connections {
         let cause = match Box::pin(made).await {
             Ok(Ok(made)) => {
                 if let TakenConnection::Http2(place) = &made {
-                    self.shared.keep(upstream.wire.identity(server), place);
+                    self.shared.keep(upstream.wire.settings(server), place);
                 }
                 return Ok((made, false));
             }
@@ -129,7 +129,7 @@ impl Connections {
             ..
         } = attempt;
         let wire = &upstream.wire;
-        let settings = wire.identity(server);
+        let settings = wire.settings(server);
         let patience = upstream.config.timeouts.idle;
         if wire.may_send(server, Version::HTTP_2)
             && let Some(place) = self.shared.take(settings, patience, *now)
@@ -178,7 +178,7 @@ impl Connections {
             }
         };
         if !is_http2 {
-            let settings = wire.identity(server);
+            let settings = wire.settings(server);
             return Ok(TakenConnection::Http1(OwnConnection { stream, settings }));
         }
         let begun = shared::begin(stream, timeouts.idle);

@@ -2,13 +2,12 @@
 
 use bytes::BytesMut;
 use http::header::{HOST, USER_AGENT};
-use http::uri::{Scheme, Uri};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::connections::{Connections, OwnConnection, StreamPlace, TakenConnection};
 use super::http1::{BOUNDS, malformed};
-use super::http2::ended;
+use super::http2::{ended, uri};
 use crate::config::HealthCheck;
 use crate::policy::http1::answer::AnswerReader;
 use crate::proxy::failure::{Failure, ServerFault};
@@ -104,16 +103,9 @@ async fn ask_http2(
     server: &Server,
     health: &HealthCheck,
 ) -> Result<StatusCode, Failure> {
-    // What HTTP/2 has in the place of `Host` (RFC 9113 section 8.3.1).
-    let uri = Uri::builder()
-        .scheme(match upstream.wire.is_tls() {
-            true => Scheme::HTTPS,
-            false => Scheme::HTTP,
-        })
-        .authority(&*server.name)
-        .path_and_query(&*health.path)
-        .build();
-    let request = Request::get(uri.map_err(Failure::gateway)?).body(());
+    let target = health.path.as_bytes();
+    let uri = uri(upstream.wire.is_tls(), &server.authority, target)?;
+    let request = Request::get(uri).body(());
     let mut request = request.map_err(Failure::gateway)?;
     *request.headers_mut() = fields(upstream);
     let sent = place.send(request, true);

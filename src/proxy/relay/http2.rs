@@ -306,17 +306,22 @@ fn length_of(fields: &HeaderMap) -> Result<Option<u64>, Failure> {
     agreed.map(Some).ok_or_else(invalid)
 }
 
-/// The head of a request with its host where HTTP/2 requires it (RFC 9113 section 8.3.1).
+/// A target with its host where HTTP/2 requires it (RFC 9113 section 8.3.1).
+pub(super) fn uri(is_tls: bool, host: &HeaderValue, target: &[u8]) -> Result<Uri, Failure> {
+    let uri = Uri::builder()
+        .scheme(if is_tls { Scheme::HTTPS } else { Scheme::HTTP })
+        .authority(host.as_bytes())
+        .path_and_query(target)
+        .build();
+    uri.map_err(Failure::gateway)
+}
+
+/// The head of a request.
 fn head(outgoing: &Outgoing<'_>, is_tls: bool) -> Result<Request<()>, Failure> {
     let (mut parts, ()) = Request::new(()).into_parts();
     parts.method = outgoing.head.method.clone();
     parts.version = Version::HTTP_2;
-    let uri = Uri::builder()
-        .scheme(if is_tls { Scheme::HTTPS } else { Scheme::HTTP })
-        .authority(outgoing.host.as_bytes())
-        .path_and_query(outgoing.head.raw_target())
-        .build();
-    parts.uri = uri.map_err(Failure::gateway)?;
+    parts.uri = uri(is_tls, outgoing.host, outgoing.head.raw_target())?;
     let fields = outgoing.fields(|field| {
         // A field that was read has a valid name and value.
         if let (Ok(name), Ok(value)) = (

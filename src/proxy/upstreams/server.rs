@@ -10,6 +10,7 @@ use std::time::Instant;
 use http::HeaderValue;
 use parking_lot::Mutex;
 
+use crate::policy::address;
 use crate::policy::choice::identity;
 use crate::policy::server_health::{
     Ejection, HealthChange, HealthCheckResult, ServerHealth, Thresholds, Trial,
@@ -77,8 +78,7 @@ impl Server {
 
     /// Its name without the port, which its certificate must contain.
     pub fn host(&self) -> &str {
-        let host = self.name.rsplit_once(':').map_or("", |(host, _)| host);
-        host.trim_start_matches('[').trim_end_matches(']')
+        address::host_of(&self.name)
     }
 
     /// Requests in flight.

@@ -85,8 +85,8 @@ impl Wire {
         self.takes(version) && (version != Version::HTTP_2 || !self.is_http1_only(server))
     }
 
-    /// Identifies what a connection to this server is made with: one that another configuration made with the same may be used.
-    pub fn identity(&self, server: &Server) -> u64 {
+    /// The settings of a connection to this server, as a number: one that another configuration made with the same may be used.
+    pub fn settings(&self, server: &Server) -> u64 {
         server.number ^ self.group
     }
 

@@ -28,7 +28,7 @@ use super::line::ServerLine;
 use super::preparation::Preparation;
 use super::remedies::unconnected;
 use super::request::{LinkError, jittered, pipeline};
-use super::slots::{ClusterView, is_script, slot_of};
+use super::slots::{ClusterView, slot_of};
 use super::topology::{Address, Topology};
 use crate::policy::failure_log::LoggedReasons;
 use crate::store::StoreError;
@@ -289,9 +289,8 @@ impl Cluster {
     ) -> Result<Value, LinkError> {
         let mut waited = false;
         for redirections in 1.. {
-            // Others are administration, without which a gateway can do.
-            if is_script(command) || matches!(result, Err(LinkError::RefusedWrites(_))) {
-                node.note(&result);
+            if let Err(error) = &result {
+                node.note(error, command);
             }
             let refusal = match result {
                 Err(LinkError::Refused(refusal)) if refusal.error.is_cluster_error() => refusal,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::Value;
+use redis::Cmd;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
@@ -15,6 +15,7 @@ use crate::store::redis::wire::line::ServerLine;
 use crate::store::redis::wire::preparation::write_nothing;
 use crate::store::redis::wire::remedies::is_of_user;
 use crate::store::redis::wire::request::LinkError;
+use crate::store::redis::wire::slots::is_script;
 use crate::store::redis::wire::topology::Address;
 
 /// How often to check whether a new line is up.
@@ -101,15 +102,18 @@ impl ClusterNode {
         since.min()
     }
 
-    /// Notes whether it refuses all writes, or denies the user a command, if the result of a command shows it.
-    pub fn note(&self, result: &Result<Value, LinkError>) {
-        let error = match result {
-            Err(error @ LinkError::RefusedWrites(_)) => error,
-            Err(error @ LinkError::Refused(refusal)) if is_of_user(&refusal.to_string()) => {
+    /// Notes that it refuses all writes, or denies the user a script, if the error of a command shows it. Other commands that it denies are
+    /// administration, without which a gateway can do.
+    pub fn note(&self, error: &LinkError, command: &Cmd) {
+        match error {
+            LinkError::RefusedWrites(_) => {}
+            LinkError::Refused(refusal)
+                if is_script(command) && is_of_user(&refusal.to_string()) =>
+            {
                 return self.note_denial(error);
             }
-            Ok(_) | Err(_) => return,
-        };
+            _ => return,
+        }
         let mut refusals = self.refusals.lock();
         if refusals.breaker.is_closed() {
             refusals.since = std::time::Instant::now();
