@@ -196,6 +196,15 @@ async fn a_slot_whose_move_was_interrupted_is_reported_until_it_ends() {
     let health = store.health();
     let trouble = health.trouble.unwrap_or_default();
     assert!(!health.up && health.partly_up && trouble.contains("--cluster fix"));
+    let asked = Instant::now();
+    for _ in 0..10 * SLACK.as_secs() {
+        let fails = store.charge(charge(&key, today(), LIMIT, 1)).await;
+        assert!(
+            matches!(fails, Err(StoreError::Unavailable(_))),
+            "{fails:?}"
+        );
+    }
+    assert!(asked.elapsed() < SLACK, "further calls do not wait 300 ms");
     set.end_move(id.as_str(), 0, 1).await;
     granted(store.charge(charge(&key, today(), LIMIT, 1)).await);
     eventually("it is reported no more", async || {
@@ -302,6 +311,41 @@ async fn while_one_master_hangs_the_keys_of_the_others_are_charged() {
         async || (counted(&set, &there).await == Some(2)).then_some(()),
     )
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_only_lets_writes_hang_is_absent_until_it_runs_them() {
+    let set = ClusterSet::start(0).await;
+    let key = issued_at(&set, &command(&set).await, 2).await;
+    let store = gateway(place(&set)).await;
+    granted(store.charge(charge(&key, today(), LIMIT, 1)).await);
+    let () = set.nodes[2].ask("CLIENT PAUSE 60000 WRITE").await;
+    let fails = async || {
+        let failed = store.charge(charge(&key, today(), LIMIT, 1)).await;
+        assert!(
+            matches!(failed, Err(StoreError::Unavailable(_))),
+            "{failed:?}"
+        );
+    };
+    eventually("it is absent", async || {
+        fails().await;
+        (!store.health().up).then_some(())
+    })
+    .await;
+    let absent = Instant::now();
+    while absent.elapsed() < Duration::from_secs(4) {
+        fails().await;
+        let health = store.health();
+        assert!(!health.up && health.partly_up, "{health:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let () = set.nodes[2].ask("CLIENT UNPAUSE").await;
+    eventually("it is used again", async || {
+        let decision = store.charge(charge(&key, today(), LIMIT, 1)).await;
+        (decision.is_ok() && store.health().up).then_some(())
+    })
+    .await;
+    store.close(PATIENCE).await;
 }
 
 /// A key that needs nothing of this master: neither its record nor its digest is there.

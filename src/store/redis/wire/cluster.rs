@@ -307,11 +307,13 @@ impl Cluster {
                 true => REDIRECT_PAUSE,
                 false => Duration::ZERO,
             };
-            if Instant::now() + 2 * pause >= deadline {
+            if waits_for.is_some_and(is_in_vain) || Instant::now() + 2 * pause >= deadline {
                 self.stale.notify_one();
-                if let Some(slot) = slot_of(command).filter(|_| waited) {
+                if let Some(slot) = waits_for {
                     self.note_open(slot);
                 }
+            let waits_for = slot_of(command).filter(|_| waited);
+            let is_in_vain = |slot| in_transit && self.open_slots().contains(&slot);
                 return Err(LinkError::Lost(refusal.to_string()));
             }
             if !pause.is_zero() {

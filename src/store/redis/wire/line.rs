@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::connection::RedisConnection;
-use super::preparation::{Preparation, begin};
+use super::preparation::{Preparation, begin, write_nothing};
 use super::remedies::{unconnected, with_remedy};
 use super::request::{IS_REPLICA, LinkError, breaks, is_replica, jittered, refused};
 use super::slots::names_of;
@@ -274,7 +274,12 @@ impl ServerLine {
     async fn prepare(&self, connection: &RedisConnection) -> Result<(), StoreError> {
         match &self.preparation {
             Some(preparation) => preparation.prepare(connection).await,
-            None => begin(connection).await,
+            None => {
+                // One that only lets writes hang would be dropped again. One that refuses them can still be read.
+                let write = write_nothing();
+                let (begun, _) = tokio::join!(begin(connection), connection.ask(&write));
+                begun
+            }
         }
     }
 
