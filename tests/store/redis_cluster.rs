@@ -348,6 +348,73 @@ async fn a_master_that_only_lets_writes_hang_is_absent_until_it_runs_them() {
     store.close(PATIENCE).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_that_belongs_to_another_cluster_by_now_leads_no_gateway_there() {
+    let (own, other) = (ClusterSet::start(0).await, ClusterSet::start(0).await);
+    let stale = TcpProxy::before(other.nodes[0].port).await;
+    stale.set(Wire::Refuses);
+    let mut seeds = own.addresses();
+    seeds.push(stale.url().replace("redis://", "").replace("/0", ""));
+    let servers = || Servers::Cluster(seeds.clone());
+    // So that its map would win.
+    let () = other.nodes[0].ask("CLUSTER BUMPEPOCH").await;
+    let key = issue(&command(&own).await).await;
+    let store = gateway(servers()).await;
+    let charged = async || store.charge(charge(&key, today(), LIMIT, 1)).await;
+    granted(charged().await);
+    stale.set(Wire::Passes);
+    own.nodes.iter().for_each(Node::hang);
+    let trouble = eventually("only the other cluster answers", async || {
+        let failed = charged().await;
+        assert!(
+            matches!(failed, Err(StoreError::Unavailable(_))),
+            "{failed:?}"
+        );
+        let trouble = store.health().trouble.unwrap_or_default();
+        trouble.contains("another cluster").then_some(trouble)
+    })
+    .await;
+    assert!(
+        trouble.contains(&other.nodes[1].address()) && trouble.contains("store.redis.cluster"),
+        "{trouble}"
+    );
+    own.nodes.iter().for_each(Node::resume);
+    eventually("its own cluster is used again", async || {
+        (charged().await.is_ok() && store.health().up).then_some(())
+    })
+    .await;
+    store.close(PATIENCE).await;
+    let command = open(patient(servers()), Role::Command, ZONE, Clock::system()).await;
+    let refused = command.map(drop).unwrap_err().to_string();
+    assert!(refused.contains("two clusters"), "{refused}");
+    let next = gateway(servers()).await;
+    let trouble = next.health().trouble.unwrap_or_default();
+    assert!(trouble.contains("two clusters"), "{trouble}");
+    next.close(PATIENCE).await;
+    for node in &other.nodes {
+        let size: u64 = node.ask("DBSIZE").await;
+        assert_eq!(size, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_was_built_anew_at_all_listed_addresses_is_used() {
+    let mut set = ClusterSet::start(0).await;
+    let seeds = set.nodes.iter().map(Node::address).collect();
+    let key = issue(&command(&set).await).await;
+    let store = gateway(Servers::Cluster(seeds)).await;
+    let charged = async || store.charge(charge(&key, today(), LIMIT, 1)).await;
+    granted(charged().await);
+    set.rebuild().await;
+    eventually("it is used", async || charged().await.ok()).await;
+    eventually("it has the keys again", async || {
+        let held = command(&set).await.key(key.record.id).await;
+        (store.health().up && held.ok()??.id == key.record.id).then_some(())
+    })
+    .await;
+    store.close(PATIENCE).await;
+}
+
 /// A key that needs nothing of this master: neither its record nor its digest is there.
 async fn issued_apart_from(set: &ClusterSet, store: &Arc<dyn Store>, away: usize) -> Arc<KeyEntry> {
     loop {

@@ -400,7 +400,7 @@ impl ClusterSet {
     }
 
     async fn start_as(replicas: usize, certificates: Option<&Certificates>) -> ClusterSet {
-        let (mut nodes, mut ids) = (Vec::new(), Vec::new());
+        let mut nodes = Vec::new();
         for _ in 0..MASTERS + replicas {
             let arguments = |port: u16| {
                 let mut arguments = words(&format!(
@@ -414,11 +414,30 @@ impl ClusterSet {
                 }
                 arguments
             };
-            let node = Node::start(arguments).await;
-            ids.push(node.ask("CLUSTER MYID").await);
-            nodes.push(node);
+            nodes.push(Node::start(arguments).await);
         }
-        let set = ClusterSet { nodes, ids };
+        let ids = Vec::new();
+        let mut set = ClusterSet { nodes, ids };
+        set.form().await;
+        set
+    }
+
+    /// Builds the cluster anew at its addresses: other ids, and empty.
+    pub async fn rebuild(&mut self) {
+        for node in &mut self.nodes {
+            node.kill();
+            std::fs::remove_file(node.directory.path().join("nodes.conf")).unwrap();
+            node.restart().await;
+        }
+        self.form().await;
+    }
+
+    async fn form(&mut self) {
+        self.ids.clear();
+        for node in &self.nodes {
+            self.ids.push(node.ask("CLUSTER MYID").await);
+        }
+        let set = &*self;
         for (place, node) in set.nodes.iter().enumerate() {
             let () = node
                 .ask(&format!("CLUSTER SET-CONFIG-EPOCH {}", place + 1))
@@ -446,7 +465,6 @@ impl ClusterSet {
             .await;
         }
         set.agrees().await;
-        set
     }
 
     async fn agrees(&self) {

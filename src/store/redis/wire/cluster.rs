@@ -8,7 +8,9 @@
 //!
 //! While a slot is being moved, a script on two names of which one does not exist yet (a key's first charge of a day) gets
 //! `TRYAGAIN` until the slot is moved: the charge may time out, and is then settled like any other. Such slots are reported, because a
-//! move that was interrupted never ends by itself.
+//! move that was interrupted never ends by itself, and further calls do not wait for them.
+//!
+//! A map is used only if it is of the cluster that is in use: an address may by now belong to another one ([`ClusterView::usable`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -70,6 +72,8 @@ pub struct Cluster {
     /// Whether its zone was read.
     zone_known: AtomicBool,
     trouble: ArcSwapOption<StoreError>,
+    /// Why the maps that the last look found may not be used.
+    other_cluster: ArcSwapOption<StoreError>,
     /// When a call last waited in vain for the move of a slot.
     open_slots: Mutex<BTreeMap<u16, Instant>>,
     /// Notified when the map may be out of date.
@@ -123,6 +127,7 @@ impl Cluster {
             shown: AtomicBool::new(false),
             zone_known: AtomicBool::new(false),
             trouble: ArcSwapOption::empty(),
+            other_cluster: ArcSwapOption::empty(),
             open_slots: Mutex::default(),
             stale: Notify::new(),
         }
@@ -135,7 +140,8 @@ impl Cluster {
 
     /// Whether a node of the prepared cluster can be reached.
     pub fn is_up(&self) -> bool {
-        self.shown.load(Ordering::Acquire) && self.any_line_up()
+        let is_own = self.other_cluster.load().is_none();
+        self.shown.load(Ordering::Acquire) && is_own && self.any_line_up()
     }
 
     /// The slots for whose move calls wait in vain.
@@ -158,6 +164,9 @@ impl Cluster {
 
     /// Why some slots are not served, in a sentence; `None` if all are.
     pub fn absences(&self) -> Option<String> {
+        if let Some(error) = &*self.other_cluster.load() {
+            return Some(error.to_string());
+        }
         let table = self.table.load();
         let masters = table.view.nodes().iter();
         let absent = masters.filter(|address| !table.serves(address) || table.denies(address));
@@ -303,6 +312,8 @@ impl Cluster {
             let error = &refusal.error;
             let in_transit = error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain);
             waited |= in_transit;
+            let waits_for = slot_of(command).filter(|_| waited);
+            let is_in_vain = |slot| in_transit && self.open_slots().contains(&slot);
             let pause = match in_transit || redirections > REDIRECTS_AT_ONCE {
                 true => REDIRECT_PAUSE,
                 false => Duration::ZERO,
@@ -312,8 +323,6 @@ impl Cluster {
                 if let Some(slot) = waits_for {
                     self.note_open(slot);
                 }
-            let waits_for = slot_of(command).filter(|_| waited);
-            let is_in_vain = |slot| in_transit && self.open_slots().contains(&slot);
                 return Err(LinkError::Lost(refusal.to_string()));
             }
             if !pause.is_zero() {
@@ -496,11 +505,14 @@ impl Cluster {
             ClusterView::read(&node.address, answers.map_err(StoreError::from)?)
         });
         let mut opinions = join_all(asked).await;
-        if !opinions.iter().any(Result::is_ok) {
+        let is_own = |view: &ClusterView| view.is_of_cluster(&table.view);
+        let mut all = false;
+        if !opinions.iter().flatten().any(is_own) {
             let seeds = self.topology.seeds().unwrap_or_default();
             let known = table.nodes.iter().map(|node| &node.address);
             let known = known.filter(|address| !seeds.contains(address));
             opinions = join_all(seeds.iter().chain(known).map(|seed| self.ask_seed(seed))).await;
+            all = opinions.iter().take(seeds.len()).all(Result::is_ok);
         }
         let mut troubles = Vec::new();
         let mut views = Vec::new();
@@ -510,7 +522,10 @@ impl Cluster {
                 Err(error) => troubles.push(error.reason().to_owned()),
             }
         }
-        let view = ClusterView::latest(views).ok_or_else(|| {
+        let usable = ClusterView::usable(&table.view, views, all);
+        let refused = usable.as_ref().err().map(|error| Arc::new(error.clone()));
+        self.other_cluster.store(refused);
+        let view = ClusterView::latest(usable?).ok_or_else(|| {
             StoreError::Unavailable(format!(
                 "no node of the cluster returned the map: {}",
                 troubles.join("; ")

@@ -3,6 +3,7 @@
 //! Follows the Redis Cluster specification: CRC16 (XMODEM) of the key, or of its first non-empty `{tag}`, modulo 16,384. Pure:
 //! the replies of the nodes are arguments.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use redis::{Arg, Cmd, FromRedisValue, Pipeline, Value};
@@ -95,6 +96,8 @@ pub struct ClusterView {
     /// Whether a slot is moving.
     moving: bool,
     epoch: u64,
+    /// The ids of all nodes that the node knows, replicas too.
+    members: BTreeSet<String>,
 }
 
 impl ClusterView {
@@ -154,7 +157,7 @@ impl ClusterView {
         Ok(view)
     }
 
-    /// Adds the parts that only `CLUSTER NODES` reports: masters without slots, and moving slots.
+    /// Adds the parts that only `CLUSTER NODES` reports: all members, masters without slots, and moving slots.
     fn read_nodes(&mut self, asked: &Address, nodes: &str) {
         // After its address, a node may have a name, which its certificate is for; used if the owners of slots are called by theirs.
         let name = |place: &str| place.split(',').nth(1).unwrap_or_default().to_owned();
@@ -164,9 +167,10 @@ impl ClusterView {
         let has_names = places.any(|place| self.nodes.iter().any(|node| node.host == name(place)));
         for line in nodes.lines() {
             let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-            let [_, place, flags, _, _, _, _, _, slots @ ..] = fields.as_slice() else {
+            let [id, place, flags, _, _, _, _, _, slots @ ..] = fields.as_slice() else {
                 continue;
             };
+            self.members.insert((*id).to_owned());
             let is_mark = |slot: &&str| slot.starts_with('[');
             self.moving |= slots.iter().any(is_mark);
             let flags: Vec<&str> = flags.split(',').collect();
@@ -188,6 +192,53 @@ impl ClusterView {
                 self.nodes.push(address);
             }
         }
+    }
+
+    /// Whether two maps are of one cluster: more than half of the members of the smaller one are in the other too. Addresses do not show
+    /// it, for a node may have left for another cluster.
+    pub fn is_of_cluster(&self, other: &ClusterView) -> bool {
+        let shared = self.members.intersection(&other.members).count();
+        2 * shared > self.members.len().min(other.members.len())
+    }
+
+    /// The maps that may be used after `known`, the one in use: those of its cluster. If there are none, those of the one cluster with
+    /// slots; after a `known` one only if `all` configured addresses returned one, because a cluster that does not answer is not replaced
+    /// by another.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] if the maps are of several clusters, or of another one than `known`.
+    pub fn usable(
+        known: &ClusterView,
+        views: Vec<ClusterView>,
+        all: bool,
+    ) -> Result<Vec<ClusterView>, StoreError> {
+        if views.iter().any(|view| view.is_of_cluster(known)) {
+            let own = views.into_iter().filter(|view| view.is_of_cluster(known));
+            return Ok(own.collect());
+        }
+        let masters = |view: &ClusterView| {
+            let masters = view.nodes.iter().map(Address::to_string);
+            Vec::from_iter(masters).join(", ")
+        };
+        if let Some(other) = views.first().filter(|_| !known.members.is_empty() && !all) {
+            return Err(StoreError::Unavailable(format!(
+                "only another cluster answers, with the masters {}: remove its address from store.redis.cluster; if the cluster of the \
+                 store was built anew, restart the gateway",
+                masters(other)
+            )));
+        }
+        // A node that was reset has none.
+        let mut with_slots = views.iter().filter(|view| !view.ranges.is_empty());
+        if let Some(first) = with_slots.next()
+            && let Some(other) = with_slots.find(|view| !view.is_of_cluster(first))
+        {
+            return Err(StoreError::Unavailable(format!(
+                "the addresses are of two clusters, with the masters {} and {}: leave only those of the store in store.redis.cluster",
+                masters(first),
+                masters(other)
+            )));
+        }
+        Ok(views)
     }
 
     /// Of several maps, the healthy one of the latest epoch; a slot is moving if any of them reports it.
@@ -356,6 +407,52 @@ mod tests {
         assert_eq!(latest.owner(5), Some(&address("h:1")));
         assert_eq!(ClusterView::latest(Vec::new()), None);
         assert_eq!(view(10, "ok", 0).owner(11), None);
+    }
+
+    #[test]
+    fn only_maps_of_the_cluster_in_use_are_used_or_of_one_other_at_all_addresses() {
+        let view_with = |slots, members: &str, ok: &str, epoch: u64| {
+            let line = |id| format!("{id} {id}:1@11 master - 0 0 1 connected\n");
+            let nodes: String = members.chars().map(line).collect();
+            let info = format!("cluster_state:{ok}\r\ncluster_current_epoch:{epoch}\r\n");
+            ClusterView::read(&address("h:1"), answers(slots, &nodes, &info)).unwrap()
+        };
+        let view = |members, ok, epoch| view_with(vec![(0, SLOTS - 1, "h", 1)], members, ok, epoch);
+        // The epochs of those that may be used.
+        let usable = |known: &ClusterView, views, all| {
+            let usable = ClusterView::usable(known, views, all);
+            let usable = usable.map_err(|error| error.to_string())?;
+            Ok::<_, String>(Vec::from_iter(usable.iter().map(|view| view.epoch)))
+        };
+        let refused = |known: &ClusterView, views, all, reason: &str| {
+            let refused = usable(known, views, all).unwrap_err();
+            assert!(refused.contains(reason), "{refused}");
+        };
+        let (none, known) = (ClusterView::default(), view("abcdef", "ok", 1));
+        let grown = || view("abcdefghijkl", "ok", 2);
+        let shrunk = || view("abc", "fail", 3);
+        let other = || view("fxyz", "ok", 9);
+        let alone = || view_with(vec![], "q", "fail", 0);
+        // In use: its own maps, whichever others there are.
+        let all = vec![other(), grown(), shrunk()];
+        assert_eq!(usable(&known, all, false), Ok(vec![2, 3]));
+        // Another cluster only if every address belongs to it.
+        refused(
+            &known,
+            vec![other()],
+            false,
+            "only another cluster answers, with the masters h:1, f:1, x:1",
+        );
+        refused(&known, vec![alone()], false, "only another");
+        assert_eq!(usable(&known, vec![other(), other()], true), Ok(vec![9, 9]));
+        // None in use: one cluster, beside nodes that serve in none.
+        assert_eq!(usable(&none, vec![grown(), alone()], false), Ok(vec![2, 0]));
+        for (known, all) in [(&none, false), (&none, true), (&alone(), true)] {
+            refused(known, vec![grown(), other()], all, "two clusters");
+            refused(known, vec![shrunk(), other()], all, "two clusters");
+        }
+        assert_eq!(usable(&none, Vec::new(), true), Ok(Vec::new()));
+        assert_eq!(usable(&known, Vec::new(), false), Ok(Vec::new()));
     }
 
     #[test]
