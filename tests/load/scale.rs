@@ -97,6 +97,11 @@ async fn measure(store: Store, keys: usize, idle: Duration) {
         resident_mib(pid),
     );
 
+    if let Some(redis) = &scene.redis {
+        let mib = used_mib(&redis.command(&["INFO", "memory"]).await.unwrap());
+        row("Redis itself, with a day of each key", 0.0, mib);
+    }
+
     command(
         "`keys list --search`",
         &["keys", "list", "--search", &customer],
@@ -120,6 +125,13 @@ async fn measure(store: Store, keys: usize, idle: Duration) {
         used,
         resident_mib(pid),
     );
+}
+
+/// The memory that Redis uses, from its `INFO memory`, in MiB.
+fn used_mib(info: &str) -> f64 {
+    let mut lines = info.lines();
+    let bytes = lines.find_map(|line| line.strip_prefix("used_memory:"));
+    bytes.unwrap().trim().parse::<f64>().unwrap() / f64::from(1 << 20)
 }
 
 fn key_of(number: usize) -> String {

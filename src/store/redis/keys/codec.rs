@@ -15,8 +15,9 @@ use crate::store::{ChangeMark, StoreError};
 
 /// How long a digest stays claimed for a record that is not written.
 const CLAIM_LASTS: Duration = Duration::from_secs(30);
-/// About how many changes the feed keeps.
-const FEED_MAX: usize = 1_000_000;
+/// About how many changes the feed keeps. A gateway that was away for more loads all keys again, which takes 20 s for a million; more
+/// would be memory of Redis that is hardly ever read.
+const FEED_MAX: usize = 250_000;
 
 /// Adds a change to the feed.
 pub fn feed_entry(names: &Names, record: &KeyRecord) -> Cmd {
