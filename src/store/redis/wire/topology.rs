@@ -110,15 +110,14 @@ impl Topology {
         let mut tls = settings.tls.clone();
         let (layout, seeds) = match &settings.servers {
             Servers::Url(url) => {
-                let (address, of_url, encrypted) = read_url(url)?;
+                let unreadable = || {
+                    let shown = without_password(url);
+                    StoreError::Failed(format!("the Redis URL {shown} cannot be read"))
+                };
+                let (address, of_url, encrypted) = read_url(url).ok_or_else(unreadable)?;
                 login = of_url;
                 if encrypted {
                     tls = Some(tls.unwrap_or_default());
-                } else if tls.is_some() {
-                    return Err(refused_url(
-                        url,
-                        "does not begin with rediss://, but TLS is configured",
-                    ));
                 }
                 (Layout::Single, vec![address])
             }
@@ -356,17 +355,9 @@ fn addresses(texts: &[String]) -> Result<Vec<Address>, StoreError> {
         .collect()
 }
 
-/// The address, the login, and whether the connection is encrypted.
-fn read_url(url: &str) -> Result<(Address, RedisConnectionInfo, bool), StoreError> {
-    if !(url.starts_with("redis://") || url.starts_with("rediss://")) {
-        return Err(refused_url(
-            url,
-            "does not begin with redis:// or rediss://",
-        ));
-    }
-    let info = url
-        .into_connection_info()
-        .map_err(|_| refused_url(url, "cannot be read"))?;
+/// The address, the login, and whether the connection is encrypted, in a URL that the configuration accepted.
+fn read_url(url: &str) -> Option<(Address, RedisConnectionInfo, bool)> {
+    let info = url.into_connection_info().ok()?;
     let (host, port, encrypted) = match info.addr() {
         ConnectionAddr::Tcp(host, port) => (host, port, false),
         ConnectionAddr::TcpTls {
@@ -375,25 +366,13 @@ fn read_url(url: &str) -> Result<(Address, RedisConnectionInfo, bool), StoreErro
             insecure: false,
             ..
         } => (host, port, true),
-        _ => {
-            return Err(refused_url(
-                url,
-                "names no TCP address whose certificate is checked",
-            ));
-        }
+        _ => return None,
     };
     let address = Address {
         host: host.clone(),
         port: *port,
     };
-    Ok((address, info.redis_settings().clone(), encrypted))
-}
-
-fn refused_url(url: &str, why: &str) -> StoreError {
-    StoreError::Failed(format!(
-        "the Redis URL {} {why}; write redis[s]://[user:password@]host[:port][/db], with reserved characters of the password percent-encoded",
-        without_password(url)
-    ))
+    Some((address, info.redis_settings().clone(), encrypted))
 }
 
 fn no_server(why: impl Into<String>) -> StoreError {
