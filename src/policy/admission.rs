@@ -380,11 +380,6 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
         &self.needs
     }
 
-    /// The count of units that the charge must not exceed, or `None` for no bound.
-    pub fn bound(&self) -> Option<u64> {
-        self.caller.bound()
-    }
-
     /// Reports that the units were charged; `used` includes them.
     pub fn granted<G>(mut self, used: u64, grant: G) -> Next<'a, K, G> {
         let quota_status = self.quota_status(Some(used));

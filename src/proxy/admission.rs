@@ -250,7 +250,7 @@ impl Edge<'_> {
         let charge = Charge {
             key: caller.key.clone(),
             day: caller.quota_status.day,
-            limit: ask.bound().unwrap_or(UNBOUNDED),
+            limit: caller.bound().unwrap_or(UNBOUNDED),
             cost: endpoint.cost.get(),
             endpoint: endpoint.pattern.clone(),
         };

@@ -177,7 +177,7 @@ impl Case {
                     if changes > 0 {
                         changes -= 1;
                         ask.changed(Some(now))
-                    } else if ask.bound().is_some_and(|bound| used >= bound) {
+                    } else if ask.caller().bound().is_some_and(|bound| used >= bound) {
                         ask.exhausted(used)
                     } else {
                         ran.charges_granted += 1;
