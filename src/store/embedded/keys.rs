@@ -47,18 +47,10 @@ const ADD_DIGEST: &str = "INSERT INTO digests (digest, id) VALUES (?1, ?2)
     ON CONFLICT (digest) DO NOTHING";
 const DROP_DIGESTS: &str = "DELETE FROM digests WHERE digest IN (?1, ?2)";
 
-/// The part of the key table that is in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum KeptRecords {
-    /// All records, for a gateway: 1 kB a key.
-    Whole,
-    /// No record: a command reads them from the database.
-    Nothing,
-}
-
 /// Applies changes of the database to the key table in memory.
 pub(super) struct Follower {
-    kept: KeptRecords,
+    /// A gateway has all records in memory, 1 kB a key; a command reads them from the database.
+    is_of_gateway: bool,
     /// The table in memory.
     pub(super) table: KeyTable,
     applied: AtomicI64,
@@ -66,9 +58,9 @@ pub(super) struct Follower {
 
 impl Follower {
     /// A follower that has read no change yet.
-    pub(super) fn new(kept: KeptRecords) -> Follower {
+    pub(super) fn new(is_of_gateway: bool) -> Follower {
         Follower {
-            kept,
+            is_of_gateway,
             table: KeyTable::default(),
             applied: AtomicI64::new(0),
         }
@@ -81,7 +73,7 @@ impl Follower {
 
     /// Applies new changes; returns whether there were any. Threads may do this at the same time: versions only rise.
     pub(super) fn catch_up(&self, connection: &Connection) -> rusqlite::Result<bool> {
-        if self.kept == KeptRecords::Nothing {
+        if !self.is_of_gateway {
             return Ok(false);
         }
         let applied = self.applied();

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::feed;
 use super::handle::EmbeddedStore;
 use super::inbox::Inbox;
-use super::keys::{Follower, KeptRecords};
+use super::keys::Follower;
 use super::learnt::Learnt;
 use super::schema;
 use super::stop::Stop;
@@ -103,10 +103,7 @@ fn open_blocking(
     };
     let (connections, file) = connect(&path, durability, zone, gateway.as_ref())?;
     let [writing, following, syncing, reading] = connections;
-    let keys = Follower::new(match gateway {
-        Some(_) => KeptRecords::Whole,
-        None => KeptRecords::Nothing,
-    });
+    let keys = Follower::new(gateway.is_some());
     if gateway.is_none() {
         schema::enlarge_cache(&writing).map_err(|error| schema::failure(&path, &error))?;
     }

@@ -17,7 +17,7 @@ use crate::policy::key_record::tests::key_of;
 use crate::store::chain::ChainItem;
 use crate::store::embedded::group::{Group, Statements};
 use crate::store::embedded::inbox::{Refund, Refusals};
-use crate::store::embedded::keys::{self, Follower, KeptRecords};
+use crate::store::embedded::keys::{self, Follower};
 use crate::store::embedded::{Durability, closing, schema, usage};
 use crate::store::sqlite::signed;
 use crate::store::{Charge, Decision, Keeping, KeyEntry, Receipt, Totals};
@@ -130,7 +130,7 @@ impl Process {
                 connection: &connection,
                 statements,
                 folder: Folder::new(),
-                keys: Follower::new(KeptRecords::Whole),
+                keys: Follower::new(true),
             };
             while let Ok(work) = to_do.recv() {
                 work(&mut inside);
