@@ -164,8 +164,10 @@ impl IdleConnection {
     }
 
     fn is_open(&mut self, now: Instant) -> bool {
-        let begun = Instant::now();
-        self.until.is_none_or(|until| now < until) && self.is_quiet() && begun.elapsed() <= LOOK_MAX
+        // In clear, the first byte of what was sent ends the look.
+        let begun = self.stream.get_ssl_digest().map(|_| Instant::now());
+        let is_quiet = self.until.is_none_or(|until| now < until) && self.is_quiet();
+        is_quiet && begun.is_none_or(|begun| begun.elapsed() <= LOOK_MAX)
     }
 
     /// Whether nothing can be read: neither the end nor bytes that no exchange asked for.
