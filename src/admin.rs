@@ -15,7 +15,7 @@ use http::header::{
     ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE,
     HOST, LOCATION, REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Version};
 use pingora::apps::http_app::ServeHttp;
 use pingora::protocols::http::ServerSession;
 use sha2::{Digest, Sha256};
@@ -314,7 +314,12 @@ impl AdminAnswer {
 impl ServeHttp for AdminService {
     async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
         let header = session.req_header();
-        self.answer(&header.method, header.uri.path(), &header.headers)
+        let answer = self.answer(&header.method, header.uri.path(), &header.headers);
+        if header.version == Version::HTTP_10 {
+            // Its end shows the end of the answer to a client that knows no Content-Length; pingora keeps the connection.
+            session.set_keepalive(None);
+        }
+        answer
     }
 }
 

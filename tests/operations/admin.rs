@@ -1,10 +1,11 @@
 //! The admin listener: `/livez`, `/readyz`, and where it is to be found.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use harness::client::Until;
 use harness::redis_nodes::ClusterSet;
-use harness::{Answer, Call, Client, Protocol, Scene, Store, StoreSpec, eventually};
+use harness::{Answer, Call, Client, Protocol, SLACK, Scene, Store, StoreSpec, eventually};
 use tokio::net::TcpStream;
 
 use super::{MARKETS, STORES, TOUCHLINE};
@@ -298,6 +299,19 @@ async fn without_a_token_every_admin_path_refuses_the_name_of_another_site() {
     }
     let nameless = client.raw("GET /metrics HTTP/1.0\r\n\r\n", Until::Closed);
     assert_eq!(nameless.await.answers[0].status, 421);
+}
+
+#[tokio::test]
+async fn a_connection_of_http_1_0_to_the_admin_listener_ends_with_its_answer() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let client = Client::new(Protocol::Http1, scene.gateways[0].admin, Arc::default());
+    let asked = Instant::now();
+    for path in PATHS {
+        let probe = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
+        let answered = client.raw(&probe, Until::Closed).await;
+        assert_eq!(answered.answers[0].status, 200, "{path}");
+    }
+    assert!(asked.elapsed() < SLACK);
 }
 
 #[tokio::test]
