@@ -19,6 +19,7 @@ use super::session::{Expected, Session, note};
 use crate::config::{Config, SourcePosition, Tier};
 use crate::policy::admission::{AdmissionStep, Verdict};
 use crate::policy::api_key::KeyId;
+use crate::policy::audit::Wanted;
 use crate::policy::enforcement::ShadowViolation;
 use crate::policy::explanation::{self, Outcome, Question, Step};
 use crate::policy::http1::fields::FieldList;
@@ -124,11 +125,23 @@ async fn explain(
     note_tiers_that_do_not_run(config, tier);
     let usage = session.store.usage(day.date, day.date, Some(id)).await?;
     let tier = record.as_ref().and_then(|record| config.tier(&record.tier));
+    let is_unusable = |record: &KeyRecord| record.usable(&record.digest, now).is_err();
+    let trail = match record.as_ref().is_some_and(is_unusable) {
+        true => {
+            let wanted = Wanted {
+                key: Some(id),
+                ..Wanted::default()
+            };
+            session.store.audit(wanted).await?
+        }
+        false => Vec::new(),
+    };
     let head = well_formed::judge(&arguments.method, &arguments.path, &config.limits);
     let explanation = explanation::explain(&Question {
         method: &arguments.method,
         head: head.as_deref().map_err(Clone::clone),
         record: record.as_ref(),
+        trail: &trail,
         terms: tier.map(Tier::terms),
         endpoints: &config.endpoints,
         day,

@@ -14,6 +14,10 @@ use super::key_record::{Action, KeyRecord, LastChange, PublicFacts};
 /// The facts of a gateway.
 const GATEWAY: &str = "gateway";
 const HEARD: &str = "heard";
+/// The state of a key.
+pub const STATE: &str = "state";
+/// The end of a key's subscription.
+pub const EXPIRES: &str = "expires";
 /// The prefix of the facts that state a day's grants.
 const GRANTS: &str = "grants.";
 
@@ -190,8 +194,8 @@ fn facts(record: &KeyRecord) -> PublicFacts {
         ("customer", Some(customer.to_string())),
         ("label", label.as_deref().map(str::to_owned)),
         ("tier", Some(tier.to_string())),
-        ("state", Some(state.as_str().to_owned())),
-        ("expires", instant(*expires)),
+        (STATE, Some(state.as_str().to_owned())),
+        (EXPIRES, instant(*expires)),
         ("previous_until", instant(previous_until)),
     ];
     let grants = grants

@@ -166,6 +166,12 @@ async fn every_state_of_a_key_is_explained_and_answered_alike() {
             let reason = after["steps"][2]["reason"].as_str().unwrap();
             assert!(reason.starts_with(reported), "{reason}");
             assert_reported(&after, &client.get(&key, MARKETS).await);
+            // A later change of another kind is not its cause.
+            let change = ["keys", "set-label", &key.id, "other", "--by", "another"];
+            scene.cli(&change).await;
+            let later = explained(&scene, &key, "GET", MARKETS).await;
+            let cause = reason.replacen("last change", "cause", 1);
+            assert_eq!(later["steps"][2]["reason"], *cause);
         }
         // Before the key is issued, before the subscription ends, and behind it.
         let key = scene

@@ -4,6 +4,7 @@ use http::Method;
 use jiff::Timestamp;
 
 use crate::policy::admission::Terms;
+use crate::policy::audit::Entry;
 use crate::policy::calendar::Day;
 use crate::policy::endpoint::EndpointTable;
 use crate::policy::key_record::KeyRecord;
@@ -18,6 +19,8 @@ pub struct Question<'a> {
     pub head: Result<&'a str, Rejection>,
     /// The record of the presented key, or `None` if the store has none.
     pub record: Option<&'a KeyRecord>,
+    /// The audit trail of the key, if its record is not usable.
+    pub trail: &'a [Entry],
     /// The limits of the key's tier, or `None` if the configuration has no such tier.
     pub terms: Option<Terms>,
     /// The endpoints.

@@ -48,6 +48,7 @@ fn explained_of(
         method: &Method::GET,
         head: Ok(path),
         record,
+        trail: &[],
         terms: Some(Terms {
             daily: 10,
             burst: None,
@@ -191,6 +192,7 @@ fn an_unusable_key_is_explained_by_its_last_change_and_a_missing_tier_is_our_fai
         method: &Method::GET,
         head: Ok(MARKETS),
         record: Some(&record),
+        trail: &[],
         terms: None,
         endpoints: &table,
         day: calendar.day_at(now()).unwrap(),
@@ -233,6 +235,7 @@ fn rates_are_open_and_the_burst_is_for_refused_requests_too() {
             method: &Method::GET,
             head: Ok(path),
             record: Some(&record),
+            trail: &[],
             terms: Some(Terms {
                 daily: 10,
                 burst: Some(Rate::per_second(number(20), number(40))),

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 
 use super::question::Question;
 use crate::policy::admission::{AdmissionStep, Terms, Verdict};
+use crate::policy::audit::{EXPIRES, Entry, STATE};
 use crate::policy::endpoint::{Endpoint, EndpointTable};
 use crate::policy::key_record::{KeyRecord, TierName, Unusable};
 use crate::policy::own_path::{self, OwnPath};
@@ -82,7 +83,7 @@ impl<'q, 'a> Reasons<'q, 'a> {
         };
         let tier = &record.tier;
         match (record.usable(&record.digest, now), self.question.terms) {
-            (Err(why), _) => (unusable(record, why), Vec::new()),
+            (Err(why), _) => (unusable(record, why, self.question.trail), Vec::new()),
             (Ok(()), None) => {
                 let reason = format!("the configuration has no tier {tier}");
                 (reason, vec!["tiers".to_owned()])
@@ -212,26 +213,40 @@ impl<'q, 'a> Reasons<'q, 'a> {
     }
 }
 
-/// Why a record is not usable now, and since when.
-fn unusable(record: &KeyRecord, why: Unusable) -> String {
-    let change = &record.last_change;
-    let because = match &change.reason {
-        Some(reason) => format!(" ({reason})"),
-        None => String::new(),
+/// Why a record is not usable now, and the change that caused it, by the newest entry of its `trail` that states it; without one, the
+/// last change.
+fn unusable(record: &KeyRecord, why: Unusable, trail: &[Entry]) -> String {
+    let fact = match why {
+        Unusable::Suspended | Unusable::Revoked => Some(STATE),
+        Unusable::Expired => Some(EXPIRES),
+        Unusable::WrongSecret => None,
     };
-    let last = format!(
-        "last change: {} by {} at {}{because}",
-        change.action.as_str(),
+    let states = |entry: &&Entry| fact.is_some_and(|fact| entry.after.contains_key(fact));
+    let cause = trail
+        .iter()
+        .filter(states)
+        .max_by_key(|entry| entry.version);
+    let last = Entry::of(record);
+    let change = cause.unwrap_or(&last);
+    let reason = change.reason.as_ref();
+    let change = format!(
+        "{}: {} by {} at {}{}",
+        match change.version == record.version {
+            true => "last change",
+            false => "cause",
+        },
+        change.what.as_str(),
         change.who,
-        record.updated
+        change.at,
+        reason.map_or_else(String::new, |reason| format!(" ({reason})"))
     );
     match why {
-        Unusable::WrongSecret => format!("not the key's secret; {last}"),
-        Unusable::Suspended => format!("the key is suspended; {last}"),
-        Unusable::Revoked => format!("the key is revoked; {last}"),
+        Unusable::WrongSecret => format!("not the key's secret; {change}"),
+        Unusable::Suspended => format!("the key is suspended; {change}"),
+        Unusable::Revoked => format!("the key is revoked; {change}"),
         Unusable::Expired => match record.expires {
-            Some(expires) => format!("the subscription ended at {expires}; {last}"),
-            None => format!("the subscription has ended; {last}"),
+            Some(expires) => format!("the subscription ended at {expires}; {change}"),
+            None => format!("the subscription has ended; {change}"),
         },
     }
 }
