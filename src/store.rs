@@ -344,6 +344,9 @@ pub trait Store: Send + Sync + 'static {
     /// As [`Store::charge`].
     async fn used(&self, key: KeyId, day: Day, limit: u64) -> Result<u64, StoreError>;
 
+    /// As [`Store::used`], without asking the store: `None` if nothing is known here. For the answer to a charge that failed.
+    fn used_as_known(&self, key: KeyId, day: Day, limit: u64) -> Option<u64>;
+
     /// Counts a refused request in the ledger, within a second. Never waits. In the embedded store at most
     /// 100,000 combinations of key, day, tier and endpoint wait to be written; it logs how many requests it left out beyond that.
     fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason);

@@ -186,7 +186,7 @@ impl<'a, K, N> Ask<'a, K, N> {
         ask.lookup.judgements += 1;
         if ask.lookup.judgements >= JUDGEMENTS_MAX {
             let cause = "the key or the day kept changing during the checks";
-            return ask.fail(None, cause.to_owned());
+            return ask.fail(None, cause.to_owned(), None);
         }
         if let Some(trail) = &mut ask.lookup.trail {
             trail.forget_from(AdmissionStep::Presented);
@@ -265,13 +265,13 @@ impl<'a, K, N> Ask<'a, K, N> {
     }
 
     /// Ends a request because the gateway or its store failed.
-    fn fail<G>(self, place: Option<RouteId>, cause: String) -> Next<'a, K, G> {
+    fn fail<G>(self, place: Option<RouteId>, cause: String, used: Option<u64>) -> Next<'a, K, G> {
         let refusal = Refusal {
             place,
             cause: Some(cause),
             ..Refusal::of(Rejection::Internal)
         };
-        self.refuse(refusal, None)
+        self.refuse(refusal, used)
     }
 }
 
@@ -410,10 +410,10 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
         )
     }
 
-    /// Reports that the gateway or its store failed.
-    pub fn failed<G>(self, cause: String) -> Next<'a, K, G> {
+    /// Reports that the gateway or its store failed; `used` are the units used as far as they are known.
+    pub fn failed<G>(self, cause: String, used: Option<u64>) -> Next<'a, K, G> {
         let (ask, endpoint) = self.split();
-        ask.fail(Some(RouteId::Endpoint(endpoint)), cause)
+        ask.fail(Some(RouteId::Endpoint(endpoint)), cause, used)
     }
 }
 
@@ -432,10 +432,10 @@ impl<'a, K> Ask<'a, K, OwnPath> {
         (self.caller.key, quota_status)
     }
 
-    /// Reports that the gateway or its store failed.
-    pub fn failed<G>(self, cause: String) -> Next<'a, K, G> {
+    /// Reports that the gateway or its store failed; `used` are the units used as far as they are known.
+    pub fn failed<G>(self, cause: String, used: Option<u64>) -> Next<'a, K, G> {
         let (ask, own) = self.split();
-        ask.fail(Some(RouteId::Own(own)), cause)
+        ask.fail(Some(RouteId::Own(own)), cause, used)
     }
 }
 

@@ -141,7 +141,10 @@ pub async fn admit(
                             report,
                         }));
                     }
-                    (false, Err(error)) => ask.failed(error.to_string()),
+                    (false, Err(error)) => {
+                        let used = edge.used_as_known(ask.caller());
+                        ask.failed(error.to_string(), used)
+                    }
                 }
             }
             NextNeed::Document => return Ok(Admitted::Document),
@@ -245,7 +248,7 @@ impl Edge<'_> {
         let (caller, endpoint) = (ask.caller(), ask.endpoint());
         let Some(upstream) = self.snapshot.upstream(&endpoint.upstream).cloned() else {
             let cause = format!("there is no upstream {}", endpoint.upstream);
-            return ask.failed(cause);
+            return ask.failed(cause, None);
         };
         let charge = Charge {
             key: caller.key.clone(),
@@ -278,7 +281,10 @@ impl Edge<'_> {
             Ok(Decision::Exhausted { used }) => ask.exhausted(used),
             Ok(Decision::KeyChanged) => ask.changed(None),
             Ok(Decision::OtherDay { now }) => ask.changed(Some(now)),
-            Err(error) => ask.failed(error.to_string()),
+            Err(error) => {
+                let used = self.used_as_known(ask.caller());
+                ask.failed(error.to_string(), used)
+            }
         }
     }
 
@@ -308,6 +314,13 @@ impl Edge<'_> {
         let used = self.gate.store.used(id, today, limit).await;
         self.note_call(metrics::READ, asked, &used);
         used
+    }
+
+    /// Units used today as far as they are known here.
+    fn used_as_known(&self, caller: &KnownCaller) -> Option<u64> {
+        let (id, today) = (caller.key.record.id, caller.quota_status.day);
+        let limit = caller.bound().unwrap_or(UNBOUNDED);
+        self.gate.store.used_as_known(id, today, limit)
     }
 
     /// Whether the replica has a newer record of the key than the judged one.

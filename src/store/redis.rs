@@ -214,12 +214,12 @@ impl Store for RedisStore {
             Ok(()) => self.parts.accounts.used(key, day).await,
             Err(error) => Err(error.into()),
         };
-        let outage = self.parts.outage.as_ref();
-        asked.or_else(|error| {
-            outage
-                .and_then(|outage| outage.used(key, day, Some(limit)))
-                .ok_or(error)
-        })
+        asked.or_else(|error| self.used_as_known(key, day, limit).ok_or(error))
+    }
+
+    fn used_as_known(&self, key: KeyId, day: Day, limit: u64) -> Option<u64> {
+        let outage = self.parts.outage.as_ref()?;
+        outage.used(key, day, Some(limit))
     }
 
     fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason) {

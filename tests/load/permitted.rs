@@ -72,6 +72,10 @@ macro_rules! passed_on {
 
             fn give_back(&self, _: Receipt) {}
 
+            fn used_as_known(&self, key: KeyId, day: Day, limit: u64) -> Option<u64> {
+                self.store.used_as_known(key, day, limit)
+            }
+
             fn keys(&self) -> &KeyTable {
                 self.store.keys()
             }

@@ -129,7 +129,12 @@ async fn failed_calls_take_nothing_from_the_share() {
         assert_eq!(answer.status, 200, "{answer:?}");
         assert_eq!(answer.number("x-ratelimit-remaining"), Some(left));
     }
-    assert_eq!(client.get(&key, MARKETS).await.status, 500);
+    let beyond = client.get(&key, MARKETS).await;
+    assert_eq!(beyond.status, 500);
+    assert_eq!(beyond.number("x-ratelimit-remaining"), Some(0));
+    assert!(beyond.number("retry-after").is_some(), "{beyond:?}");
+    let status = beyond.header("ratelimit").unwrap();
+    assert!(status.starts_with("\"daily\";r=0;"), "{status}");
     // Two per cent of the limit, as its count is not known.
     assert_eq!(client.get(&unknown, MARKETS).await.status, 200);
     scene.redis.as_mut().unwrap().restart().await;

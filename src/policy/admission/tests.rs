@@ -390,7 +390,7 @@ fn a_failure_of_the_gateway_is_a_500_with_what_is_known_by_then() {
             panic!("step 2");
         };
         let next: Next<'_, &KeyRecord, ()> = match ask.answer(found) {
-            Next::Charge(ask) => ask.failed("no store".into()),
+            Next::Charge(ask) => ask.failed("no store".into(), None),
             next => next,
         };
         let Next::Refused(refusal) = next else {

@@ -234,6 +234,10 @@ impl Store for EmbeddedStore {
         self.answered(answer).await
     }
 
+    fn used_as_known(&self, key: KeyId, day: Day, _limit: u64) -> Option<u64> {
+        self.desk.learnt.used(key, day)
+    }
+
     fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason) {
         self.desk
             .inbox
