@@ -137,9 +137,9 @@ rows! {
         /// Request headers that are not forwarded to upstreams, besides X-API-Key, X-Consumer-*, X-Forwarded-* and hop-by-hop headers.
         /// A * at the end matches any rest of a name.
         headers_denied: Vec<HeaderPattern> = distinct(|| text(header_pattern)).or_list(HEADERS_DENIED);
-        /// Headers of upstreams' answers that are not passed on to clients, besides Server, X-RateLimit-* and hop-by-hop headers. A * at
-        /// the end matches any rest of a name. The gateway's own Strict-Transport-Security is not removed. Headers without which clients
-        /// and caches would misread answers cannot be listed.
+        /// Headers of upstreams' answers that are not passed on to clients, besides Server, those named like the gateway's quota headers,
+        /// and hop-by-hop headers. A * at the end matches any rest of a name. The gateway's own Strict-Transport-Security is not removed.
+        /// Headers without which clients and caches would misread answers cannot be listed.
         answer_headers_denied: Vec<HeaderPattern> = distinct(|| text(answer_header_pattern)).or_list(ANSWER_HEADERS_DENIED);
     }
 
