@@ -109,6 +109,10 @@ struct Traffic {
     /// Replies that are not complete yet.
     received: BytesMut,
     search: ReplySearch,
+    /// Whether there was a reply; and the error that was the only one: a server that takes no connection states why, unasked, and closes
+    /// it.
+    has_replied: bool,
+    refusal: Option<String>,
     /// Wakes the connection's task, once it runs.
     task: Waker,
     /// Why nothing can be sent any longer.
@@ -123,6 +127,8 @@ impl Traffic {
             awaited: VecDeque::new(),
             received: BytesMut::new(),
             search: ReplySearch::default(),
+            has_replied: false,
+            refusal: None,
             task: Waker::noop().clone(),
             broken: None,
         }
@@ -197,6 +203,13 @@ impl Traffic {
             let reply = replies::read(self.received.get(..end).unwrap_or_default());
             self.received.advance(end);
             let reply = reply.map_err(io::Error::other)?;
+            self.refusal = match &reply {
+                Value::ServerError(error) if !self.has_replied => {
+                    Some(RedisError::from(error.clone()).to_string())
+                }
+                _ => None,
+            };
+            self.has_replied = true;
             let awaited = self.awaited.front_mut();
             let awaited = awaited.ok_or_else(|| io::Error::other(NotAReply))?;
             awaited.replies.push(reply);
@@ -213,6 +226,8 @@ impl Traffic {
 
     /// Fails all that is awaited, and whatever is sent from now on.
     fn end(&mut self, why: &str) {
+        let refusal = self.refusal.take();
+        let why = refusal.as_deref().unwrap_or(why);
         self.broken = Some(why.to_owned());
         for awaited in self.awaited.drain(..) {
             let _ = awaited.to.send(Err(broken(why)));
@@ -323,6 +338,10 @@ mod tests {
             ("", "the server closed the connection"),
             ("HTTP/1.1 400\r\n", "no reply of Redis"),
             ("+1\r\n+2\r\n+3\r\n", "no reply of Redis"),
+            (
+                "-ERR max number of clients reached\r\n",
+                "max number of clients reached",
+            ),
         ] {
             let (connection, mut server) = made(1_024);
             let [a, b, c] = ["a", "b", "c"].map(echo);
