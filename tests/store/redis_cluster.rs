@@ -182,6 +182,46 @@ async fn changes_reach_gateways_while_the_slot_of_the_feed_is_half_moved() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changes_are_followed_at_the_master_that_replaced_one_which_does_not_know_it() {
+    let set = ClusterSet::start(0).await;
+    let before = command(&set).await;
+    let former = set.owner("touchline:feed").await;
+    let key = issued_apart_from(&set, &before, former).await;
+    let store = gateway(place(&set)).await;
+    let is_known = async |key: &Arc<KeyEntry>| {
+        eventually("the gateway knows the key", async || {
+            store.keys().find(&key.record.digest).map(drop)
+        })
+        .await;
+    };
+    is_known(&key).await;
+    set.depose(former).await;
+    let seeds = [1, 2].map(|step| set.nodes[(former + step) % 3].address());
+    let servers = Servers::Cluster(seeds.into());
+    let after = eventually("commands use the others", async || {
+        let opened = open(
+            patient(servers.clone()),
+            Role::Command,
+            ZONE,
+            Clock::system(),
+        )
+        .await;
+        let opened: Arc<dyn Store> = opened.ok()?;
+        opened.create_key(new_record("starter")).await.ok()?;
+        Some(opened)
+    })
+    .await;
+    is_known(&issue(&after).await).await;
+    // That key was loaded together with all others.
+    eventually("nothing is loaded again", async || {
+        store.health().up.then_some(())
+    })
+    .await;
+    is_known(&issue(&after).await).await;
+    store.close(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_whose_move_was_interrupted_is_reported_until_it_ends() {
     let set = ClusterSet::start(0).await;
     let key = issued_at(&set, &command(&set).await, 0).await;

@@ -517,6 +517,23 @@ impl ClusterSet {
         masters
     }
 
+    /// From now on the master at this place and the others do not know each other, and the next one serves its slots, without its data. It
+    /// takes itself for their master still.
+    pub async fn depose(&self, former: usize) {
+        for (place, id) in self.ids.iter().enumerate().take(MASTERS) {
+            if place != former {
+                let forget = format!("CLUSTER FORGET {}", self.ids[former]);
+                let () = self.nodes[place].ask(&forget).await;
+                let () = self.nodes[former]
+                    .ask(&format!("CLUSTER FORGET {id}"))
+                    .await;
+            }
+        }
+        let (first, next) = (SLOTS * former / MASTERS, SLOTS * (former + 1) / MASTERS);
+        let take = format!("CLUSTER ADDSLOTSRANGE {first} {}", next - 1);
+        let () = self.nodes[(former + 1) % MASTERS].ask(&take).await;
+    }
+
     /// Moves the slot of a key with all its keys from one master to another, key by key.
     pub async fn move_slot(&self, key: &str, from: usize, to: usize) {
         self.move_keys(key, from, to).await;

@@ -259,8 +259,8 @@ impl Feed {
         link.require()?;
         let made = link.made();
         let name = link.names.feed();
-        let (connection, asks) = link.connect_apart(&name).await?;
-        let stream = ChangeStream::new(connection, asks, name);
+        let apart = link.connect_apart(&name).await?;
+        let stream = ChangeStream::new(apart.connection, apart.asks, name.clone());
         let mut run_ids = link.run_ids().await;
         run_ids.insert(stream.run_id().await?);
         let mut follower = FeedConnection {
@@ -274,6 +274,12 @@ impl Feed {
                 // A demoted server continues to answer, and may be behind the current master.
                 return Err(StoreError::Unavailable(
                     "another connection was made".into(),
+                ));
+            }
+            if link.owner(&name) != apart.owner {
+                // So does one whose slot was moved, or that does not know that it was replaced.
+                return Err(StoreError::Unavailable(
+                    "another node of the cluster serves the feed".into(),
                 ));
             }
             let followed = follower.catch_up().await?;

@@ -30,8 +30,8 @@ use super::line::ServerLine;
 use super::preparation::Preparation;
 use super::remedies::unconnected;
 use super::request::{LinkError, jittered, pipeline};
-use super::slots::{ClusterView, slot_of};
-use super::topology::{Address, Topology};
+use super::slots::{ClusterView, UNKNOWN_HOST, slot_of};
+use super::topology::{Address, Dialled, Topology};
 use crate::policy::failure_log::LoggedReasons;
 use crate::store::StoreError;
 
@@ -57,6 +57,16 @@ const REDIRECT_PAUSE: Duration = Duration::from_millis(5);
 const REDIRECTED_KEPT: Duration = Duration::from_secs(60);
 /// How long a slot is reported after the last call that waited for its move in vain.
 const OPEN_SLOT_SHOWN: Duration = Duration::from_secs(10);
+
+/// A connection to where a stream is kept.
+pub struct ApartConnection {
+    /// The connection.
+    pub connection: RedisConnection,
+    /// Whether each command with the stream's name must follow `ASKING`, because its slot is being moved.
+    pub asks: bool,
+    /// The node that served the slot; `None` without a cluster.
+    pub owner: Option<Address>,
+}
 
 /// The cluster.
 pub struct Cluster {
@@ -241,11 +251,6 @@ impl Cluster {
         self.shown.load(Ordering::Acquire) && is_served()
     }
 
-    /// Whether a node serves a slot, by the map as it is known.
-    pub fn owns(&self, node: &Address, slot: u16) -> bool {
-        self.table.load().view.owner(slot) == Some(node)
-    }
-
     /// Fails if the node that serves a slot is known to refuse writes.
     pub fn require_writes(&self, slot: u16) -> Result<(), LinkError> {
         let table = self.table.load();
@@ -277,7 +282,10 @@ impl Cluster {
             self.stale.notify_one();
             LinkError::NoConnection(match slot {
                 Some(slot) => format!("no node of the cluster is known to serve slot {slot}"),
-                None => "no node of the cluster can be reached".to_owned(),
+                None => {
+                    let reasons = self.absences().unwrap_or_default();
+                    format!("no node of the cluster can be reached: {reasons}")
+                }
             })
         })
     }
@@ -364,9 +372,12 @@ impl Cluster {
     ) -> Result<Arc<ClusterNode>, LinkError> {
         let named = error
             .redirect_node()
-            .and_then(|(address, _)| Address::parse(address))
-            .map(|address| address.or_host(&from.address.host));
-        let Some(address) = named else {
+            .and_then(|(address, slot)| Some((Address::parse(address)?, slot)));
+        let address = match named {
+            Some((address, slot)) if address.host == UNKNOWN_HOST => self.owner(slot),
+            named => named.map(|(address, _)| address.or_host(&from.address.host)),
+        };
+        let Some(address) = address else {
             return Err(LinkError::Unreadable(error.to_string()));
         };
         let known = self.table.load().node(&address).cloned();
@@ -443,23 +454,35 @@ impl Cluster {
         followed
     }
 
-    /// A connection of its own to the node that keeps the stream `name`, and whether each command with the name must follow `ASKING`
-    /// there, because its slot is being moved.
-    pub async fn connect_apart(&self, name: &str) -> Result<(RedisConnection, bool), StoreError> {
+    /// A connection of its own to the node that keeps the stream `name`.
+    pub async fn connect_apart(&self, name: &str) -> Result<ApartConnection, StoreError> {
         self.refresh().await?;
-        let slot = super::slots::slot(name.as_bytes());
-        let owner = self.node_of(Some(slot))?;
+        let owner = self.node_of(Some(super::slots::slot(name.as_bytes())))?;
         let dial = async |node: &ClusterNode| self.topology.node(node.address.clone()).dial().await;
-        let connection = dial(&owner).await?.connection;
-        let tried = timeout(MAP_TIMEOUT, connection.ask(&Cmd::xinfo_stream(name))).await;
+        let apart = |dialled: Dialled, asks| ApartConnection {
+            connection: dialled.connection,
+            asks,
+            owner: Some(owner.address.clone()),
+        };
+        let dialled = dial(&owner).await?;
+        let tried = timeout(
+            MAP_TIMEOUT,
+            dialled.connection.ask(&Cmd::xinfo_stream(name)),
+        )
+        .await;
         match tried {
             Ok(Err(error)) if error.kind() == ErrorKind::Server(ServerErrorKind::Ask) => {
                 let node = self.redirected(&error, &owner)?;
-                Ok((dial(&node).await?.connection, true))
+                Ok(apart(dial(&node).await?, true))
             }
             // Other faults are found by what the connection is for.
-            _ => Ok((connection, false)),
+            _ => Ok(apart(dialled, false)),
         }
+    }
+
+    /// The node that serves a slot, by the map as it is known.
+    pub fn owner(&self, slot: u16) -> Option<Address> {
+        self.table.load().view.owner(slot).cloned()
     }
 
     /// The map of this moment.

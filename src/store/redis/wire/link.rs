@@ -14,8 +14,7 @@ use jiff::Timestamp;
 use redis::{Cmd, FromRedisValue, InfoDict, Pipeline, ToRedisArgs, Value};
 use tokio::time::Instant;
 
-use super::cluster::Cluster;
-use super::connection::RedisConnection;
+use super::cluster::{ApartConnection, Cluster};
 use super::line::ServerLine;
 use super::preparation::Preparation;
 use super::remedies::unconnected;
@@ -263,7 +262,9 @@ impl RedisLink {
     /// Whether a master keeps `name`.
     pub fn keeps(&self, master: &Master, name: &str) -> bool {
         let node = self.cluster().zip(master.node.as_ref());
-        node.is_none_or(|(cluster, node)| cluster.owns(node, slot(name.as_bytes())))
+        node.is_none_or(|(cluster, node)| {
+            cluster.owner(slot(name.as_bytes())).as_ref() == Some(node)
+        })
     }
 
     /// Sends a command to one master, whatever its key, and reads the reply.
@@ -294,16 +295,24 @@ impl RedisLink {
         run_ids
     }
 
-    /// A connection of its own to where the stream `name` is kept, for blocking commands, and whether each must follow `ASKING`. Its
-    /// calls have no timeout but the caller's.
-    pub async fn connect_apart(&self, name: &str) -> Result<(RedisConnection, bool), StoreError> {
+    /// A connection of its own to where the stream `name` is kept, for blocking commands. Its calls have no timeout but the caller's.
+    pub async fn connect_apart(&self, name: &str) -> Result<ApartConnection, StoreError> {
         match &self.way {
             Way::Server(_) => {
-                let dialled = self.topology.dial().await;
-                Ok((dialled.map_err(unconnected)?.connection, false))
+                let dialled = self.topology.dial().await.map_err(unconnected)?;
+                Ok(ApartConnection {
+                    connection: dialled.connection,
+                    asks: false,
+                    owner: None,
+                })
             }
             Way::Cluster(cluster) => cluster.connect_apart(name).await.map_err(unconnected),
         }
+    }
+
+    /// The node of a cluster that serves a name, by the map as it is known; `None` without a cluster.
+    pub fn owner(&self, name: &str) -> Option<Address> {
+        self.cluster()?.owner(slot(name.as_bytes()))
     }
 
     /// One step of a scan over all names of all servers: where to continue, and the matching names. A name may be found twice.

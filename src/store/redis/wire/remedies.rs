@@ -108,7 +108,7 @@ const OF_CONNECTING: &[Remedy] = &[
     ),
     (
         "not valid for name",
-        "write a name that the certificate of Redis has as its address, or add this one to the certificate",
+        "write a name that the certificate of Redis has as its address, or add this one to the certificate; if it is not in store.redis, the servers name it themselves: set cluster-announce-hostname and cluster-preferred-endpoint-type, or replica-announce-ip, there",
     ),
     ("certificate expired", "renew the certificate of Redis"),
     (

@@ -13,6 +13,8 @@ use crate::store::StoreError;
 
 /// The slots of every cluster.
 const SLOTS: u16 = 16_384;
+/// The host of a node that has no name in a cluster that calls its nodes by names.
+pub const UNKNOWN_HOST: &str = "?";
 /// How many of the keys of a script are shown to operators: a call may be about hundreds.
 const NAMES_SHOWN: usize = 3;
 
@@ -84,6 +86,14 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
+/// The IP address of a node, by the reply to `CLUSTER NODES`.
+fn ip_of(nodes: &str, id: &str) -> Option<String> {
+    let mut lines = nodes.lines().map(str::split_ascii_whitespace);
+    let mut of_node = lines.find_map(|mut fields| (fields.next()? == id).then_some(fields))?;
+    let (address, _) = of_node.next()?.split_once('@')?;
+    Some(Address::parse(address)?.host)
+}
+
 /// The map of a cluster, as one node reports it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ClusterView {
@@ -138,12 +148,18 @@ impl ClusterView {
             let first = u16::from_redis_value_ref(first).map_err(unreadable)?;
             let last = u16::from_redis_value_ref(last).map_err(unreadable)?;
             let master = Vec::<Value>::from_redis_value_ref(master).map_err(unreadable)?;
-            let [host, port, ..] = master.as_slice() else {
+            let [host, port, id, ..] = master.as_slice() else {
                 continue;
             };
             let host = Option::<String>::from_redis_value_ref(host).map_err(unreadable)?;
             let port = u16::from_redis_value_ref(port).map_err(unreadable)?;
-            let host = host.filter(|host| host != "?").unwrap_or_default();
+            let host = match host.as_deref() {
+                Some(UNKNOWN_HOST) => {
+                    let id = String::from_redis_value_ref(id).map_err(unreadable)?;
+                    ip_of(&nodes, &id).unwrap_or_default()
+                }
+                _ => host.unwrap_or_default(),
+            };
             let address = Address { host, port }.or_host(&asked.host);
             view.ranges.push((first, last, address));
         }
@@ -380,6 +396,12 @@ mod tests {
         assert_eq!(view.nodes(), all);
         assert!(view.is_healthy() && view.moving && view.epoch == 7);
         assert!(!view.is_as_still_as(&view));
+        // In a cluster that calls its nodes by names, one may have none.
+        let slots = vec![(0, 99, "one", 6379), (100, 16_383, "?", 6379)];
+        let unnamed = "a 10.0.0.1:6379@1,one myself,master - 0 0 1 connected 0-99\n\
+                       id 10.0.0.2:6379@1 master - 0 0 2 connected 100-16383\n";
+        let view = ClusterView::read(&address("one:6379"), answers(slots, unnamed, info)).unwrap();
+        assert_eq!(view.nodes(), ["one:6379", "10.0.0.2:6379"].map(address));
         // Called by names, a master without slots is, too.
         let named = "a 10.0.0.1:1@11,one myself,master - 0 0 1 connected 0-16383\n\
                      b 10.0.0.2:2@12,two,shard-id=x master - 0 0 2 connected\n";

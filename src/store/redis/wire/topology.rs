@@ -295,7 +295,12 @@ impl Topology {
         // Once more for the handshakes and the login.
         match timeout(2 * patience, dial(&address.host, address.port, tls, login)).await {
             Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(no_server(format!("{address}: {error}"))),
+            Ok(Err(error)) => {
+                let error = error.to_string();
+                // The TLS library states the present time, as if each second the error were another one.
+                let lasting = error.split(": verification time").next().unwrap_or(&error);
+                Err(no_server(format!("{address}: {lasting}")))
+            }
             Err(_) => Err(no_server(format!("{address}: no connection in time"))),
         }
     }
