@@ -35,6 +35,8 @@ const RATE_MAX: u64 = 10_000;
 const MESSAGE_CHARS_MAX: usize = 500;
 pub(super) const ENDPOINTS_HINT: &str =
     "write one such as { path: /api/v1/data/markets, tiers: [starter], upstream: prediction-data }";
+/// The tier of requests without a valid key in metrics.
+const WITHOUT_TIER: &str = "none";
 const NO_TIER: &str = "no tier includes this endpoint";
 const TIERS_HINT: &str = "write tiers: and a list of names";
 const BURST_HINT: &str = "write burst: { rate: 20, burst: 40 }";
@@ -114,6 +116,11 @@ pub(super) fn tier(
     tier: Tier,
 ) -> Option<(TierName, Tier)> {
     match name.parse::<TierName>() {
+        Ok(name) if name.as_str() == WITHOUT_TIER => {
+            let hint = "in metrics it stands for requests without a valid key: write another one";
+            check.wrong_key(at, "this is not the name of a tier", hint);
+            None
+        }
         Ok(name) => Some((name, tier)),
         Err(error) => {
             check.wrong_key(at, "this is not the name of a tier", error.to_string());

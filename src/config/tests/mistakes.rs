@@ -451,6 +451,12 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_reported_at_their_places() {
             vec!["1:26 tiers.Gold: this is not the name of a tier"],
         ),
         (
+            "tiers: {pro: {daily: 5}, none: {daily: 5}}",
+            endpoints,
+            upstreams,
+            vec!["1:26 tiers.none: this is not the name of a tier"],
+        ),
+        (
             "tiers: {}",
             endpoints,
             upstreams,
