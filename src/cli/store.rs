@@ -16,7 +16,7 @@ use super::session::{Expected, Session, judged};
 use crate::config::{Config, Purpose};
 use crate::store::status::{
     EmbeddedFacts, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
-    SilentFacts, StoreFacts, StoreStatus,
+    SilentFacts, StoreFacts, StoreStatus, ahead_of,
 };
 use crate::store::{Forgotten, NodeName};
 
@@ -147,7 +147,10 @@ fn write_tables(status: &StoreStatus, out: &mut dyn Write) -> anyhow::Result<()>
     fields.push(("days", status.days.to_string()));
     fields.push((
         "clock",
-        format!("{:+.3} s", status.clock_difference_seconds),
+        format!(
+            "{} this machine's",
+            ahead_of(status.clock_difference_seconds)
+        ),
     ));
     fields.push(("events", events_text(&status.events)));
     for warning in &status.warnings {
@@ -309,7 +312,7 @@ fn silent_row(silent: &SilentFacts) -> NamedValues {
 /// The facts that only gateways on Redis report.
 fn condition_fields(gateway: &GatewayFacts) -> NamedValues {
     let clock = gateway.clock_difference_seconds;
-    let clock = clock.map(|seconds| format!("{seconds:+.1} s"));
+    let clock = clock.map(|difference| format!("{} Redis's", ahead_of(-difference)));
     let breaker = gateway.breaker.as_ref();
     let breaker =
         breaker.map(|breaker| format!("{} for {:.0} s", breaker.state, breaker.since_seconds));

@@ -240,6 +240,14 @@ pub struct SilentFacts {
     pub applied: Option<String>,
 }
 
+/// A difference of clocks in seconds, in words before the other clock.
+pub fn ahead_of(seconds: f64) -> String {
+    match seconds < 0.0 {
+        true => format!("{:.3} s behind", -seconds),
+        false => format!("{seconds:.3} s ahead of"),
+    }
+}
+
 /// How far a change has come beyond the server that took it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Replicas {

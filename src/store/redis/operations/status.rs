@@ -15,7 +15,7 @@ use crate::store::redis::wire::request::{LinkError, RefusedWritesFor, is_absent,
 use crate::store::redis::wire::zone::zone_names;
 use crate::store::status::{
     BreakerState, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
-    ServiceFacts, SilentFacts, StoreFacts, StoreStatus,
+    ServiceFacts, SilentFacts, StoreFacts, StoreStatus, ahead_of,
 };
 use crate::store::{ChangeMark, StoreContent, StoreError};
 
@@ -445,7 +445,8 @@ fn warnings_of_gateways(gateways: &[GatewayFacts], clock_difference_seconds: f64
     // Gateways correct for it.
     if clock_difference_seconds.abs() > DIFFERENCE_MAX.as_secs_f64() {
         warnings.push(format!(
-            "its clock and this machine's differ by {clock_difference_seconds:.1} s: the quota day follows its clock; make sure that both use NTP"
+            "its clock is {} this machine's: the quota day follows its clock; make sure that both use NTP",
+            ahead_of(clock_difference_seconds)
         ));
     }
     for gateway in gateways {
@@ -496,7 +497,8 @@ fn condition_warnings(gateway: &GatewayFacts) -> Vec<String> {
         && seconds.abs() > DIFFERENCE_MAX.as_secs_f64()
     {
         warnings.push(format!(
-            "Redis's clock and that of the gateway {name} differ by {seconds:.1} s: it uses Redis's; make sure that both use NTP"
+            "the clock of the gateway {name} is {} Redis's, which it uses: make sure that both use NTP",
+            ahead_of(-seconds)
         ));
     }
     warnings
