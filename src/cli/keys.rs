@@ -16,7 +16,7 @@ use orders::ChangeCommand;
 use super::against_running::note_tiers_that_do_not_run;
 use super::key_argument::KeyArgument;
 use super::output::RecordFormat;
-use super::session::{Expected, Session, UsageError};
+use super::session::{Expected, Session, UsageError, missing_file};
 use crate::config::Config;
 
 mod arguments;
@@ -99,10 +99,15 @@ pub(super) fn run(
         let tier = configured_tier(&config, tier)?;
         note_tiers_that_do_not_run(&config, [&tier]);
     }
+    if let KeysCommand::Import(order) = command
+        && order.dry_run
+        && let Some(missing) = missing_file(&config.store)
+    {
+        return transfer::rehearse(&config, order, &missing, out);
+    }
     let expected = match command {
         // These may be the first commands on a store.
-        KeysCommand::Issue(_) => Expected::Nothing,
-        KeysCommand::Import(order) => order.expected(),
+        KeysCommand::Issue(_) | KeysCommand::Import(_) => Expected::Nothing,
         KeysCommand::List(_)
         | KeysCommand::Show { .. }
         | KeysCommand::Rotate(_)

@@ -233,6 +233,75 @@ async fn a_dry_run_writes_nothing() {
 }
 
 #[tokio::test]
+async fn a_dry_run_before_there_is_a_database_checks_the_file_and_makes_none() {
+    let scene = scene(Store::Embedded).await;
+    let directory = scene.outside().join("new");
+    std::fs::create_dir(&directory).unwrap();
+    let database = directory.join("touchline.db");
+    let text = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
+    let (before, after) = text.split_once("embedded: { path: \"").unwrap();
+    let (_, after) = after.split_once('"').unwrap();
+    let text = format!(
+        "{before}embedded: {{ path: \"{}\"{after}",
+        database.display()
+    );
+    let config = file(&scene, "new.yaml", &text);
+    for (tier, code, shown) in [
+        ("pro", 0, "yet: the import would create it"),
+        ("other", 1, "the tier is not configured"),
+    ] {
+        let rows = file(
+            &scene,
+            "keys.csv",
+            &format!("key,customer,tier\n{},Acme,{tier}\n", foreign(1)),
+        );
+        let order = [
+            "keys",
+            "import",
+            rows.to_str().unwrap(),
+            "--dry-run",
+            "--config",
+            config.to_str().unwrap(),
+        ];
+        let output = Command::new(TOUCHLINE).args(order).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8(text).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert!(text.contains(shown), "{text}");
+    }
+    assert!(!database.exists());
+}
+
+#[tokio::test]
+async fn a_secret_that_a_file_states_as_ended_is_not_imported_beside_a_key_that_has_it() {
+    for store in STORES {
+        let scene = scene(store).await;
+        let digest = |number| sha256(&foreign(number));
+        let text = format!("key,customer,tier\n{},Acme,pro\n", foreign(1));
+        import(&scene, &file(&scene, "first.csv", &text), &[])
+            .await
+            .done();
+        let header = "key,customer,tier,ended_digests\n";
+        for (row, reason) in [
+            (
+                format!("{header}{},Acme,pro,{}\n", foreign(2), digest(1)),
+                "rotate or revoke that key first",
+            ),
+            (
+                format!("{header}{},Acme,pro,{}\n", foreign(2), digest(2)),
+                "of the row's own key",
+            ),
+        ] {
+            let message = import(&scene, &file(&scene, "next.csv", &row), &[])
+                .await
+                .failed(1);
+            assert!(message.contains(reason), "{message}");
+        }
+        assert_eq!(listed(&scene).await, 1);
+    }
+}
+
+#[tokio::test]
 async fn an_export_without_digests_shows_nothing_of_secrets_and_cannot_be_imported() {
     for store in STORES {
         let scene = scene(store).await;

@@ -10,4 +10,4 @@ mod import;
 mod rows;
 
 pub(super) use self::export::{ExportArguments, export};
-pub(super) use self::import::{ImportArguments, import};
+pub(super) use self::import::{ImportArguments, import, rehearse};

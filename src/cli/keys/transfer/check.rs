@@ -68,6 +68,8 @@ pub(super) struct Setting<'a> {
 pub(super) struct Checker<'a> {
     setting: Setting<'a>,
     stored_ids: HashSet<KeyId>,
+    /// The key that has a secret.
+    owners: HashMap<KeyDigest, KeyId>,
     /// The key that has a secret, or had it before its rotations.
     holders: HashMap<KeyDigest, KeyId>,
     lines_of_ids: HashMap<KeyId, u64>,
@@ -84,10 +86,13 @@ impl<'a> Checker<'a> {
         // A secret that has ended as one key's may be another's: the later entry counts.
         let has = stored.iter();
         let has = has.flat_map(|record| record.digests().map(|digest| (digest, record.id)));
+        let owners: HashMap<KeyDigest, KeyId> = has.collect();
+        let holders = had.chain(owners.iter().map(|(digest, id)| (*digest, *id)));
         Checker {
             setting,
             stored_ids: stored.iter().map(|record| record.id).collect(),
-            holders: had.chain(has).collect(),
+            holders: holders.collect(),
+            owners,
             lines_of_ids: HashMap::new(),
             lines_of_digests: HashMap::new(),
             keys: Vec::new(),
@@ -284,7 +289,25 @@ impl<'a> Checker<'a> {
                 "the previous key is already in the store, under the id {holder}"
             ));
         }
+        if id != GivenId::Stored {
+            problems.extend(self.valid_although_ended(&record));
+        }
         ImportableKey { line, record, id }
+    }
+
+    /// Why secrets that have ended, by the row of this record, are valid all the same.
+    fn valid_although_ended(&self, record: &KeyRecord) -> Option<String> {
+        let is_own = |digest: &KeyDigest| record.digests().any(|own| own == *digest);
+        if record.ended.iter().any(is_own) {
+            return Some("ended_digests: one is that of the row's own key or previous key".into());
+        }
+        let owner = record
+            .ended
+            .iter()
+            .find_map(|digest| self.owners.get(digest))?;
+        Some(format!(
+            "ended_digests: one is the secret of the key {owner} in the store: rotate or revoke that key first"
+        ))
     }
 }
 

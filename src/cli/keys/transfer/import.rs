@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use jiff::Timestamp;
 use serde::Serialize;
 
 use super::check::{Checker, GivenId, ImportProblem, ImportableKey, Setting};
@@ -17,9 +18,11 @@ use super::rows;
 use crate::cli::against_running::note_tiers_that_do_not_run;
 use crate::cli::keys::arguments::ChangeOptions;
 use crate::cli::output::{RecordFormat, write_text};
-use crate::cli::session::{Expected, Session, UsageError};
+use crate::cli::session::{Session, UsageError, note};
+use crate::clock::Clock;
+use crate::config::Config;
 use crate::policy::api_key::{KeyId, os_entropy};
-use crate::policy::key_record::{Action, TierName};
+use crate::policy::key_record::{Action, KeyRecord, TierName};
 use crate::policy::words::counted;
 use crate::store::{ChangeError, ChangeMark, Imported};
 
@@ -37,19 +40,9 @@ pub(in crate::cli) struct ImportArguments {
     format: Option<FileFormat>,
     /// Only check the file.
     #[arg(long)]
-    dry_run: bool,
+    pub(in crate::cli) dry_run: bool,
     #[command(flatten)]
     options: ChangeOptions,
-}
-
-impl ImportArguments {
-    /// The required state of the store: an import may create one, but a rehearsal creates nothing.
-    pub(in crate::cli) fn expected(&self) -> Expected {
-        match self.dry_run {
-            true => Expected::Database,
-            false => Expected::Nothing,
-        }
-    }
 }
 
 /// The outcome of an import.
@@ -68,13 +61,9 @@ pub(in crate::cli::keys) async fn import(
     order: &ImportArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let Some(format) = FileFormat::of(order.format, &order.file) else {
-        bail!(UsageError(format!(
-            "the name of {} does not show its format: add --format csv or --format jsonl",
-            order.file.display()
-        )));
-    };
-    let keys = check(session, order, format).await?;
+    let now = session.store.server_time().await?;
+    let stored = session.store.all_keys().await?;
+    let keys = check(&session.config, order, now, &stored)?;
     let is_stored = |key: &&ImportableKey| key.id == GivenId::Stored;
     let mut outcome = ImportOutcome {
         present: keys.iter().filter(is_stored).count(),
@@ -99,19 +88,47 @@ pub(in crate::cli::keys) async fn import(
     }
 }
 
-/// The keys of the file, without mistakes.
-async fn check(
-    session: &Session,
+/// Checks an import into a database that it would create.
+pub(in crate::cli::keys) fn rehearse(
+    config: &Config,
     order: &ImportArguments,
-    format: FileFormat,
+    missing: &Path,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let keys = check(config, order, Clock::system().now(), &[])?;
+    let tiers: BTreeSet<&TierName> = keys.iter().map(|key| &key.record.tier).collect();
+    note_tiers_that_do_not_run(config, tiers);
+    note(&format!(
+        "there is no database {} yet: the import would create it",
+        missing.display()
+    ));
+    let outcome = ImportOutcome {
+        imported: keys.len(),
+        dry_run: true,
+        ..ImportOutcome::default()
+    };
+    write_outcome(&outcome, order.options.output, out)
+}
+
+/// The keys of the file, without mistakes.
+fn check(
+    config: &Config,
+    order: &ImportArguments,
+    now: Timestamp,
+    stored: &[KeyRecord],
 ) -> anyhow::Result<Vec<ImportableKey>> {
+    let Some(format) = FileFormat::of(order.format, &order.file) else {
+        bail!(UsageError(format!(
+            "the name of {} does not show its format: add --format csv or --format jsonl",
+            order.file.display()
+        )));
+    };
     let setting = Setting {
-        config: &session.config,
-        now: session.store.server_time().await?,
+        config,
+        now,
         change: order.options.first(Action::Import).into(),
     };
-    let stored = session.store.all_keys().await?;
-    let mut checker = Checker::new(setting, &stored);
+    let mut checker = Checker::new(setting, stored);
     let take = |line, row| checker.take(line, row, || KeyId::generate(&mut os_entropy));
     let shown = order.file.display();
     let read = if is_standard(&order.file) {
