@@ -244,7 +244,8 @@ pub struct SilentFacts {
 pub fn ahead_of(seconds: f64) -> String {
     match seconds < 0.0 {
         true => format!("{:.3} s behind", -seconds),
-        false => format!("{seconds:.3} s ahead of"),
+        // Not "-0.000".
+        false => format!("{:.3} s ahead of", seconds.abs()),
     }
 }
 

@@ -285,7 +285,7 @@ async fn a_secret_that_a_file_states_as_ended_is_not_imported_beside_a_key_that_
         for (row, reason) in [
             (
                 format!("{header}{},Acme,pro,{}\n", foreign(2), digest(1)),
-                "rotate or revoke that key first",
+                "without an overlap or revoke it first",
             ),
             (
                 format!("{header}{},Acme,pro,{}\n", foreign(2), digest(2)),

@@ -68,7 +68,7 @@ pub(super) struct Setting<'a> {
 pub(super) struct Checker<'a> {
     setting: Setting<'a>,
     stored_ids: HashSet<KeyId>,
-    /// The key that has a secret.
+    /// The key of which a secret is valid, unless its state or subscription forbids it.
     owners: HashMap<KeyDigest, KeyId>,
     /// The key that has a secret, or had it before its rotations.
     holders: HashMap<KeyDigest, KeyId>,
@@ -86,12 +86,21 @@ impl<'a> Checker<'a> {
         // A secret that has ended as one key's may be another's: the later entry counts.
         let has = stored.iter();
         let has = has.flat_map(|record| record.digests().map(|digest| (digest, record.id)));
-        let owners: HashMap<KeyDigest, KeyId> = has.collect();
-        let holders = had.chain(owners.iter().map(|(digest, id)| (*digest, *id)));
+        let holders = had.chain(has).collect();
+        let valid = |record: &&KeyRecord| record.state != KeyState::Revoked;
+        let owners = stored.iter().filter(valid).flat_map(|record| {
+            let previous = record.previous.as_ref();
+            let previous = previous.filter(|previous| setting.now < previous.until);
+            let digests = [record.digest]
+                .into_iter()
+                .chain(previous.map(|one| one.digest));
+            digests.map(|digest| (digest, record.id))
+        });
+        let owners = owners.collect();
         Checker {
             setting,
             stored_ids: stored.iter().map(|record| record.id).collect(),
-            holders: holders.collect(),
+            holders,
             owners,
             lines_of_ids: HashMap::new(),
             lines_of_digests: HashMap::new(),
@@ -306,7 +315,7 @@ impl<'a> Checker<'a> {
             .iter()
             .find_map(|digest| self.owners.get(digest))?;
         Some(format!(
-            "ended_digests: one is the secret of the key {owner} in the store: rotate or revoke that key first"
+            "ended_digests: one is the secret of the key {owner} in the store: rotate that key without an overlap or revoke it first"
         ))
     }
 }

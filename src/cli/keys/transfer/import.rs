@@ -99,8 +99,9 @@ pub(in crate::cli::keys) fn rehearse(
     let tiers: BTreeSet<&TierName> = keys.iter().map(|key| &key.record.tier).collect();
     note_tiers_that_do_not_run(config, tiers);
     note(&format!(
-        "there is no database {} yet: the import would create it",
-        missing.display()
+        "there is no database {} yet: the import would create it. If there were keys, run the command in the gateway's working \
+         directory, or correct store.embedded.path",
+        std::path::absolute(missing).unwrap_or_default().display()
     ));
     let outcome = ImportOutcome {
         imported: keys.len(),
