@@ -804,6 +804,56 @@ async fn when_a_master_of_a_cluster_dies_its_keys_go_on_at_its_replica() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_failover_to_a_node_that_was_known_before_loses_is_written_again_without_a_call() {
+    let set = ClusterSet::start(1).await;
+    let (master, replica) = (&set.nodes[0], &set.nodes[3]);
+    let key = issued_at(&set, &command(&set).await, 0).await;
+    let store = gateway(place(&set)).await;
+    let is_charged = async || {
+        let decision = store.charge(charge(&key, today(), LIMIT, 1)).await;
+        matches!(decision, Ok(Decision::Granted { .. })).then_some(())
+    };
+    // There and back, so that there are connections to both.
+    for (node, place) in [(replica, 3), (master, 0)] {
+        eventually("it follows its master", async || {
+            let info: String = node.ask("INFO replication").await;
+            info.contains("master_link_status:up").then_some(())
+        })
+        .await;
+        let () = node.ask("CLUSTER FAILOVER TAKEOVER").await;
+        eventually("it is the master", async || {
+            let owner = set.owner(key.record.id.as_str()).await;
+            (owner == place).then_some(())
+        })
+        .await;
+        eventually("it is charged", is_charged).await;
+    }
+    let counted_at = async |place: usize| {
+        let id = key.record.id;
+        let name = format!("touchline:q:{{{id}}}:{}", today().date);
+        let ask = format!("HGET {name} {}", used_field(today()));
+        set.nodes[place].try_ask::<u64>(&ask).await.ok()
+    };
+    // From now on the replica gets nothing.
+    for (name, value) in [("masteruser", "nobody"), ("masterauth", "wrong")] {
+        let () = replica.ask(&format!("CONFIG SET {name} {value}")).await;
+    }
+    let _cut: u64 = master.ask("CLIENT KILL TYPE replica").await;
+    for _ in 0..2 {
+        granted(store.charge(charge(&key, today(), LIMIT, 1)).await);
+    }
+    // All that the gateway has to write for them by itself is written by then.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let used = counted_at(0).await.unwrap();
+    let () = replica.ask("CLUSTER FAILOVER TAKEOVER").await;
+    eventually("the lost units are counted again", async || {
+        (counted_at(3).await == Some(used)).then_some(())
+    })
+    .await;
+    store.close(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_emptied_master_of_a_cluster_is_filled_again() {
     let set = ClusterSet::start(0).await;
     let command = command(&set).await;

@@ -26,12 +26,13 @@ use tokio::time::{Instant, sleep, timeout};
 
 use self::node::{AWAIT_LINES_EVERY, ClusterNode};
 use super::connection::RedisConnection;
-use super::line::ServerLine;
+use super::line::{LinePreparation, ServerLine};
 use super::preparation::Preparation;
 use super::remedies::unconnected;
 use super::request::{LinkError, jittered, pipeline};
 use super::slots::{ClusterView, UNKNOWN_HOST, slot_of};
 use super::topology::{Address, Dialled, Topology};
+use super::zone::EmptyStore;
 use crate::policy::failure_log::LoggedReasons;
 use crate::store::StoreError;
 
@@ -73,6 +74,7 @@ pub struct Cluster {
     topology: Topology,
     preparation: Arc<Preparation>,
     response_timeout: Duration,
+    /// How many connections were made, and how often a node got slots that had none.
     made: Arc<AtomicU64>,
     table: ArcSwap<Table>,
     /// Held while the table is replaced.
@@ -182,8 +184,8 @@ impl Cluster {
         let absent = masters.filter(|address| !table.serves(address) || table.denies(address));
         let open = self.open_slots().into_iter().map(|slot| {
             format!(
-                "slot {slot} is being moved: keys without counts of today wait for its end; redis-cli --cluster fix ends a \
-                 move that was interrupted"
+                "slot {slot} is being moved: keys without counts of today are served without Redis until it ends; redis-cli --cluster \
+                 fix ends a move that was interrupted"
             )
         });
         let reasons: Vec<String> = absent
@@ -374,7 +376,10 @@ impl Cluster {
             .redirect_node()
             .and_then(|(address, slot)| Some((Address::parse(address)?, slot)));
         let address = match named {
-            Some((address, slot)) if address.host == UNKNOWN_HOST => self.owner(slot),
+            Some((address, slot)) if address.host == UNKNOWN_HOST => {
+                let moved = error.kind() == ErrorKind::Server(ServerErrorKind::Moved);
+                self.owner(slot).filter(|_| moved)
+            }
             named => named.map(|(address, _)| address.or_host(&from.address.host)),
         };
         let Some(address) = address else {
@@ -403,7 +408,9 @@ impl Cluster {
 
     fn new_node(&self, address: Address) -> Arc<ClusterNode> {
         let server = self.topology.node(address.clone());
-        let line = ServerLine::new(server, None, self.response_timeout, self.made.clone());
+        let writes = self.preparation.empty_store == EmptyStore::Claimed;
+        let node = LinePreparation::Node { writes };
+        let line = ServerLine::new(server, node, self.response_timeout, self.made.clone());
         Arc::new(ClusterNode::new(address, Arc::new(line)))
     }
 
@@ -528,13 +535,18 @@ impl Cluster {
             ClusterView::read(&node.address, answers.map_err(StoreError::from)?)
         });
         let mut opinions = join_all(asked).await;
-        let is_own = |view: &ClusterView| view.is_of_cluster(&table.view);
+        // One that could not be prepared is not in use.
+        let none = Arc::default();
+        let known = match self.zone_known.load(Ordering::Relaxed) {
+            true => &table.view,
+            false => &none,
+        };
         let mut all = false;
-        if !opinions.iter().flatten().any(is_own) {
+        if !opinions.iter().flatten().any(|view| view.may_follow(known)) {
             let seeds = self.topology.seeds().unwrap_or_default();
-            let known = table.nodes.iter().map(|node| &node.address);
-            let known = known.filter(|address| !seeds.contains(address));
-            opinions = join_all(seeds.iter().chain(known).map(|seed| self.ask_seed(seed))).await;
+            let others = table.nodes.iter().map(|node| &node.address);
+            let others = others.filter(|address| !seeds.contains(address));
+            opinions = join_all(seeds.iter().chain(others).map(|seed| self.ask_seed(seed))).await;
             all = opinions.iter().take(seeds.len()).all(Result::is_ok);
         }
         let mut troubles = Vec::new();
@@ -545,7 +557,7 @@ impl Cluster {
                 Err(error) => troubles.push(error.reason().to_owned()),
             }
         }
-        let usable = ClusterView::usable(&table.view, views, all);
+        let usable = ClusterView::usable(known, views, all);
         let refused = usable.as_ref().err().map(|error| Arc::new(error.clone()));
         self.other_cluster.store(refused);
         let view = ClusterView::latest(usable?).ok_or_else(|| {
@@ -610,11 +622,17 @@ impl Cluster {
                 .failing_since
                 .or_else(|| Some(std::time::Instant::now())),
         };
+        let owned = |address: &Address| table.view.owners().any(|owner| owner == address);
+        let is_replaced = !view.owners().all(owned);
         self.table.store(Arc::new(Table {
             view: view.clone(),
             nodes,
             failing_since,
         }));
+        if is_replaced {
+            // It may lack what its predecessor had, also if the connection to it is an earlier one.
+            self.made.fetch_add(1, Ordering::AcqRel);
+        }
         view
     }
 

@@ -36,11 +36,21 @@ const MASTER_EVERY: Duration = Duration::from_secs(1);
 /// The least time that preparing a connection may take. It is longer if its two round trips may each take the link's own timeout.
 const PREPARE_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
+/// What a connection is prepared with.
+pub enum LinePreparation {
+    /// The server of the store.
+    Whole(Arc<Preparation>),
+    /// A node of a cluster, which is prepared as a whole: of each node, only the scripts; and whether it runs writes, if it is to.
+    Node {
+        /// Whether it is to run writes, as for a gateway.
+        writes: bool,
+    },
+}
+
 /// The connection, if there is one.
 pub struct ServerLine {
     server: Topology,
-    /// `None` for a node of a cluster, which is prepared as a whole: of each node, only the scripts.
-    preparation: Option<Arc<Preparation>>,
+    preparation: LinePreparation,
     response_timeout: Duration,
     live: ArcSwapOption<Dialled>,
     /// Why there is no connection.
@@ -57,7 +67,7 @@ impl ServerLine {
     /// A line without a connection; [`ServerLine::keep`] makes it. `made` counts the connections, other lines' too.
     pub fn new(
         server: Topology,
-        preparation: Option<Arc<Preparation>>,
+        preparation: LinePreparation,
         response_timeout: Duration,
         made: Arc<AtomicU64>,
     ) -> ServerLine {
@@ -273,8 +283,9 @@ impl ServerLine {
 
     async fn prepare(&self, connection: &RedisConnection) -> Result<(), StoreError> {
         match &self.preparation {
-            Some(preparation) => preparation.prepare(connection).await,
-            None => {
+            LinePreparation::Whole(preparation) => preparation.prepare(connection).await,
+            LinePreparation::Node { writes: false } => begin(connection).await,
+            LinePreparation::Node { writes: true } => {
                 // One that only lets writes hang would be dropped again. One that refuses them can still be read.
                 let write = write_nothing();
                 let (begun, _) = tokio::join!(begin(connection), connection.ask(&write));
@@ -331,7 +342,8 @@ mod tests {
         });
         let (former, next) = (server.dial().await, server.dial().await);
         let [former, next] = [former, next].map(|dialled| Arc::new(dialled.unwrap()));
-        let line = ServerLine::new(server, None, Duration::from_secs(1), Arc::default());
+        let node = LinePreparation::Node { writes: true };
+        let line = ServerLine::new(server, node, Duration::from_secs(1), Arc::default());
         line.live.store(Some(former.clone()));
         std::thread::scope(|scope| {
             let held = line.down_since.lock();

@@ -15,7 +15,7 @@ use redis::{Cmd, FromRedisValue, InfoDict, Pipeline, ToRedisArgs, Value};
 use tokio::time::Instant;
 
 use super::cluster::{ApartConnection, Cluster};
-use super::line::ServerLine;
+use super::line::{LinePreparation, ServerLine};
 use super::preparation::Preparation;
 use super::remedies::unconnected;
 use super::request::{LinkError, parsed, pipeline, read_time};
@@ -72,7 +72,7 @@ impl RedisLink {
         let way = match topology.seeds() {
             None => Way::Server(ServerLine::new(
                 topology.clone(),
-                Some(preparation.clone()),
+                LinePreparation::Whole(preparation.clone()),
                 response_timeout,
                 made.clone(),
             )),
@@ -113,7 +113,8 @@ impl RedisLink {
         self.cluster().is_some_and(Cluster::is_partly_up)
     }
 
-    /// How many connections were made so far: a new number means that a server may have changed.
+    /// How many connections were made so far, and how often another node of a cluster got slots: a new number means that a server may have
+    /// changed.
     pub fn made(&self) -> u64 {
         self.made.load(Ordering::Acquire)
     }

@@ -67,7 +67,7 @@ const OF_REPLIES: &[Remedy] = &[
     ),
     (
         "ClusterDown",
-        "it is a node of a cluster, to be named in store.redis.cluster: find out why that does not serve (`CLUSTER INFO`)",
+        "find out why its cluster does not serve (`CLUSTER INFO`); name the nodes of that in store.redis.cluster",
     ),
     (
         "cluster support disabled",

@@ -108,6 +108,8 @@ pub struct ClusterView {
     epoch: u64,
     /// The ids of all nodes that the node knows, replicas too.
     members: BTreeSet<String>,
+    /// The node that was asked for it.
+    asked: Option<Address>,
 }
 
 impl ClusterView {
@@ -138,6 +140,7 @@ impl ClusterView {
                 .find_map(|line| line.strip_prefix("cluster_current_epoch:"))
                 .and_then(|epoch| epoch.trim().parse().ok())
                 .unwrap_or(0),
+            asked: Some(asked.clone()),
             ..ClusterView::default()
         };
         for range in slots {
@@ -186,7 +189,10 @@ impl ClusterView {
             let [id, place, flags, _, _, _, _, _, slots @ ..] = fields.as_slice() else {
                 continue;
             };
-            self.members.insert((*id).to_owned());
+            // In a handshake it has another id for a while.
+            if !flags.split(',').any(|flag| flag == "handshake") {
+                self.members.insert((*id).to_owned());
+            }
             let is_mark = |slot: &&str| slot.starts_with('[');
             self.moving |= slots.iter().any(is_mark);
             let flags: Vec<&str> = flags.split(',').collect();
@@ -210,48 +216,66 @@ impl ClusterView {
         }
     }
 
-    /// Whether two maps are of one cluster: more than half of the members of the smaller one are in the other too. Addresses do not show
-    /// it, for a node may have left for another cluster.
-    pub fn is_of_cluster(&self, other: &ClusterView) -> bool {
-        let shared = self.members.intersection(&other.members).count();
-        2 * shared > self.members.len().min(other.members.len())
+    fn shared(&self, other: &ClusterView) -> usize {
+        self.members.intersection(&other.members).count()
     }
 
-    /// The maps that may be used after `known`, the one in use: those of its cluster. If there are none, those of the one cluster with
-    /// slots; after a `known` one only if `all` configured addresses returned one, because a cluster that does not answer is not replaced
-    /// by another.
+    /// Whether two maps of one moment are of one cluster: more than half of the members of the smaller one are in the other too. Addresses
+    /// do not show it, for a node may have left for another cluster; nor does a single member, for that node keeps its id.
+    fn is_of_cluster(&self, other: &ClusterView) -> bool {
+        2 * self.shared(other) > self.members.len().min(other.members.len())
+    }
+
+    /// Whether it may be a later map of the cluster of `known`: its nodes may have been replaced but for one.
+    pub fn may_follow(&self, known: &ClusterView) -> bool {
+        !self.ranges.is_empty() && self.shared(known) > 0
+    }
+
+    /// The maps that may be used after `known`, the one in use, if there is one: those of the cluster that shares most members with it. If
+    /// none shares any, those of the one cluster with slots; after a `known` one only if `all` configured addresses returned one, because
+    /// a cluster that does not answer is not replaced by another.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] if the maps are of several clusters, or of another one than `known`.
     pub fn usable(
         known: &ClusterView,
-        views: Vec<ClusterView>,
+        mut views: Vec<ClusterView>,
         all: bool,
     ) -> Result<Vec<ClusterView>, StoreError> {
-        if views.iter().any(|view| view.is_of_cluster(known)) {
-            let own = views.into_iter().filter(|view| view.is_of_cluster(known));
-            return Ok(own.collect());
+        let with_slots = |view: &ClusterView| !view.ranges.is_empty();
+        if with_slots(known) || views.iter().any(with_slots) {
+            // A node without a cluster has none: a new one, or one that was reset.
+            views.retain(with_slots);
         }
-        let masters = |view: &ClusterView| {
-            let masters = view.nodes.iter().map(Address::to_string);
-            Vec::from_iter(masters).join(", ")
+        let rank = |view: &&ClusterView| (view.shared(known), view.is_healthy(), view.epoch);
+        let Some(best) = views.iter().max_by_key(rank) else {
+            return Ok(views);
         };
-        if let Some(other) = views.first().filter(|_| !known.members.is_empty() && !all) {
+        let other = views.iter().find(|view| !view.is_of_cluster(best));
+        let of = |view: &ClusterView| {
+            let asked = view.asked.iter().map(Address::to_string);
+            let masters = view.nodes.iter().map(Address::to_string);
+            let [asked, masters] = [Vec::from_iter(asked), Vec::from_iter(masters)];
+            format!("{} (masters {})", asked.concat(), masters.join(", "))
+        };
+        if best.may_follow(known) {
+            let is_own = views.iter().map(|view| view.is_of_cluster(best));
+            let mut is_own = Vec::from_iter(is_own).into_iter();
+            views.retain(|_| is_own.next() == Some(true));
+            return Ok(views);
+        }
+        if let Some(other) = other {
             return Err(StoreError::Unavailable(format!(
-                "only another cluster answers, with the masters {}: remove its address from store.redis.cluster; if the cluster of the \
-                 store was built anew, restart the gateway",
-                masters(other)
+                "{} and {} belong to two clusters: leave only the addresses of the store's in store.redis.cluster",
+                of(best),
+                of(other)
             )));
         }
-        // A node that was reset has none.
-        let mut with_slots = views.iter().filter(|view| !view.ranges.is_empty());
-        if let Some(first) = with_slots.next()
-            && let Some(other) = with_slots.find(|view| !view.is_of_cluster(first))
-        {
+        if with_slots(known) && !all {
             return Err(StoreError::Unavailable(format!(
-                "the addresses are of two clusters, with the masters {} and {}: leave only those of the store in store.redis.cluster",
-                masters(first),
-                masters(other)
+                "only {} answers, which belongs to another cluster: remove it from store.redis.cluster; if the cluster of the store was \
+                 built anew, restart the gateway",
+                of(best)
             )));
         }
         Ok(views)
@@ -452,26 +476,50 @@ mod tests {
         };
         let (none, known) = (ClusterView::default(), view("abcdef", "ok", 1));
         let grown = || view("abcdefghijkl", "ok", 2);
-        let shrunk = || view("abc", "fail", 3);
+        let partial = || view("abc", "fail", 3);
         let other = || view("fxyz", "ok", 9);
         let alone = || view_with(vec![], "q", "fail", 0);
         // In use: its own maps, whichever others there are.
-        let all = vec![other(), grown(), shrunk()];
+        let all = vec![other(), alone(), grown(), partial()];
         assert_eq!(usable(&known, all, false), Ok(vec![2, 3]));
+        // All of its nodes but one were replaced, or new ones met.
+        assert_eq!(
+            usable(&known, vec![view("alm", "ok", 4)], false),
+            Ok(vec![4])
+        );
+        let meets = "1 h:1@11 master,handshake - 0 0 1 connected\n";
+        let slots = vec![(0, SLOTS - 1, "h", 1)];
+        let met = ClusterView::read(&address("h:1"), answers(slots, meets, "")).unwrap();
+        assert_eq!(met.members.len(), 0);
+        // A node that was reset is no map of it.
+        assert_eq!(
+            usable(&known, vec![view_with(vec![], "a", "ok", 9)], true),
+            Ok(vec![])
+        );
         // Another cluster only if every address belongs to it.
+        let foreign = || view("xyz", "ok", 9);
         refused(
             &known,
-            vec![other()],
+            vec![foreign()],
             false,
-            "only another cluster answers, with the masters h:1, f:1, x:1",
+            "only h:1 (masters h:1, x:1, y:1, z:1) answers",
         );
-        refused(&known, vec![alone()], false, "only another");
-        assert_eq!(usable(&known, vec![other(), other()], true), Ok(vec![9, 9]));
+        refused(
+            &known,
+            vec![view("xyz", "fail", 0)],
+            false,
+            "belongs to another cluster",
+        );
+        assert_eq!(
+            usable(&known, vec![foreign(), foreign()], true),
+            Ok(vec![9, 9])
+        );
         // None in use: one cluster, beside nodes that serve in none.
-        assert_eq!(usable(&none, vec![grown(), alone()], false), Ok(vec![2, 0]));
-        for (known, all) in [(&none, false), (&none, true), (&alone(), true)] {
+        assert_eq!(usable(&none, vec![grown(), alone()], false), Ok(vec![2]));
+        assert_eq!(usable(&none, vec![alone()], false), Ok(vec![0]));
+        for (known, all) in [(&none, false), (&none, true), (&view("q", "ok", 0), true)] {
             refused(known, vec![grown(), other()], all, "two clusters");
-            refused(known, vec![shrunk(), other()], all, "two clusters");
+            refused(known, vec![partial(), other()], all, "two clusters");
         }
         assert_eq!(usable(&none, Vec::new(), true), Ok(Vec::new()));
         assert_eq!(usable(&known, Vec::new(), false), Ok(Vec::new()));
