@@ -26,6 +26,8 @@ const READ_MIN: usize = 4 * 1024;
 /// The memory that a buffer keeps when it is empty.
 const KEPT_MAX: usize = 64 * 1024;
 
+const CLOSED: &str = "the server closed the connection";
+
 /// What a connection is made over.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -184,8 +186,12 @@ impl Traffic {
             self.received.reserve(READ_MIN);
             let read = pin!(self.stream.read_buf(&mut self.received));
             let read = match ready!(read.poll(context)) {
-                Ok(0) => Err(io::Error::other("the server closed the connection")),
+                Ok(0) => Err(io::Error::other(CLOSED)),
                 Ok(_) => self.deliver(),
+                // Over TLS, without its farewell.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    Err(io::Error::other(CLOSED))
+                }
                 Err(error) => Err(error),
             };
             if let Err(error) = read {
