@@ -149,7 +149,18 @@ impl<'a> Checker<'a> {
     }
 
     /// The keys of the file, if it has no mistakes.
-    pub(super) fn finish(self) -> Result<Vec<ImportableKey>, Vec<ImportProblem>> {
+    pub(super) fn finish(mut self) -> Result<Vec<ImportableKey>, Vec<ImportProblem>> {
+        let added = self.keys.iter().filter(|key| key.id != GivenId::Stored);
+        let valid = added.filter_map(|key| {
+            let text = self.valid_although_ended(&key.record)?;
+            Some(ImportProblem {
+                line: key.line,
+                text,
+            })
+        });
+        let valid = Vec::from_iter(valid);
+        self.problems.extend(valid);
+        self.problems.sort_by_key(|problem| problem.line);
         or_problems(self.keys, self.problems)
     }
 
@@ -298,9 +309,6 @@ impl<'a> Checker<'a> {
                 "the previous key is already in the store, under the id {holder}"
             ));
         }
-        if id != GivenId::Stored {
-            problems.extend(self.valid_although_ended(&record));
-        }
         ImportableKey { line, record, id }
     }
 
@@ -310,10 +318,10 @@ impl<'a> Checker<'a> {
         if record.ended.iter().any(is_own) {
             return Some("ended_digests: one is that of the row's own key or previous key".into());
         }
-        let owner = record
-            .ended
-            .iter()
-            .find_map(|digest| self.owners.get(digest))?;
+        // A file that has the owner too states both, and may be imported again.
+        let is_other = |digest: &&KeyDigest| !self.lines_of_digests.contains_key(*digest);
+        let mut ended = record.ended.iter().filter(is_other);
+        let owner = ended.find_map(|digest| self.owners.get(digest))?;
         Some(format!(
             "ended_digests: one is the secret of the key {owner} in the store: rotate that key without an overlap or revoke it first"
         ))
