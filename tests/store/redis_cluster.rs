@@ -807,7 +807,8 @@ async fn when_a_master_of_a_cluster_dies_its_keys_go_on_at_its_replica() {
 async fn what_a_failover_to_a_node_that_was_known_before_loses_is_written_again_without_a_call() {
     let set = ClusterSet::start(1).await;
     let (master, replica) = (&set.nodes[0], &set.nodes[3]);
-    let key = issued_at(&set, &command(&set).await, 0).await;
+    let command = command(&set).await;
+    let key = issued_at(&set, &command, 0).await;
     let store = gateway(place(&set)).await;
     let is_charged = async || {
         let decision = store.charge(charge(&key, today(), LIMIT, 1)).await;
@@ -842,12 +843,23 @@ async fn what_a_failover_to_a_node_that_was_known_before_loses_is_written_again_
     for _ in 0..2 {
         granted(store.charge(charge(&key, today(), LIMIT, 1)).await);
     }
+    let suspended = KeyRecord {
+        state: KeyState::Suspended,
+        ..key.record.clone()
+    };
+    let (suspended, _) = command.update_key(suspended).await.unwrap();
     // All that the gateway has to write for them by itself is written by then.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let used = counted_at(0).await.unwrap();
     let () = replica.ask("CLUSTER FAILOVER TAKEOVER").await;
     eventually("the lost units are counted again", async || {
         (counted_at(3).await == Some(used)).then_some(())
+    })
+    .await;
+    eventually("the lost change of the key is made again", async || {
+        let ask = format!("HGET touchline:k:{{{}}} ver", suspended.id);
+        let version = replica.try_ask::<u64>(&ask).await.ok()?;
+        (version == suspended.version).then_some(())
     })
     .await;
     store.close(PATIENCE).await;

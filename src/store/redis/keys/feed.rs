@@ -11,6 +11,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -66,6 +67,8 @@ pub struct Feed {
     applied: watch::Sender<Option<u128>>,
     /// The incarnation of the store to which these positions belong.
     origin: Mutex<ReplicaOrigin>,
+    /// [`RedisLink::replaced`] before the table was last loaded from Redis.
+    replaced: AtomicU64,
     /// Whether the table was loaded, from Redis or from the saved replica, and when it was current.
     pub current: Current,
     /// Whether Redis itself was read since the start.
@@ -161,6 +164,7 @@ impl Feed {
             clock,
             applied: watch::Sender::new(None),
             origin: Mutex::default(),
+            replaced: AtomicU64::new(0),
             current: Current::never(),
             has_followed: watch::Sender::new(false),
             trouble: ArcSwapOption::empty(),
@@ -301,6 +305,7 @@ impl Feed {
         lookups: Lookups,
     ) -> Result<Result<(), StoreError>, StoreError> {
         let link = &self.link;
+        let replaced = link.replaced();
         let state = index::state(link).await?;
         // Before the walk: if the store is emptied meanwhile, what is completed afterwards is not of its incarnation.
         let incarnation = match &state.incarnation {
@@ -324,6 +329,7 @@ impl Feed {
                 incarnation: incarnation.unwrap_or_default(),
                 run_ids: run_ids.clone(),
             };
+            self.replaced.store(replaced, Ordering::Release);
             Ok(())
         };
         let written = written.await;
@@ -623,6 +629,9 @@ impl FeedConnection<'_> {
         let origin = self.feed.origin.lock().clone();
         if !self.run_ids.is_subset(&origin.run_ids) {
             return Ok(Some("Redis was restarted or replaced"));
+        }
+        if link.replaced() != self.feed.replaced.load(Ordering::Acquire) {
+            return Ok(Some("slots of the cluster passed to another node"));
         }
         match index::state(link).await {
             Ok(IndexState { incarnation, .. })

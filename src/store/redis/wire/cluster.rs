@@ -12,7 +12,7 @@
 //!
 //! A map is used only if it is of the cluster that is in use: an address may by now belong to another one ([`ClusterView::usable`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -74,8 +74,10 @@ pub struct Cluster {
     topology: Topology,
     preparation: Arc<Preparation>,
     response_timeout: Duration,
-    /// How many connections were made, and how often a node got slots that had none.
+    /// How many connections were made, and how often slots passed to another node.
     made: Arc<AtomicU64>,
+    /// The latter alone.
+    replaced: AtomicU64,
     table: ArcSwap<Table>,
     /// Held while the table is replaced.
     replacing: Mutex<()>,
@@ -134,6 +136,7 @@ impl Cluster {
             preparation,
             response_timeout,
             made,
+            replaced: AtomicU64::new(0),
             table: ArcSwap::default(),
             replacing: Mutex::new(()),
             shown: AtomicBool::new(false),
@@ -184,7 +187,7 @@ impl Cluster {
         let absent = masters.filter(|address| !table.serves(address) || table.denies(address));
         let open = self.open_slots().into_iter().map(|slot| {
             format!(
-                "slot {slot} is being moved: keys without counts of today are served without Redis until it ends; redis-cli --cluster \
+                "slot {slot} is being moved: keys without counts of today are decided without Redis until it ends; redis-cli --cluster \
                  fix ends a move that was interrupted"
             )
         });
@@ -519,6 +522,16 @@ impl Cluster {
         node.line.query(command, deadline).await
     }
 
+    /// How often slots passed to another node than before.
+    pub fn replaced(&self) -> u64 {
+        self.replaced.load(Ordering::Acquire)
+    }
+
+    /// The masters that serve slots, each once.
+    pub fn owners(&self) -> BTreeSet<Address> {
+        self.table.load().view.owners().cloned().collect()
+    }
+
     /// The masters by the map as it is known.
     pub fn masters(&self) -> Vec<Address> {
         self.table.load().view.nodes().to_vec()
@@ -557,7 +570,10 @@ impl Cluster {
                 Err(error) => troubles.push(error.reason().to_owned()),
             }
         }
-        let usable = ClusterView::usable(known, views, all);
+        let usable = ClusterView::usable(known, views, all).map_err(|error| {
+            let others = troubles.iter().map(|trouble| format!("; {trouble}"));
+            StoreError::Unavailable(format!("{}{}", error.reason(), String::from_iter(others)))
+        });
         let refused = usable.as_ref().err().map(|error| Arc::new(error.clone()));
         self.other_cluster.store(refused);
         let view = ClusterView::latest(usable?).ok_or_else(|| {
@@ -622,8 +638,7 @@ impl Cluster {
                 .failing_since
                 .or_else(|| Some(std::time::Instant::now())),
         };
-        let owned = |address: &Address| table.view.owners().any(|owner| owner == address);
-        let is_replaced = !view.owners().all(owned);
+        let is_replaced = view.has_other_owners(&table.view);
         self.table.store(Arc::new(Table {
             view: view.clone(),
             nodes,
@@ -631,6 +646,7 @@ impl Cluster {
         }));
         if is_replaced {
             // It may lack what its predecessor had, also if the connection to it is an earlier one.
+            self.replaced.fetch_add(1, Ordering::AcqRel);
             self.made.fetch_add(1, Ordering::AcqRel);
         }
         view

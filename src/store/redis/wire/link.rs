@@ -281,17 +281,19 @@ impl RedisLink {
         })
     }
 
-    /// The processes of the masters of a cluster that can be reached, by their names for themselves; none of another
+    /// The processes of the masters of a cluster that serve slots and can be reached, by their names for themselves; none of another
     /// topology, whose one server is asked on the connection in question.
     pub async fn run_ids(&self) -> BTreeSet<String> {
         let mut run_ids = BTreeSet::new();
-        if !self.is_cluster() {
+        let Some(cluster) = self.cluster() else {
             return run_ids;
-        }
+        };
         let ask = redis::cmd("INFO").arg("server").to_owned();
-        for master in self.masters() {
-            let reply = self.ask_master(&master, &ask, self.deadline()).await;
-            run_ids.extend(reply.ok().and_then(|info: InfoDict| info.get("run_id")));
+        // Without those that serve none: a former master is one for some seconds, and what it lacks when it returns is to be noticed.
+        for master in cluster.owners() {
+            let reply = cluster.ask_node(&master, &ask, self.deadline()).await;
+            let info = reply.ok().and_then(|reply| parsed::<InfoDict>(reply).ok());
+            run_ids.extend(info.and_then(|info| info.get("run_id")));
         }
         run_ids
     }
@@ -309,6 +311,11 @@ impl RedisLink {
             }
             Way::Cluster(cluster) => cluster.connect_apart(name).await.map_err(unconnected),
         }
+    }
+
+    /// How often slots of a cluster passed to another node, which may lack what its predecessor had.
+    pub fn replaced(&self) -> u64 {
+        self.cluster().map_or(0, Cluster::replaced)
     }
 
     /// The node of a cluster that serves a name, by the map as it is known; `None` without a cluster.

@@ -163,8 +163,11 @@ impl ClusterView {
                 }
                 _ => host.unwrap_or_default(),
             };
-            let address = Address { host, port }.or_host(&asked.host);
-            view.ranges.push((first, last, address));
+            // The address of a node that is gone is not known.
+            if port != 0 {
+                let address = Address { host, port }.or_host(&asked.host);
+                view.ranges.push((first, last, address));
+            }
         }
         view.ranges.sort_unstable();
         for (_, _, address) in &view.ranges {
@@ -226,9 +229,24 @@ impl ClusterView {
         2 * self.shared(other) > self.members.len().min(other.members.len())
     }
 
-    /// Whether it may be a later map of the cluster of `known`: its nodes may have been replaced but for one.
+    /// Whether it may be a later map of the cluster of `known`, of which up to half of the nodes may have been replaced meanwhile.
     pub fn may_follow(&self, known: &ClusterView) -> bool {
-        !self.ranges.is_empty() && self.shared(known) > 0
+        let shared = self.shared(known);
+        !self.ranges.is_empty() && shared > 0 && 2 * shared >= known.members.len()
+    }
+
+    /// Whether a node may lack what its predecessor had: it serves slots and served none in `before`, or slots have passed to another one.
+    pub fn has_other_owners(&self, before: &ClusterView) -> bool {
+        let owners = |view: &ClusterView| view.owners().cloned().collect::<BTreeSet<_>>();
+        self.served() > before.served() || owners(self) != owners(before)
+    }
+
+    /// The number of slots that have a master.
+    fn served(&self) -> u32 {
+        let ranges = self.ranges.iter();
+        ranges
+            .map(|(first, last, _)| u32::from(*last) - u32::from(*first) + 1)
+            .sum()
     }
 
     /// The maps that may be used after `known`, the one in use, if there is one: those of the cluster that shares most members with it. If
@@ -243,7 +261,14 @@ impl ClusterView {
         all: bool,
     ) -> Result<Vec<ClusterView>, StoreError> {
         let with_slots = |view: &ClusterView| !view.ranges.is_empty();
-        if with_slots(known) || views.iter().any(with_slots) {
+        let has_slots = views.iter().any(with_slots);
+        if with_slots(known) && !has_slots && !views.is_empty() {
+            return Err(StoreError::Unavailable(
+                "no node that answers serves slots: join the nodes to the cluster again, or assign its slots (redis-cli --cluster fix)"
+                    .to_owned(),
+            ));
+        }
+        if has_slots {
             // A node without a cluster has none: a new one, or one that was reset.
             views.retain(with_slots);
         }
@@ -273,8 +298,8 @@ impl ClusterView {
         }
         if with_slots(known) && !all {
             return Err(StoreError::Unavailable(format!(
-                "only {} answers, which belongs to another cluster: remove it from store.redis.cluster; if the cluster of the store was \
-                 built anew, restart the gateway",
+                "only {} answers, which belongs to another cluster: if most nodes of the store were replaced, restart the gateway, else \
+                 remove what leads there from store.redis.cluster",
                 of(best)
             )));
         }
@@ -314,12 +339,7 @@ impl ClusterView {
 
     /// Whether the cluster serves and every slot has a master.
     pub fn is_healthy(&self) -> bool {
-        let served: u32 = self
-            .ranges
-            .iter()
-            .map(|(first, last, _)| u32::from(*last) - u32::from(*first) + 1)
-            .sum();
-        self.ok && served == u32::from(SLOTS)
+        self.ok && self.served() == u32::from(SLOTS)
     }
 
     /// Whether nothing has moved or is moving between two views.
@@ -411,6 +431,10 @@ mod tests {
                      e :0@0 master,noaddr - 0 0 0 disconnected\n";
         let info = "cluster_enabled:1\r\ncluster_state:ok\r\ncluster_current_epoch:7\r\n";
         let slots = vec![(100, 16_383, "10.0.0.2", 2), (0, 99, "", 1)];
+        let gone = vec![(100, 16_383, "", 0), (0, 99, "", 1)];
+        let partial =
+            ClusterView::read(&address("10.0.0.1:1"), answers(gone, nodes, info)).unwrap();
+        assert_eq!((partial.served(), partial.owner(100)), (100, None));
         let view = ClusterView::read(&address("10.0.0.1:1"), answers(slots, nodes, info)).unwrap();
         assert_eq!(view.owner(0), Some(&address("10.0.0.1:1")));
         assert_eq!(view.owner(99), Some(&address("10.0.0.1:1")));
@@ -426,6 +450,8 @@ mod tests {
                        id 10.0.0.2:6379@1 master - 0 0 2 connected 100-16383\n";
         let view = ClusterView::read(&address("one:6379"), answers(slots, unnamed, info)).unwrap();
         assert_eq!(view.nodes(), ["one:6379", "10.0.0.2:6379"].map(address));
+        assert!(view.has_other_owners(&partial) && partial.has_other_owners(&view));
+        assert!(!partial.has_other_owners(&partial));
         // Called by names, a master without slots is, too.
         let named = "a 10.0.0.1:1@11,one myself,master - 0 0 1 connected 0-16383\n\
                      b 10.0.0.2:2@12,two,shard-id=x master - 0 0 2 connected\n";
@@ -482,20 +508,30 @@ mod tests {
         // In use: its own maps, whichever others there are.
         let all = vec![other(), alone(), grown(), partial()];
         assert_eq!(usable(&known, all, false), Ok(vec![2, 3]));
-        // All of its nodes but one were replaced, or new ones met.
+        // Half of its nodes were replaced, or new ones met.
         assert_eq!(
-            usable(&known, vec![view("alm", "ok", 4)], false),
+            usable(&known, vec![view("abclmn", "ok", 4)], false),
             Ok(vec![4])
+        );
+        refused(
+            &known,
+            vec![view("ablmno", "ok", 4)],
+            false,
+            "belongs to another cluster",
         );
         let meets = "1 h:1@11 master,handshake - 0 0 1 connected\n";
         let slots = vec![(0, SLOTS - 1, "h", 1)];
         let met = ClusterView::read(&address("h:1"), answers(slots, meets, "")).unwrap();
         assert_eq!(met.members.len(), 0);
-        // A node that was reset is no map of it.
-        assert_eq!(
-            usable(&known, vec![view_with(vec![], "a", "ok", 9)], true),
-            Ok(vec![])
+        refused(
+            &known,
+            vec![view("fx", "ok", 4)],
+            false,
+            "belongs to another cluster",
         );
+        // A node that was reset has no map of it.
+        let reset = vec![view_with(vec![], "a", "ok", 9)];
+        refused(&known, reset, true, "no node that answers serves slots");
         // Another cluster only if every address belongs to it.
         let foreign = || view("xyz", "ok", 9);
         refused(
