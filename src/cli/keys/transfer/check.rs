@@ -74,6 +74,8 @@ pub(super) struct Checker<'a> {
     holders: HashMap<KeyDigest, KeyId>,
     lines_of_ids: HashMap<KeyId, u64>,
     lines_of_digests: HashMap<KeyDigest, u64>,
+    /// New keys that state secrets as ended, by their lines; they are checked against the whole file.
+    with_ended: Vec<(u64, KeyRecord)>,
     keys: Vec<ImportableKey>,
     problems: Vec<ImportProblem>,
 }
@@ -104,6 +106,7 @@ impl<'a> Checker<'a> {
             owners,
             lines_of_ids: HashMap::new(),
             lines_of_digests: HashMap::new(),
+            with_ended: Vec::new(),
             keys: Vec::new(),
             problems: Vec::new(),
         }
@@ -150,13 +153,9 @@ impl<'a> Checker<'a> {
 
     /// The keys of the file, if it has no mistakes.
     pub(super) fn finish(mut self) -> Result<Vec<ImportableKey>, Vec<ImportProblem>> {
-        let added = self.keys.iter().filter(|key| key.id != GivenId::Stored);
-        let valid = added.filter_map(|key| {
-            let text = self.valid_although_ended(&key.record)?;
-            Some(ImportProblem {
-                line: key.line,
-                text,
-            })
+        let valid = self.with_ended.iter().filter_map(|(line, record)| {
+            let (line, text) = (*line, self.valid_although_ended(record)?);
+            Some(ImportProblem { line, text })
         });
         let valid = Vec::from_iter(valid);
         self.problems.extend(valid);
@@ -285,7 +284,7 @@ impl<'a> Checker<'a> {
 
     /// Compares a record with the keys of the store, which may have its key under another id.
     fn place(
-        &self,
+        &mut self,
         line: u64,
         mut record: KeyRecord,
         mut id: GivenId,
@@ -308,6 +307,9 @@ impl<'a> Checker<'a> {
             problems.push(format!(
                 "the previous key is already in the store, under the id {holder}"
             ));
+        }
+        if id != GivenId::Stored && !record.ended.is_empty() {
+            self.with_ended.push((line, record.clone()));
         }
         ImportableKey { line, record, id }
     }

@@ -205,6 +205,7 @@ impl Cluster {
                 format!("{address}: {why}")
             })
             .chain(open)
+            .chain(table.view.unserved())
             .collect();
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }

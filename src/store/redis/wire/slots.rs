@@ -108,6 +108,8 @@ pub struct ClusterView {
     epoch: u64,
     /// The ids of all nodes that the node knows, replicas too.
     members: BTreeSet<String>,
+    /// How many of them have failed, or have no address any more.
+    failed: usize,
     /// The node that was asked for it.
     asked: Option<Address>,
 }
@@ -192,9 +194,11 @@ impl ClusterView {
             let [id, place, flags, _, _, _, _, _, slots @ ..] = fields.as_slice() else {
                 continue;
             };
+            let has = |wanted: &str| flags.split(',').any(|flag| flag == wanted);
             // In a handshake it has another id for a while.
-            if !flags.split(',').any(|flag| flag == "handshake") {
+            if !has("handshake") {
                 self.members.insert((*id).to_owned());
+                self.failed += usize::from(has("fail") || has("noaddr"));
             }
             let is_mark = |slot: &&str| slot.starts_with('[');
             self.moving |= slots.iter().any(is_mark);
@@ -229,16 +233,29 @@ impl ClusterView {
         2 * self.shared(other) > self.members.len().min(other.members.len())
     }
 
-    /// Whether it may be a later map of the cluster of `known`, of which up to half of the nodes may have been replaced meanwhile.
+    /// Whether it may be a later map of the cluster of `known`, of which up to half of the nodes may have been replaced meanwhile; those that
+    /// had failed do not count.
     pub fn may_follow(&self, known: &ClusterView) -> bool {
         let shared = self.shared(known);
-        !self.ranges.is_empty() && shared > 0 && 2 * shared >= known.members.len()
+        let living = known.members.len().saturating_sub(known.failed);
+        !self.ranges.is_empty() && shared > 0 && 2 * shared >= living
     }
 
-    /// Whether a node may lack what its predecessor had: it serves slots and served none in `before`, or slots have passed to another one.
+    /// Whether slots have passed to another node since `before`, which may lack what its predecessor had. A master that only is gone has no
+    /// successor yet, and a map without slots comes before the first one.
     pub fn has_other_owners(&self, before: &ClusterView) -> bool {
         let owners = |view: &ClusterView| view.owners().cloned().collect::<BTreeSet<_>>();
-        self.served() > before.served() || owners(self) != owners(before)
+        let is_other = self.served() >= before.served() && owners(self) != owners(before);
+        let is_whole_again = self.is_healthy() && self.served() > before.served();
+        !before.ranges.is_empty() && (is_other || is_whole_again)
+    }
+
+    /// In words, how many slots have no master, if some have one.
+    pub fn unserved(&self) -> Option<String> {
+        let unserved = u32::from(SLOTS) - self.served();
+        (unserved > 0 && !self.ranges.is_empty()).then(|| {
+            format!("{unserved} slots have no master: let it return, or assign them (redis-cli --cluster fix)")
+        })
     }
 
     /// The number of slots that have a master.
@@ -263,10 +280,10 @@ impl ClusterView {
         let with_slots = |view: &ClusterView| !view.ranges.is_empty();
         let has_slots = views.iter().any(with_slots);
         if with_slots(known) && !has_slots && !views.is_empty() {
-            return Err(StoreError::Unavailable(
-                "no node that answers serves slots: join the nodes to the cluster again, or assign its slots (redis-cli --cluster fix)"
-                    .to_owned(),
-            ));
+            return Err(StoreError::Unavailable(match all {
+                true => "no node serves slots: assign them (redis-cli --cluster fix)".to_owned(),
+                false => "only a node answers that serves no slots".to_owned(),
+            }));
         }
         if has_slots {
             // A node without a cluster has none: a new one, or one that was reset.
@@ -450,8 +467,14 @@ mod tests {
                        id 10.0.0.2:6379@1 master - 0 0 2 connected 100-16383\n";
         let view = ClusterView::read(&address("one:6379"), answers(slots, unnamed, info)).unwrap();
         assert_eq!(view.nodes(), ["one:6379", "10.0.0.2:6379"].map(address));
-        assert!(view.has_other_owners(&partial) && partial.has_other_owners(&view));
-        assert!(!partial.has_other_owners(&partial));
+        let none = ClusterView::default();
+        assert!(view.has_other_owners(&partial));
+        assert!(
+            [&view, &partial]
+                .iter()
+                .all(|view| !view.has_other_owners(&none))
+        );
+        assert!(!partial.has_other_owners(&view) && !view.has_other_owners(&view));
         // Called by names, a master without slots is, too.
         let named = "a 10.0.0.1:1@11,one myself,master - 0 0 1 connected 0-16383\n\
                      b 10.0.0.2:2@12,two,shard-id=x master - 0 0 2 connected\n";
@@ -531,7 +554,9 @@ mod tests {
         );
         // A node that was reset has no map of it.
         let reset = vec![view_with(vec![], "a", "ok", 9)];
-        refused(&known, reset, true, "no node that answers serves slots");
+        refused(&known, reset, true, "no node serves slots");
+        let reset = vec![view_with(vec![], "a", "ok", 9)];
+        refused(&known, reset, false, "that serves no slots");
         // Another cluster only if every address belongs to it.
         let foreign = || view("xyz", "ok", 9);
         refused(
