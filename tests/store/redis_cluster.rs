@@ -866,6 +866,42 @@ async fn what_a_failover_to_a_node_that_was_known_before_loses_is_written_again_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_of_a_cluster_goes_on_from_its_saved_place_without_loading_all() {
+    let set = ClusterSet::start(0).await;
+    let command = command(&set).await;
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = async || {
+        let settings = RedisSettings {
+            replica: Some(directory.path().join("keys.db")),
+            ..patient(place(&set))
+        };
+        let role = Role::Gateway(NodeName("saved".into()));
+        open(settings, role, ZONE, Clock::system()).await.unwrap()
+    };
+    let walks = async || {
+        let asked = set
+            .nodes
+            .iter()
+            .map(async |node| calls(node, "sscan").await + calls(node, "scan").await);
+        join_all(asked).await.into_iter().sum::<u64>()
+    };
+    let mut before = 0;
+    for start in ["the first", "the second"] {
+        let key = issue(&command).await;
+        before = walks().await;
+        let store = gateway().await;
+        eventually("it has the key", async || {
+            store.keys().find(&key.record.digest).map(drop)
+        })
+        .await;
+        eventually("it is current", async || store.health().up.then_some(())).await;
+        store.close(PATIENCE).await;
+        assert_eq!(walks().await == before, start == "the second", "{start}");
+    }
+    assert!(before > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_emptied_master_of_a_cluster_is_filled_again() {
     let set = ClusterSet::start(0).await;
     let command = command(&set).await;
