@@ -254,6 +254,15 @@ async fn a_slot_whose_move_was_interrupted_is_reported_until_it_ends() {
     store.close(PATIENCE).await;
 }
 
+/// Waits until a key is charged and the cluster is reported as whole.
+async fn is_whole_again(store: &Arc<RedisStore>, key: &Arc<KeyEntry>) {
+    eventually("it is used and reported no more", async || {
+        let decision = store.charge(charge(key, today(), LIMIT, 1)).await;
+        (decision.is_ok() && store.health().up).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_denies_the_user_of_a_gateway_its_charges_is_reported() {
     let set = ClusterSet::start(0).await;
@@ -271,11 +280,7 @@ async fn a_master_that_denies_the_user_of_a_gateway_its_charges_is_reported() {
         "{trouble}"
     );
     let () = set.nodes[0].ask("ACL SETUSER default +@all").await;
-    eventually("it is reported no more", async || {
-        let decision = store.charge(charge(&key, today(), LIMIT, 1)).await;
-        (decision.is_ok() && store.health().up).then_some(())
-    })
-    .await;
+    is_whole_again(&store, &key).await;
     store.close(PATIENCE).await;
 }
 
@@ -380,11 +385,7 @@ async fn a_master_that_only_lets_writes_hang_is_absent_until_it_runs_them() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let () = set.nodes[2].ask("CLIENT UNPAUSE").await;
-    eventually("it is used again", async || {
-        let decision = store.charge(charge(&key, today(), LIMIT, 1)).await;
-        (decision.is_ok() && store.health().up).then_some(())
-    })
-    .await;
+    is_whole_again(&store, &key).await;
     store.close(PATIENCE).await;
 }
 
@@ -419,10 +420,7 @@ async fn an_address_that_belongs_to_another_cluster_by_now_leads_no_gateway_ther
         "{trouble}"
     );
     own.nodes.iter().for_each(Node::resume);
-    eventually("its own cluster is used again", async || {
-        (charged().await.is_ok() && store.health().up).then_some(())
-    })
-    .await;
+    is_whole_again(&store, &key).await;
     store.close(PATIENCE).await;
     let command = open(patient(servers()), Role::Command, ZONE, Clock::system()).await;
     let refused = command.map(drop).unwrap_err().to_string();
@@ -836,7 +834,7 @@ async fn what_a_failover_to_a_node_that_was_known_before_loses_is_written_again_
         set.nodes[place].try_ask::<u64>(&ask).await.ok()
     };
     // From now on the replica gets nothing.
-    for (name, value) in [("masteruser", "nobody"), ("masterauth", "wrong")] {
+    for (name, value) in [("masteruser", "stranger"), ("masterauth", "wrong")] {
         let () = replica.ask(&format!("CONFIG SET {name} {value}")).await;
     }
     let _cut: u64 = master.ask("CLIENT KILL TYPE replica").await;
