@@ -289,11 +289,10 @@ impl ClusterView {
             // A node without a cluster has none: a new one, or one that was reset.
             views.retain(with_slots);
         }
-        let rank = |view: &&ClusterView| (view.shared(known), view.is_healthy(), view.epoch);
-        let Some(best) = views.iter().max_by_key(rank) else {
+        views.sort_by_key(|view| (view.shared(known), view.is_healthy(), view.epoch));
+        let Some(best) = views.pop() else {
             return Ok(views);
         };
-        let other = views.iter().find(|view| !view.is_of_cluster(best));
         let of = |view: &ClusterView| {
             let asked = view.asked.iter().map(Address::to_string);
             let masters = view.nodes.iter().map(Address::to_string);
@@ -301,15 +300,14 @@ impl ClusterView {
             format!("{} (masters {})", asked.concat(), masters.join(", "))
         };
         if best.may_follow(known) {
-            let is_own = views.iter().map(|view| view.is_of_cluster(best));
-            let mut is_own = Vec::from_iter(is_own).into_iter();
-            views.retain(|_| is_own.next() == Some(true));
+            views.retain(|view| view.is_of_cluster(&best));
+            views.push(best);
             return Ok(views);
         }
-        if let Some(other) = other {
+        if let Some(other) = views.iter().find(|view| !view.is_of_cluster(&best)) {
             return Err(StoreError::Unavailable(format!(
                 "{} and {} belong to two clusters: leave only the addresses of the store's in store.redis.cluster",
-                of(best),
+                of(&best),
                 of(other)
             )));
         }
@@ -317,9 +315,10 @@ impl ClusterView {
             return Err(StoreError::Unavailable(format!(
                 "only {} answers, which belongs to another cluster: if most nodes of the store were replaced, restart the gateway, else \
                  remove what leads there from store.redis.cluster",
-                of(best)
+                of(&best)
             )));
         }
+        views.push(best);
         Ok(views)
     }
 
@@ -530,7 +529,7 @@ mod tests {
         let alone = || view_with(vec![], "q", "fail", 0);
         // In use: its own maps, whichever others there are.
         let all = vec![other(), alone(), grown(), partial()];
-        assert_eq!(usable(&known, all, false), Ok(vec![2, 3]));
+        assert_eq!(usable(&known, all, false), Ok(vec![3, 2]));
         // Half of its nodes were replaced, or new ones met.
         assert_eq!(
             usable(&known, vec![view("abclmn", "ok", 4)], false),
