@@ -25,12 +25,13 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::node::ClusterNode;
+use self::view::{ClusterView, UNKNOWN_HOST};
 use super::connection::RedisConnection;
 use super::line::{LinePreparation, ServerLine};
 use super::preparation::Preparation;
 use super::remedies::unconnected;
 use super::request::{LinkError, jittered, pipeline};
-use super::slots::{ClusterView, UNKNOWN_HOST, slot_of};
+use super::slots::{slot, slot_of};
 use super::topology::{Address, Dialled, Topology};
 use super::zone::EmptyStore;
 use crate::policy::failure_log::LoggedReasons;
@@ -39,6 +40,7 @@ use crate::store::StoreError;
 mod map;
 mod node;
 mod preparing;
+pub mod view;
 
 /// How often the map is asked for although nothing seems to have changed.
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
@@ -467,7 +469,7 @@ impl Cluster {
     /// A connection of its own to the node that keeps the stream `name`.
     pub async fn connect_apart(&self, name: &str) -> Result<ApartConnection, StoreError> {
         self.refresh().await?;
-        let owner = self.node_of(Some(super::slots::slot(name.as_bytes())))?;
+        let owner = self.node_of(Some(slot(name.as_bytes())))?;
         let dial = async |node: &ClusterNode| self.topology.node(node.address.clone()).dial().await;
         let apart = |dialled: Dialled, asks| ApartConnection {
             connection: dialled.connection,

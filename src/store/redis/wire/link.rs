@@ -14,13 +14,14 @@ use jiff::Timestamp;
 use redis::{Cmd, FromRedisValue, InfoDict, Pipeline, ToRedisArgs, Value};
 use tokio::time::Instant;
 
+use super::cluster::view::ClusterView;
 use super::cluster::{ApartConnection, Cluster};
 use super::line::{LinePreparation, ServerLine};
 use super::preparation::Preparation;
 use super::remedies::unconnected;
 use super::request::{LinkError, parsed, pipeline, read_time};
 use super::script::Script;
-use super::slots::{ClusterView, slot};
+use super::slots::slot;
 use super::topology::{Address, Topology};
 use super::zone::{self, EmptyStore, ZoneCheck, zone_names};
 use crate::store::StoreError;

@@ -8,9 +8,9 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::node::{AWAIT_LINES_EVERY, ClusterNode};
+use super::view::ClusterView;
 use super::{Cluster, MAP_TIMEOUT, Table};
 use crate::store::StoreError;
-use crate::store::redis::wire::slots::ClusterView;
 use crate::store::redis::wire::topology::Address;
 
 /// How long a node that only redirections named is kept without another one.

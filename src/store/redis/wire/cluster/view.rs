@@ -1,0 +1,467 @@
+//! The map of a cluster as one of its nodes reports it, and which of several reports may be used.
+//!
+//! Pure: the replies of the nodes are arguments.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use redis::{FromRedisValue, Pipeline, Value};
+
+use crate::store::StoreError;
+use crate::store::redis::wire::slots::SLOTS;
+use crate::store::redis::wire::topology::Address;
+
+/// The host of a node that has no name in a cluster that calls its nodes by names.
+pub const UNKNOWN_HOST: &str = "?";
+
+/// The IP address of a node, by the reply to `CLUSTER NODES`.
+fn ip_of(nodes: &str, id: &str) -> Option<String> {
+    let mut lines = nodes.lines().map(str::split_ascii_whitespace);
+    let mut of_node = lines.find_map(|mut fields| (fields.next()? == id).then_some(fields))?;
+    let (address, _) = of_node.next()?.split_once('@')?;
+    Some(Address::parse(address)?.host)
+}
+
+/// The map of a cluster, as one node reports it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ClusterView {
+    /// First and last slot of each range with the master that serves it, in the order of the slots.
+    ranges: Vec<(u16, u16, Address)>,
+    /// All masters, including those without slots: a slot may be moving to one.
+    nodes: Vec<Address>,
+    /// Whether the node reports that the cluster serves.
+    ok: bool,
+    /// Whether a slot is moving.
+    moving: bool,
+    epoch: u64,
+    /// The ids of all nodes that the node knows, replicas too.
+    members: BTreeSet<String>,
+    /// How many of them have failed, or have no address any more.
+    failed: usize,
+    /// The node that was asked for it.
+    asked: Option<Address>,
+}
+
+impl ClusterView {
+    /// The commands that ask a node for its map.
+    pub fn questions() -> Pipeline {
+        let mut pipeline = Pipeline::with_capacity(3);
+        for question in ["SLOTS", "NODES", "INFO"] {
+            pipeline.cmd("CLUSTER").arg(question);
+        }
+        pipeline
+    }
+
+    /// Parses the replies of the node at `asked`.
+    pub fn read(asked: &Address, answers: Vec<Value>) -> Result<ClusterView, StoreError> {
+        let no_map = |why: &dyn fmt::Display| {
+            StoreError::Unavailable(format!("{asked} returned no cluster map: {why}"))
+        };
+        let unreadable = |error: redis::ParsingError| no_map(&error);
+        let answers = answers.into_iter().map(Value::extract_error);
+        let answers = answers.collect::<redis::RedisResult<_>>();
+        let answers = Value::Array(answers.map_err(|error| no_map(&error))?);
+        let (slots, nodes, info): (Vec<Value>, String, String) =
+            FromRedisValue::from_redis_value(answers).map_err(unreadable)?;
+        let mut view = ClusterView {
+            ok: info.contains("cluster_state:ok"),
+            epoch: info
+                .lines()
+                .find_map(|line| line.strip_prefix("cluster_current_epoch:"))
+                .and_then(|epoch| epoch.trim().parse().ok())
+                .unwrap_or(0),
+            asked: Some(asked.clone()),
+            ..ClusterView::default()
+        };
+        for range in slots {
+            let range = Vec::<Value>::from_redis_value(range).map_err(unreadable)?;
+            let [first, last, master, ..] = range.as_slice() else {
+                continue;
+            };
+            let first = u16::from_redis_value_ref(first).map_err(unreadable)?;
+            let last = u16::from_redis_value_ref(last).map_err(unreadable)?;
+            let master = Vec::<Value>::from_redis_value_ref(master).map_err(unreadable)?;
+            let [host, port, id, ..] = master.as_slice() else {
+                continue;
+            };
+            let host = Option::<String>::from_redis_value_ref(host).map_err(unreadable)?;
+            let port = u16::from_redis_value_ref(port).map_err(unreadable)?;
+            let host = match host.as_deref() {
+                Some(UNKNOWN_HOST) => {
+                    let id = String::from_redis_value_ref(id).map_err(unreadable)?;
+                    ip_of(&nodes, &id).unwrap_or_default()
+                }
+                _ => host.unwrap_or_default(),
+            };
+            // The address of a node that is gone is not known.
+            if port != 0 {
+                let address = Address { host, port }.or_host(&asked.host);
+                view.ranges.push((first, last, address));
+            }
+        }
+        view.ranges.sort_unstable();
+        for (_, _, address) in &view.ranges {
+            if !view.nodes.contains(address) {
+                view.nodes.push(address.clone());
+            }
+        }
+        view.read_nodes(asked, &nodes);
+        Ok(view)
+    }
+
+    /// Adds the parts that only `CLUSTER NODES` reports: all members, masters without slots, and moving slots.
+    fn read_nodes(&mut self, asked: &Address, nodes: &str) {
+        // After its address, a node may have a name, which its certificate is for; used if the owners of slots are called by theirs.
+        let name = |place: &str| place.split(',').nth(1).unwrap_or_default().to_owned();
+        let mut places = nodes
+            .lines()
+            .filter_map(|line| line.split_ascii_whitespace().nth(1));
+        let has_names = places.any(|place| self.nodes.iter().any(|node| node.host == name(place)));
+        for line in nodes.lines() {
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            let [id, place, flags, _, _, _, _, _, slots @ ..] = fields.as_slice() else {
+                continue;
+            };
+            let has = |wanted: &str| flags.split(',').any(|flag| flag == wanted);
+            // In a handshake it has another id for a while.
+            if !has("handshake") {
+                self.members.insert((*id).to_owned());
+                self.failed += usize::from(has("fail") || has("noaddr"));
+            }
+            let is_mark = |slot: &&str| slot.starts_with('[');
+            self.moving |= slots.iter().any(is_mark);
+            let flags: Vec<&str> = flags.split(',').collect();
+            let serves = flags.contains(&"master")
+                && !["fail", "noaddr", "handshake"]
+                    .iter()
+                    .any(|flag| flags.contains(flag));
+            if !serves || !slots.iter().all(is_mark) {
+                continue;
+            }
+            let address = place
+                .split_once('@')
+                .and_then(|(address, _)| Address::parse(address))
+                .map(|address| match name(place) {
+                    host if has_names && !host.is_empty() => Address { host, ..address },
+                    _ => address.or_host(&asked.host),
+                });
+            if let Some(address) = address.filter(|address| !self.nodes.contains(address)) {
+                self.nodes.push(address);
+            }
+        }
+    }
+
+    fn shared(&self, other: &ClusterView) -> usize {
+        self.members.intersection(&other.members).count()
+    }
+
+    /// Whether two maps of one moment are of one cluster: more than half of the members of the smaller one are in the other too. Addresses
+    /// do not show it, for a node may have left for another cluster; nor does a single member, for that node keeps its id.
+    fn is_of_cluster(&self, other: &ClusterView) -> bool {
+        2 * self.shared(other) > self.members.len().min(other.members.len())
+    }
+
+    /// Whether it may be a later map of the cluster of `known`, of which up to half of the nodes may have been replaced meanwhile; those that
+    /// had failed do not count.
+    pub fn may_follow(&self, known: &ClusterView) -> bool {
+        let shared = self.shared(known);
+        let living = known.members.len().saturating_sub(known.failed);
+        !self.ranges.is_empty() && shared > 0 && 2 * shared >= living
+    }
+
+    /// Whether slots have passed to another node since `before`, which may lack what its predecessor had. A master that only is gone has no
+    /// successor yet, and a map without slots comes before the first one.
+    pub fn has_other_owners(&self, before: &ClusterView) -> bool {
+        let owners = |view: &ClusterView| view.owners().cloned().collect::<BTreeSet<_>>();
+        let is_other = self.served() >= before.served() && owners(self) != owners(before);
+        let is_whole_again = self.is_healthy() && self.served() > before.served();
+        !before.ranges.is_empty() && (is_other || is_whole_again)
+    }
+
+    /// In words, how many slots have no master, if some have one.
+    pub fn unserved(&self) -> Option<String> {
+        let unserved = u32::from(SLOTS) - self.served();
+        (unserved > 0 && !self.ranges.is_empty()).then(|| {
+            format!("{unserved} slots have no master: let it return, or assign them (redis-cli --cluster fix)")
+        })
+    }
+
+    /// The number of slots that have a master.
+    fn served(&self) -> u32 {
+        let ranges = self.ranges.iter();
+        ranges
+            .map(|(first, last, _)| u32::from(*last) - u32::from(*first) + 1)
+            .sum()
+    }
+
+    /// The maps that may be used after `known`, the one in use, if there is one: those of the cluster that shares most members with it. If
+    /// none shares any, those of the one cluster with slots; after a `known` one only if `all` configured addresses returned one, because
+    /// a cluster that does not answer is not replaced by another.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] if the maps are of several clusters, or of another one than `known`.
+    pub fn usable(
+        known: &ClusterView,
+        mut views: Vec<ClusterView>,
+        all: bool,
+    ) -> Result<Vec<ClusterView>, StoreError> {
+        let with_slots = |view: &ClusterView| !view.ranges.is_empty();
+        let has_slots = views.iter().any(with_slots);
+        if with_slots(known) && !has_slots && !views.is_empty() {
+            return Err(StoreError::Unavailable(match all {
+                true => "no node serves slots: assign them (redis-cli --cluster fix)".to_owned(),
+                false => "only a node answers that serves no slots".to_owned(),
+            }));
+        }
+        if has_slots {
+            // A node without a cluster has none: a new one, or one that was reset.
+            views.retain(with_slots);
+        }
+        views.sort_by_key(|view| (view.shared(known), view.is_healthy(), view.epoch));
+        let Some(best) = views.pop() else {
+            return Ok(views);
+        };
+        let of = |view: &ClusterView| {
+            let asked = view.asked.iter().map(Address::to_string);
+            let masters = view.nodes.iter().map(Address::to_string);
+            let [asked, masters] = [Vec::from_iter(asked), Vec::from_iter(masters)];
+            format!("{} (masters {})", asked.concat(), masters.join(", "))
+        };
+        if best.may_follow(known) {
+            views.retain(|view| view.is_of_cluster(&best));
+            views.push(best);
+            return Ok(views);
+        }
+        if let Some(other) = views.iter().find(|view| !view.is_of_cluster(&best)) {
+            return Err(StoreError::Unavailable(format!(
+                "{} and {} belong to two clusters: leave only the addresses of the store's in store.redis.cluster",
+                of(&best),
+                of(other)
+            )));
+        }
+        if with_slots(known) && !all {
+            return Err(StoreError::Unavailable(format!(
+                "only {} answers, which belongs to another cluster: if most nodes of the store were replaced, restart the gateway, else \
+                 remove what leads there from store.redis.cluster",
+                of(&best)
+            )));
+        }
+        views.push(best);
+        Ok(views)
+    }
+
+    /// Of several maps, the healthy one of the latest epoch; a slot is moving if any of them reports it.
+    pub fn latest(views: Vec<ClusterView>) -> Option<ClusterView> {
+        let moving = views.iter().any(|view| view.moving);
+        let latest = views
+            .into_iter()
+            .max_by_key(|view| (view.is_healthy(), view.epoch))?;
+        Some(ClusterView { moving, ..latest })
+    }
+
+    /// The master of a slot.
+    pub fn owner(&self, slot: u16) -> Option<&Address> {
+        let after = self.ranges.partition_point(|(first, ..)| *first <= slot);
+        let (_, last, address) = self.ranges.get(after.checked_sub(1)?)?;
+        (slot <= *last).then_some(address)
+    }
+
+    /// The masters that serve slots; a master may occur several times.
+    pub fn owners(&self) -> impl Iterator<Item = &Address> {
+        self.ranges.iter().map(|(_, _, address)| address)
+    }
+
+    /// All masters.
+    pub fn nodes(&self) -> &[Address] {
+        &self.nodes
+    }
+
+    /// Whether the node reports that the cluster serves.
+    pub fn serves(&self) -> bool {
+        self.ok
+    }
+
+    /// Whether the cluster serves and every slot has a master.
+    pub fn is_healthy(&self) -> bool {
+        self.ok && self.served() == u32::from(SLOTS)
+    }
+
+    /// Whether nothing has moved or is moving between two views.
+    pub fn is_as_still_as(&self, later: &ClusterView) -> bool {
+        !self.moving && !later.moving && self.ranges == later.ranges
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answers(slots: Vec<(u16, u16, &str, u16)>, nodes: &str, info: &str) -> Vec<Value> {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let slots = slots.into_iter().map(|(first, last, host, port)| {
+            let master = vec![text(host), Value::Int(port.into()), text("id")];
+            Value::Array(vec![
+                Value::Int(first.into()),
+                Value::Int(last.into()),
+                Value::Array(master),
+            ])
+        });
+        vec![Value::Array(slots.collect()), text(nodes), text(info)]
+    }
+
+    fn address(text: &str) -> Address {
+        Address::parse(text).unwrap()
+    }
+
+    #[test]
+    fn a_view_knows_owners_spare_masters_and_moving_slots() {
+        let nodes = "a 10.0.0.1:1@11 myself,master - 0 0 1 connected 0-99 [5->-c]\n\
+                     b 10.0.0.2:2@12,name master - 0 0 2 connected 100-16383\n\
+                     c 10.0.0.3:3@13 master - 0 0 3 connected\n\
+                     d 10.0.0.4:4@14 slave b 0 0 2 connected\n\
+                     e :0@0 master,noaddr - 0 0 0 disconnected\n";
+        let info = "cluster_enabled:1\r\ncluster_state:ok\r\ncluster_current_epoch:7\r\n";
+        let slots = vec![(100, 16_383, "10.0.0.2", 2), (0, 99, "", 1)];
+        let gone = vec![(100, 16_383, "", 0), (0, 99, "", 1)];
+        let partial =
+            ClusterView::read(&address("10.0.0.1:1"), answers(gone, nodes, info)).unwrap();
+        assert_eq!((partial.served(), partial.owner(100)), (100, None));
+        let view = ClusterView::read(&address("10.0.0.1:1"), answers(slots, nodes, info)).unwrap();
+        assert_eq!(view.owner(0), Some(&address("10.0.0.1:1")));
+        assert_eq!(view.owner(99), Some(&address("10.0.0.1:1")));
+        assert_eq!(view.owner(100), Some(&address("10.0.0.2:2")));
+        assert_eq!(view.owner(16_383), Some(&address("10.0.0.2:2")));
+        let all = ["10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3"].map(address);
+        assert_eq!(view.nodes(), all);
+        assert!(view.is_healthy() && view.moving && view.epoch == 7);
+        assert!(!view.is_as_still_as(&view));
+        // In a cluster that calls its nodes by names, one may have none.
+        let slots = vec![(0, 99, "one", 6379), (100, 16_383, "?", 6379)];
+        let unnamed = "a 10.0.0.1:6379@1,one myself,master - 0 0 1 connected 0-99\n\
+                       id 10.0.0.2:6379@1 master - 0 0 2 connected 100-16383\n";
+        let view = ClusterView::read(&address("one:6379"), answers(slots, unnamed, info)).unwrap();
+        assert_eq!(view.nodes(), ["one:6379", "10.0.0.2:6379"].map(address));
+        let none = ClusterView::default();
+        assert!(view.has_other_owners(&partial));
+        assert!(
+            [&view, &partial]
+                .iter()
+                .all(|view| !view.has_other_owners(&none))
+        );
+        assert!(!partial.has_other_owners(&view) && !view.has_other_owners(&view));
+        // Called by names, a master without slots is, too.
+        let named = "a 10.0.0.1:1@11,one myself,master - 0 0 1 connected 0-16383\n\
+                     b 10.0.0.2:2@12,two,shard-id=x master - 0 0 2 connected\n";
+        let slots = vec![(0, 16_383, "one", 1)];
+        let view = ClusterView::read(&address("one:1"), answers(slots, named, info)).unwrap();
+        assert_eq!(view.nodes(), ["one:1", "two:2"].map(address));
+    }
+
+    #[test]
+    fn a_healthy_opinion_of_the_latest_epoch_counts() {
+        let view = |last, ok: &str, epoch: u64| {
+            let info = format!("cluster_state:{ok}\r\ncluster_current_epoch:{epoch}\r\n");
+            let slots = vec![(0, last, "h", 1)];
+            ClusterView::read(&address("h:1"), answers(slots, "", &info)).unwrap()
+        };
+        let all = SLOTS - 1;
+        let opinions = vec![
+            view(all, "ok", 1),
+            view(all, "ok", 2),
+            view(all, "fail", 3),
+            view(all - 1, "ok", 4),
+        ];
+        let latest = ClusterView::latest(opinions).unwrap();
+        assert_eq!(latest.epoch, 2);
+        assert_eq!(latest.owner(5), Some(&address("h:1")));
+        assert_eq!(ClusterView::latest(Vec::new()), None);
+        assert_eq!(view(10, "ok", 0).owner(11), None);
+    }
+
+    #[test]
+    fn only_maps_of_the_cluster_in_use_are_used_or_of_one_other_at_all_addresses() {
+        let view_with = |slots, members: &str, ok: &str, epoch: u64| {
+            let line = |id| format!("{id} {id}:1@11 master - 0 0 1 connected\n");
+            let nodes: String = members.chars().map(line).collect();
+            let info = format!("cluster_state:{ok}\r\ncluster_current_epoch:{epoch}\r\n");
+            ClusterView::read(&address("h:1"), answers(slots, &nodes, &info)).unwrap()
+        };
+        let view = |members, ok, epoch| view_with(vec![(0, SLOTS - 1, "h", 1)], members, ok, epoch);
+        // The epochs of those that may be used.
+        let usable = |known: &ClusterView, views, all| {
+            let usable = ClusterView::usable(known, views, all);
+            let usable = usable.map_err(|error| error.to_string())?;
+            Ok::<_, String>(Vec::from_iter(usable.iter().map(|view| view.epoch)))
+        };
+        let refused = |known: &ClusterView, views, all, reason: &str| {
+            let refused = usable(known, views, all).unwrap_err();
+            assert!(refused.contains(reason), "{refused}");
+        };
+        let (none, known) = (ClusterView::default(), view("abcdef", "ok", 1));
+        let grown = || view("abcdefghijkl", "ok", 2);
+        let partial = || view("abc", "fail", 3);
+        let other = || view("fxyz", "ok", 9);
+        let alone = || view_with(vec![], "q", "fail", 0);
+        // In use: its own maps, whichever others there are.
+        let all = vec![other(), alone(), grown(), partial()];
+        assert_eq!(usable(&known, all, false), Ok(vec![3, 2]));
+        // Half of its nodes were replaced, or new ones met.
+        assert_eq!(
+            usable(&known, vec![view("abclmn", "ok", 4)], false),
+            Ok(vec![4])
+        );
+        refused(
+            &known,
+            vec![view("ablmno", "ok", 4)],
+            false,
+            "belongs to another cluster",
+        );
+        let meets = "1 h:1@11 master,handshake - 0 0 1 connected\n";
+        let slots = vec![(0, SLOTS - 1, "h", 1)];
+        let met = ClusterView::read(&address("h:1"), answers(slots, meets, "")).unwrap();
+        assert_eq!(met.members.len(), 0);
+        refused(
+            &known,
+            vec![view("fx", "ok", 4)],
+            false,
+            "belongs to another cluster",
+        );
+        // A node that was reset has no map of it.
+        let reset = vec![view_with(vec![], "a", "ok", 9)];
+        refused(&known, reset, true, "no node serves slots");
+        let reset = vec![view_with(vec![], "a", "ok", 9)];
+        refused(&known, reset, false, "that serves no slots");
+        // Another cluster only if every address belongs to it.
+        let foreign = || view("xyz", "ok", 9);
+        refused(
+            &known,
+            vec![foreign()],
+            false,
+            "only h:1 (masters h:1, x:1, y:1, z:1) answers",
+        );
+        refused(
+            &known,
+            vec![view("xyz", "fail", 0)],
+            false,
+            "belongs to another cluster",
+        );
+        assert_eq!(
+            usable(&known, vec![foreign(), foreign()], true),
+            Ok(vec![9, 9])
+        );
+        // None in use: one cluster, beside nodes that serve in none.
+        assert_eq!(usable(&none, vec![grown(), alone()], false), Ok(vec![2]));
+        assert_eq!(usable(&none, vec![alone()], false), Ok(vec![0]));
+        for (known, all) in [(&none, false), (&none, true), (&view("q", "ok", 0), true)] {
+            refused(known, vec![grown(), other()], all, "two clusters");
+            refused(known, vec![partial(), other()], all, "two clusters");
+        }
+        assert_eq!(usable(&none, Vec::new(), true), Ok(Vec::new()));
+        assert_eq!(usable(&known, Vec::new(), false), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_server_that_is_no_cluster_returns_no_map() {
+        assert!(ClusterView::read(&address("h:1"), vec![Value::Nil]).is_err());
+    }
+}
