@@ -11,7 +11,7 @@
 //! | `counts` | `accounts`: one account per key and day, and the tasks that send its calls; `ledger`: totals by endpoint; `kept_day`: days that many accounts share |
 //! | `journal` | this node's counts, on its own disk: `file`: made and checked; `rows`: written and read; `processes`: those that write to it |
 //! | `wire` | `topology`, `dial`: the servers and how they are reached; `slots`: the slot of a command; `connection`, `replies`: commands and replies; `request`, `line`, `cluster`, `link`: a request, one connection up or down, one per master, one interface for all; `script`: the Lua scripts as commands; `preparation`: checks of a new connection; `breaker`, `guard`: when to stop calling Redis, and when to resume; `zone`: the time zone of the quota days, checked before the store is used |
-//! | the ground | `names`: every name in Redis and its lifetime; `identity`: the store to which a file on this machine belongs; `clock`, `producer`: the store's clock, the names of this process's counts; `yielding` |
+//! | the ground | `names`: every name in Redis and its lifetime; `identity`: the store to which a file on this machine belongs; `clock`, `producer`: the store's clock, the names of this process's counts |
 //!
 //! Invariants: each call repeats everything that a lost one stated (see [`crate::policy::quota`]); units are served without
 //! Redis only once they are on disk.
@@ -58,7 +58,6 @@ mod parts;
 mod producer;
 mod recovery;
 mod wire;
-mod yielding;
 
 pub use crate::policy::store_settings::{
     OutagePolicy, OutageSettings, RedisSettings, RedisTls, Servers,

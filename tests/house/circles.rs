@@ -13,7 +13,7 @@ type Imports = BTreeMap<Module, BTreeSet<Module>>;
 
 /// The layers of `store/redis` from the bottom up, as in its documentation. Files without a layer of their own are of the ground.
 const REDIS_LAYERS: [&[&str]; 8] = [
-    &["names", "identity", "clock", "producer", "yielding"],
+    &["names", "identity", "clock", "producer"],
     &["wire"],
     &["journal"],
     &["counts"],

@@ -25,7 +25,6 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 use super::identity::StoreIdentity;
-use super::yielding::CooperativeYield;
 use crate::policy::failure_log::FailureLog;
 use crate::store::held_file::{FilePurpose, HeldConnection, HeldFile};
 use crate::store::sqlite::{checkpoint, is_damage};
@@ -43,8 +42,9 @@ pub use rows::{CountRow, DateAndKey, JournalRows, ServeOutcome, TotalsRow};
 const WAITING_MAX: usize = 65_536;
 /// The approximate rows of one transaction, which must end before another process of this journal stops waiting (`file`).
 const GROUP_ROWS: usize = 512;
-/// Rows, each written in some 10 µs, after which the thread yields, once the job that wrote them has ended.
-const ROWS_PER_TURN: u32 = 16;
+/// Rows, each written in some 10 µs, after which the thread yields, once the job that wrote them has ended. Its core may also serve requests:
+/// yielding often makes a request wait for a fraction of a millisecond, not for the end of the kernel's time slice (about 4 ms).
+const ROWS_PER_TURN: usize = 16;
 
 type JobReply<T> = oneshot::Receiver<Result<T, StoreError>>;
 
@@ -317,10 +317,9 @@ impl Journal {
 
 /// Calls `write` for each row, with pauses.
 fn each<R>(rows: &[R], write: impl Fn(&R) -> rusqlite::Result<()>) -> rusqlite::Result<()> {
-    let mut turns = CooperativeYield::of(ROWS_PER_TURN);
-    for row in rows {
-        write(row)?;
-        turns.step();
+    for rows in rows.chunks(ROWS_PER_TURN) {
+        rows.iter().try_for_each(&write)?;
+        std::thread::yield_now();
     }
     Ok(())
 }
@@ -448,10 +447,14 @@ fn write_group(
 ) -> rusqlite::Result<()> {
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    let mut turns = CooperativeYield::of(ROWS_PER_TURN);
+    let mut rows = 0;
     for job in group {
         job.run(&transaction)?;
-        (0..job.rows()).for_each(|_| turns.step());
+        rows += job.rows();
+        if rows >= ROWS_PER_TURN {
+            rows = 0;
+            std::thread::yield_now();
+        }
     }
     if is_doubted {
         rows::prove_room(&transaction)?;

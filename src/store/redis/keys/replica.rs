@@ -18,7 +18,6 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::held_file::{FileIdentity, beside};
 use crate::store::key_table::packed;
 use crate::store::redis::identity::{StoreIdentity, joined, split};
-use crate::store::redis::yielding::CooperativeYield;
 use crate::store::sqlite::{self, SqliteFormat, is_damage, meta, signed, write_meta};
 use crate::store::{KeyTable, StoreError};
 
@@ -29,9 +28,9 @@ const FORMAT: SqliteFormat = SqliteFormat {
 };
 /// How long to wait for another process of this machine that has locked the file.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
-/// Keys examined, and rows written, without a pause.
+/// Keys examined, and rows written, before the thread yields, for the reason of the journal's.
 const KEYS_PER_TURN: u32 = 512;
-const ROWS_PER_TURN: u32 = 16;
+const ROWS_PER_TURN: usize = 16;
 
 const TABLES: &str = "
     CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -130,9 +129,12 @@ impl Replica {
             true => Vec::new(),
             false => keys.entries(),
         };
-        let mut turns = CooperativeYield::of(KEYS_PER_TURN);
+        let mut examined = 0_u32;
         changed.retain(|entry| {
-            turns.step();
+            examined += 1;
+            if examined.is_multiple_of(KEYS_PER_TURN) {
+                std::thread::yield_now();
+            }
             entry.change > *written
         });
         let mut connection = self.connection.lock();
@@ -141,11 +143,12 @@ impl Replica {
                 connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
             {
                 let mut keep = transaction.prepare(KEEP)?;
-                let mut turns = CooperativeYield::of(ROWS_PER_TURN);
-                for entry in &changed {
-                    let (id, version) = (entry.record.id, signed(entry.record.version));
-                    keep.execute((id.as_str(), version, packed(&entry.record)))?;
-                    turns.step();
+                for entries in changed.chunks(ROWS_PER_TURN) {
+                    for entry in entries {
+                        let (id, version) = (entry.record.id, signed(entry.record.version));
+                        keep.execute((id.as_str(), version, packed(&entry.record)))?;
+                    }
+                    std::thread::yield_now();
                 }
             }
             let (place, origin) = (stream_id(position.place), &position.origin);
