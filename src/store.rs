@@ -564,8 +564,8 @@ pub trait Store: Send + Sync + 'static {
         Ok(all)
     }
 
-    /// Sends all content: every key before the days. The channel is bounded, and so is the memory in use. Ends without an error if
-    /// the receiver is dropped.
+    /// Sends all content: every key before the days. The channel is bounded, and so is the memory in use. Fails if the
+    /// receiver is dropped.
     ///
     /// The embedded store exports the content of one instant. Redis cannot while gateways charge: each key's day is the state of some
     /// instant during the export, without a ledger entry whose charge is missing. Later changes are in the next export.

@@ -187,7 +187,7 @@ pub enum ChainItem {
 pub trait Chained {
     /// Reads the chain and the rows of the days from the first through the second date, or of no day, all at one instant: every entry
     /// in the order of the numbers, then the rows day by day in their canonical order. `pieces` is bounded, and so is the memory in
-    /// use. Ends without an error when the receiver is closed.
+    /// use. Fails if the receiver is dropped.
     ///
     /// # Errors
     /// Those of the store, and [`StoreError::Failed`] if some content cannot be read.

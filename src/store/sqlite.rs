@@ -11,6 +11,7 @@ use rusqlite::types::FromSql;
 use rusqlite::{
     Connection, ErrorCode, OpenFlags, OptionalExtension, Params, Row, TransactionBehavior,
 };
+use tokio::sync::mpsc;
 
 const WRITE_META: &str = "REPLACE INTO meta (name, value) VALUES (?1, ?2)";
 
@@ -130,6 +131,14 @@ pub fn refused(error: io::Error) -> rusqlite::Error {
         rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CANTOPEN),
         Some(error.to_string()),
     )
+}
+
+/// Sends something that was read; fails if its receiver is gone. Blocks while the channel is full.
+pub fn send<T>(receiver: &mpsc::Sender<T>, item: T) -> rusqlite::Result<()> {
+    receiver.blocking_send(item).map_err(|_| {
+        let aborted = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ABORT);
+        rusqlite::Error::SqliteFailure(aborted, Some("its receiver is gone".into()))
+    })
 }
 
 /// Whether the error is that of a file with damaged contents. SQLite also reports this if a read fails with EIO.

@@ -25,7 +25,7 @@ use crate::store::chain::{
 use crate::store::ledger::RowTotals;
 use crate::store::ledger_row::{RowNumbers, add_numbers, read_numbers, stored, tier_and_endpoint};
 use crate::store::sqlite::{
-    execute, first, meta, parsed, signed, unreadable, unsigned, value, write_meta,
+    self, execute, first, meta, parsed, signed, unreadable, unsigned, value, write_meta,
 };
 
 /// The number of rows that one turn digests, approximately: one or two milliseconds of the writer. A day of 100,000 keys with five
@@ -336,7 +336,7 @@ fn ledger_row(date: Date, ((key, place), numbers): ((String, String), RowNumbers
     })
 }
 
-/// Reads every entry, then the rows of some days. Ends when the receiver is closed.
+/// Reads every entry, then the rows of some days.
 pub(super) fn read(
     instant: &Connection,
     days: Option<(Date, Date)>,
@@ -345,9 +345,7 @@ pub(super) fn read(
     let mut entries = instant.prepare(ENTRIES)?;
     let mut entries = entries.query([])?;
     while let Some(row) = entries.next()? {
-        if pieces.blocking_send(ChainItem::Entry(entry(row)?)).is_err() {
-            return Ok(());
-        }
+        sqlite::send(pieces, ChainItem::Entry(entry(row)?))?;
     }
     let Some((from, to)) = days else {
         return Ok(());
@@ -372,9 +370,7 @@ pub(super) fn read(
         let mut pages = Pages::of(day, lacking.remove(&day).unwrap_or_default());
         while pages.reached != PageStart::End {
             for piece in pages.next(instant)? {
-                if pieces.blocking_send(piece).is_err() {
-                    return Ok(());
-                }
+                sqlite::send(pieces, piece)?;
             }
         }
         reached = date;

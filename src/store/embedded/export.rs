@@ -12,7 +12,7 @@ use super::keys;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::export::{Exported, ExportedEvent, ExportedKey, HeldClaim, WaitingEvent};
-use crate::store::sqlite::{parsed, rows, unreadable};
+use crate::store::sqlite::{self, parsed, rows, unreadable};
 
 /// The keys of a day that are in memory at once.
 const PAGE_KEYS: i64 = 1_000;
@@ -28,43 +28,21 @@ const EVENTS: &str = "SELECT claims.event, claims.node, claims.until, events.sin
     SELECT events.event, NULL, NULL, events.since, events.body
         FROM events WHERE NOT EXISTS (SELECT 1 FROM claims WHERE claims.event = events.event)";
 
-/// Why an export ends early.
-#[derive(Debug, thiserror::Error)]
-enum EarlyEnd {
-    #[error("the receiver was dropped")]
-    ReceiverGone,
-    #[error(transparent)]
-    Failed(#[from] rusqlite::Error),
-}
-
 /// Sends all content of an instant. Blocks the thread until the end.
 pub(super) fn export(
     instant: &Connection,
     exported: &mpsc::Sender<Exported>,
 ) -> rusqlite::Result<()> {
-    match export_all(instant, exported) {
-        Ok(()) | Err(EarlyEnd::ReceiverGone) => Ok(()),
-        Err(EarlyEnd::Failed(error)) => Err(error),
-    }
-}
-
-fn export_all(instant: &Connection, exported: &mpsc::Sender<Exported>) -> Result<(), EarlyEnd> {
     let own = own_name(instant)?;
     export_keys(instant, exported)?;
     for entry in keys::trail_of(instant, keys::NO_KEY)? {
-        send(exported, Exported::Audit(Box::new(entry)))?;
+        sqlite::send(exported, Exported::Audit(Box::new(entry)))?;
     }
     export_days(instant, &own, exported)?;
     export_events(instant, exported)
 }
 
-fn send(exported: &mpsc::Sender<Exported>, item: Exported) -> Result<(), EarlyEnd> {
-    exported
-        .blocking_send(item)
-        .map_err(|_| EarlyEnd::ReceiverGone)
-}
-
-fn export_keys(connection: &Connection, exported: &mpsc::Sender<Exported>) -> Result<(), EarlyEnd> {
+fn export_keys(connection: &Connection, exported: &mpsc::Sender<Exported>) -> rusqlite::Result<()> {
     let mut reached = None;
     loop {
         let page = keys::page(connection, reached)?;
@@ -75,7 +53,7 @@ fn export_keys(connection: &Connection, exported: &mpsc::Sender<Exported>) -> Re
         for record in page {
             let trail = keys::trail_of(connection, record.id.as_str())?;
             let key = ExportedKey { record, trail };
-            send(exported, Exported::Key(Box::new(key)))?;
+            sqlite::send(exported, Exported::Key(Box::new(key)))?;
         }
     }
 }
@@ -94,7 +72,7 @@ fn export_days(
     connection: &Connection,
     own: &str,
     exported: &mpsc::Sender<Exported>,
-) -> Result<(), EarlyEnd> {
+) -> rusqlite::Result<()> {
     let mut days = connection.prepare(DAYS)?;
     let mut days = days.query([])?;
     let mut lacking = appended::lacking(connection, |_, _| true)?.by_day();
@@ -130,17 +108,17 @@ fn export_key_day(
     (own, exported): (&str, &mpsc::Sender<Exported>),
     (key, day): (KeyId, Day),
     appended: Additions,
-) -> Result<(), EarlyEnd> {
+) -> rusqlite::Result<()> {
     let mut rows = read(connection, &day.date.to_string(), key)?;
     rows.add(appended);
     let item = Exported::KeyDay(Box::new(rows.exported(own, key, day)));
-    send(exported, item)
+    sqlite::send(exported, item)
 }
 
 fn export_events(
     connection: &Connection,
     exported: &mpsc::Sender<Exported>,
-) -> Result<(), EarlyEnd> {
+) -> rusqlite::Result<()> {
     let mut events = connection.prepare(EVENTS)?;
     let mut rows = events.query([])?;
     while let Some(row) = rows.next()? {
@@ -155,7 +133,7 @@ fn export_events(
                 .zip(body)
                 .map(|(since, body)| WaitingEvent { since, body }),
         };
-        send(exported, Exported::Event(event))?;
+        sqlite::send(exported, Exported::Event(event))?;
     }
     Ok(())
 }

@@ -42,36 +42,33 @@ pub async fn export(
     let calendar = Calendar::of_zone(zone)
         .map_err(|error| StoreError::Failed(format!("the zone of the store: {error}")))?;
     let now = link.time().await?;
-    let Some(keys) = export_keys(link, export).await? else {
-        return Ok(());
-    };
+    let keys = export_keys(link, export).await?;
     for entry in audit::of_gateways(link).await? {
-        if export.send(Exported::Audit(Box::new(entry))).await.is_err() {
-            return Ok(());
-        }
+        send(export, Exported::Audit(Box::new(entry))).await?;
     }
     for date in ledger::dates_with_counts(link).await? {
         for batch in keys.chunks(READ_BATCH) {
             for day in ledger::key_days(link, batch, date, &calendar).await? {
-                if export.send(Exported::KeyDay(Box::new(day))).await.is_err() {
-                    return Ok(());
-                }
+                send(export, Exported::KeyDay(Box::new(day))).await?;
             }
         }
     }
     for event in stored_events(link, now).await? {
-        if export.send(Exported::Event(event)).await.is_err() {
-            return Ok(());
-        }
+        send(export, Exported::Event(event)).await?;
     }
     Ok(())
 }
 
-/// Exports the keys and returns their ids, or `None` if the receiver is closed.
+async fn send(export: &mpsc::Sender<Exported>, item: Exported) -> Result<(), StoreError> {
+    let gone = |_| StoreError::Failed("the receiver of the export is gone".into());
+    export.send(item).await.map_err(gone)
+}
+
+/// Exports the keys and returns their ids.
 async fn export_keys(
     link: &RedisLink,
     export: &mpsc::Sender<Exported>,
-) -> Result<Option<Vec<KeyId>>, StoreError> {
+) -> Result<Vec<KeyId>, StoreError> {
     let mut pages = KeyPages::of(&index::state(link).await?);
     let mut seen = HashSet::new();
     while let Some(mut page) = pages.next(link).await? {
@@ -87,13 +84,11 @@ async fn export_keys(
                     record: record.clone(),
                     trail: trail.into_values().collect(),
                 };
-                if export.send(Exported::Key(Box::new(key))).await.is_err() {
-                    return Ok(None);
-                }
+                send(export, Exported::Key(Box::new(key))).await?;
             }
         }
     }
-    Ok(Some(seen.into_iter().collect()))
+    Ok(seen.into_iter().collect())
 }
 
 /// The dates at these distances in days from an instant, in UTC.
