@@ -33,16 +33,24 @@ impl SqliteFormat {
         })
     }
 
-    /// Why a file of the format `found` cannot be used as a `what` of this format, and the remedy: `setting` must name another file if
-    /// it is another program's, and `remedy` is for one of another version.
-    pub fn refusal(self, found: SqliteFormat, [what, setting, remedy]: [&str; 3]) -> String {
+    /// Why a file cannot be used as a `what` of this format, with the remedy: `setting` must name another file if it is another program's,
+    /// and `remedy` is for one of another version. `None` if it can be used.
+    pub fn refusal(
+        self,
+        connection: &Connection,
+        path: &Path,
+        [what, setting, remedy]: [&str; 3],
+    ) -> rusqlite::Result<Option<String>> {
+        let (found, path) = (SqliteFormat::of(connection)?, path.display());
         if found.application_id != self.application_id {
-            return format!("is not a {what} of touchline: point {setting} at a file of its own");
+            return Ok(Some(format!(
+                "{path} is the {what} of another program: point {setting} at a file of its own"
+            )));
         }
-        format!(
-            "is a {what} of format {} and this touchline reads format {}: {remedy}",
-            found.version, self.version
-        )
+        let (version, known) = (found.version, self.version);
+        Ok((version != known).then(|| {
+            format!("{path} is a {what} of schema {version} and this touchline reads schema {known}: {remedy}")
+        }))
     }
 
     /// Gives a new file this format.

@@ -222,25 +222,11 @@ pub(super) fn prepare(
         FORMAT.write(&transaction).map_err(failed)?;
         return transaction.commit().map_err(failed);
     }
-    let found = SqliteFormat::of(&transaction).map_err(failed)?;
-    if found.application_id != FORMAT.application_id {
-        return Err(StoreError::Failed(format!(
-            "{} is the database of another program; point store.embedded.path at a file of its own",
-            path.display()
-        )));
-    }
-    let (version, known) = (found.version, FORMAT.version);
-    if version != known {
-        let hint = match version < known {
-            true => {
-                "make a backup with the version that wrote it (touchline store backup), and restore it into a new file"
-            }
-            false => "run the version that wrote it or a later one",
-        };
-        return Err(StoreError::Failed(format!(
-            "{} has schema {version} and this touchline knows schema {known}; {hint}",
-            path.display()
-        )));
+    let remedy = "make a backup with the version that wrote it (touchline store backup) and restore it into a new file, or run that version \
+                  or a later one";
+    let words = ["database", "store.embedded.path", remedy];
+    if let Some(refusal) = FORMAT.refusal(&transaction, path, words).map_err(failed)? {
+        return Err(StoreError::Failed(refusal));
     }
     let theirs = sqlite::meta(&transaction, "zone").map_err(failed)?;
     let theirs = theirs.ok_or_else(|| failed(rusqlite::Error::QueryReturnedNoRows))?;

@@ -28,18 +28,13 @@ pub fn open(
     identity: &StoreIdentity,
 ) -> rusqlite::Result<Result<Connection, StoreError>> {
     let mut connection = sqlite::open(path, LOCK_WAIT_MAX, FORMAT, rows::TABLES)?;
-    let found = SqliteFormat::of(&connection)?;
-    if found != FORMAT {
-        let refusal = FORMAT.refusal(
-            found,
-            [
-                "journal",
-                "store.redis.journal",
-                "run the version that wrote it",
-            ],
-        );
-        let path = path.display();
-        return Ok(Err(StoreError::Failed(format!("{path} {refusal}"))));
+    let words = [
+        "journal",
+        "store.redis.journal",
+        "run the version that wrote it",
+    ];
+    if let Some(refusal) = FORMAT.refusal(&connection, path, words)? {
+        return Ok(Err(StoreError::Failed(refusal)));
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     if let Some(theirs) = identity.claim(&transaction)? {

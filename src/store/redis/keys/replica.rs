@@ -185,18 +185,14 @@ fn load(
     identity: &StoreIdentity,
 ) -> rusqlite::Result<Result<(Connection, Option<Saved>), StoreError>> {
     let connection = sqlite::open(path, LOCK_WAIT_MAX, FORMAT, TABLES)?;
-    let found = SqliteFormat::of(&connection)?;
-    if found != FORMAT {
-        let refusal = FORMAT.refusal(
-            found,
-            [
-                "replica",
-                "store.redis.replica",
-                "remove it, since the keys are read from Redis again, or run the version that wrote it",
-            ],
-        );
-        let path = path.display();
-        return Ok(Err(StoreError::Failed(format!("{path} {refusal}"))));
+    let remedy =
+        "remove it, since the keys are read from Redis again, or run the version that wrote it";
+    if let Some(refusal) = FORMAT.refusal(
+        &connection,
+        path,
+        ["replica", "store.redis.replica", remedy],
+    )? {
+        return Ok(Err(StoreError::Failed(refusal)));
     }
     if let Some(theirs) = identity.claim(&connection)? {
         return Ok(Err(StoreError::Failed(format!(
