@@ -81,14 +81,32 @@ async fn counted(set: &ClusterSet, key: &Arc<KeyEntry>) -> Option<u64> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_slots_move_counts_stay_exact() {
+    counts_stay_exact_while_slots_move(&ClusterSet::start(0).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_slots_of_nodes_whose_names_are_lacking_move_counts_stay_exact() {
     let set = ClusterSet::start(0).await;
-    let command = command(&set).await;
-    let key = issued_at(&set, &command, 0).await;
+    for node in &set.nodes {
+        let () = node
+            .ask("CONFIG SET cluster-preferred-endpoint-type hostname")
+            .await;
+    }
+    let refused = set.nodes[0].try_ask::<()>("GET {a}").await;
+    let other = set.nodes[1].try_ask::<()>("GET {a}").await;
+    let redirection = refused.and(other).unwrap_err();
+    assert!(redirection.to_string().contains("?:"), "{redirection}");
+    counts_stay_exact_while_slots_move(&set).await;
+}
+
+async fn counts_stay_exact_while_slots_move(set: &ClusterSet) {
+    let command = command(set).await;
+    let key = issued_at(set, &command, 0).await;
     let stop = Arc::new(AtomicBool::new(false));
     let mut running = Vec::new();
     let mut stores = Vec::new();
     for _ in 0..2 {
-        let store = gateway(place(&set)).await;
+        let store = gateway(place(set)).await;
         stores.push(store.clone());
         for task in 0..3_u32 {
             let (store, key, stop) = (store.clone(), key.clone(), stop.clone());
@@ -138,7 +156,7 @@ async fn while_slots_move_counts_stay_exact() {
         store.close(PATIENCE).await;
     }
     eventually("the count is what was kept", async || {
-        (counted(&set, &key).await == Some(kept)).then_some(())
+        (counted(set, &key).await == Some(kept)).then_some(())
     })
     .await;
 }

@@ -382,8 +382,18 @@ impl Cluster {
             .and_then(|(address, slot)| Some((Address::parse(address)?, slot)));
         let address = match named {
             Some((address, slot)) if address.host == UNKNOWN_HOST => {
-                let moved = error.kind() == ErrorKind::Server(ServerErrorKind::Moved);
-                self.owner(slot).filter(|_| moved)
+                let view = &self.table.load().view;
+                let node = match error.kind() == ErrorKind::Server(ServerErrorKind::Moved) {
+                    true => view.owner(slot),
+                    false => view.moves_to(slot),
+                };
+                let node = node.cloned().ok_or_else(|| {
+                    self.stale.notify_one();
+                    LinkError::NoConnection(format!(
+                        "the node that serves slot {slot} now has no name"
+                    ))
+                });
+                Some(node?)
             }
             named => named.map(|(address, _)| address.or_host(&from.address.host)),
         };

@@ -2,7 +2,7 @@
 //!
 //! Pure: the replies of the nodes are arguments.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use redis::{FromRedisValue, Pipeline, Value};
@@ -14,12 +14,12 @@ use crate::store::redis::wire::topology::Address;
 /// The host of a node that has no name in a cluster that calls its nodes by names.
 pub const UNKNOWN_HOST: &str = "?";
 
-/// The IP address of a node, by the reply to `CLUSTER NODES`.
-fn ip_of(nodes: &str, id: &str) -> Option<String> {
+/// The IP address and the port of a node, by the reply to `CLUSTER NODES`.
+fn ip_of(nodes: &str, id: &str) -> Option<Address> {
     let mut lines = nodes.lines().map(str::split_ascii_whitespace);
     let mut of_node = lines.find_map(|mut fields| (fields.next()? == id).then_some(fields))?;
     let (address, _) = of_node.next()?.split_once('@')?;
-    Some(Address::parse(address)?.host)
+    Address::parse(address)
 }
 
 /// The map of a cluster, as one node reports it.
@@ -31,8 +31,8 @@ pub struct ClusterView {
     nodes: Vec<Address>,
     /// Whether the node reports that the cluster serves.
     ok: bool,
-    /// Whether a slot is moving.
-    moving: bool,
+    /// The slots that are moving, with the node to which each moves if its address is known.
+    moving: BTreeMap<u16, Option<Address>>,
     epoch: u64,
     /// The ids of all nodes that the node knows, replicas too.
     members: BTreeSet<String>,
@@ -89,7 +89,7 @@ impl ClusterView {
             let host = match host.as_deref() {
                 Some(UNKNOWN_HOST) => {
                     let id = String::from_redis_value_ref(id).map_err(unreadable)?;
-                    ip_of(&nodes, &id).unwrap_or_default()
+                    ip_of(&nodes, &id).map_or_else(String::new, |address| address.host)
                 }
                 _ => host.unwrap_or_default(),
             };
@@ -129,7 +129,16 @@ impl ClusterView {
                 self.failed += usize::from(has("fail") || has("noaddr"));
             }
             let is_mark = |slot: &&str| slot.starts_with('[');
-            self.moving |= slots.iter().any(is_mark);
+            // Only the line of the node that was asked has marks: `[slot->-to]` and `[slot-<-from]`.
+            self.moving.extend(slots.iter().filter_map(|mark| {
+                let mark = mark.strip_prefix('[')?.strip_suffix(']')?;
+                let (slot, other) = mark.split_once('-')?;
+                let to = match other.strip_prefix(">-") {
+                    Some(to) => ip_of(nodes, to).map(|address| address.or_host(&asked.host)),
+                    None => Some(asked.clone()),
+                };
+                Some((slot.parse().ok()?, to))
+            }));
             let flags: Vec<&str> = flags.split(',').collect();
             let serves = flags.contains(&"master")
                 && !["fail", "noaddr", "handshake"]
@@ -252,7 +261,13 @@ impl ClusterView {
 
     /// Of several maps, the healthy one of the latest epoch; a slot is moving if any of them reports it.
     pub fn latest(views: Vec<ClusterView>) -> Option<ClusterView> {
-        let moving = views.iter().any(|view| view.moving);
+        let mut moving = BTreeMap::new();
+        for view in &views {
+            for (slot, to) in &view.moving {
+                let known = moving.entry(*slot).or_insert_with(|| to.clone());
+                *known = known.take().or_else(|| to.clone());
+            }
+        }
         let latest = views
             .into_iter()
             .max_by_key(|view| (view.is_healthy(), view.epoch))?;
@@ -264,6 +279,11 @@ impl ClusterView {
         let after = self.ranges.partition_point(|(first, ..)| *first <= slot);
         let (_, last, address) = self.ranges.get(after.checked_sub(1)?)?;
         (slot <= *last).then_some(address)
+    }
+
+    /// The node to which a slot is moving.
+    pub fn moves_to(&self, slot: u16) -> Option<&Address> {
+        self.moving.get(&slot)?.as_ref()
     }
 
     /// The masters that serve slots; a master may occur several times.
@@ -288,7 +308,7 @@ impl ClusterView {
 
     /// Whether nothing has moved or is moving between two views.
     pub fn is_as_still_as(&self, later: &ClusterView) -> bool {
-        !self.moving && !later.moving && self.ranges == later.ranges
+        self.moving.is_empty() && later.moving.is_empty() && self.ranges == later.ranges
     }
 }
 
@@ -333,7 +353,12 @@ mod tests {
         assert_eq!(view.owner(16_383), Some(&address("10.0.0.2:2")));
         let all = ["10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3"].map(address);
         assert_eq!(view.nodes(), all);
-        assert!(view.is_healthy() && view.moving && view.epoch == 7);
+        assert!(view.is_healthy() && view.epoch == 7);
+        assert_eq!(view.moves_to(5), Some(&address("10.0.0.3:3")));
+        let nodes = nodes.replace("->-c", "-<-c");
+        let slots_of_c = vec![(100, 16_383, "10.0.0.2", 2)];
+        let target = ClusterView::read(&address("a:1"), answers(slots_of_c, &nodes, info)).unwrap();
+        assert_eq!(target.moves_to(5), Some(&address("a:1")));
         assert!(!view.is_as_still_as(&view));
         // In a cluster that calls its nodes by names, one may have none.
         let slots = vec![(0, 99, "one", 6379), (100, 16_383, "?", 6379)];
