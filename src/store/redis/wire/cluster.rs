@@ -390,7 +390,7 @@ impl Cluster {
                 let node = node.cloned().ok_or_else(|| {
                     self.stale.notify_one();
                     LinkError::NoConnection(format!(
-                        "the node that serves slot {slot} now has no name"
+                        "slot {slot} is at a node of which neither name nor address is known yet"
                     ))
                 });
                 Some(node?)

@@ -22,11 +22,30 @@ fn ip_of(nodes: &str, id: &str) -> Option<Address> {
     Address::parse(address)
 }
 
+/// Slots that one master serves.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct SlotRange {
+    first: u16,
+    last: u16,
+    /// The id of the master, which it keeps at any address and under any name.
+    id: String,
+    address: Address,
+}
+
+impl SlotRange {
+    /// How many slots two ranges of one master have in common.
+    fn common(&self, other: &SlotRange) -> u32 {
+        let (first, last) = (self.first.max(other.first), self.last.min(other.last));
+        let common = (u32::from(last) + 1).saturating_sub(first.into());
+        if self.id == other.id { common } else { 0 }
+    }
+}
+
 /// The map of a cluster, as one node reports it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ClusterView {
-    /// First and last slot of each range with the master that serves it, in the order of the slots.
-    ranges: Vec<(u16, u16, Address)>,
+    /// In the order of the slots.
+    ranges: Vec<SlotRange>,
     /// All masters, including those without slots: a slot may be moving to one.
     nodes: Vec<Address>,
     /// Whether the node reports that the cluster serves.
@@ -84,11 +103,11 @@ impl ClusterView {
             let [host, port, id, ..] = master.as_slice() else {
                 continue;
             };
+            let id = String::from_redis_value_ref(id).map_err(unreadable)?;
             let host = Option::<String>::from_redis_value_ref(host).map_err(unreadable)?;
             let port = u16::from_redis_value_ref(port).map_err(unreadable)?;
             let host = match host.as_deref() {
                 Some(UNKNOWN_HOST) => {
-                    let id = String::from_redis_value_ref(id).map_err(unreadable)?;
                     ip_of(&nodes, &id).map_or_else(String::new, |address| address.host)
                 }
                 _ => host.unwrap_or_default(),
@@ -96,11 +115,16 @@ impl ClusterView {
             // The address of a node that is gone is not known.
             if port != 0 {
                 let address = Address { host, port }.or_host(&asked.host);
-                view.ranges.push((first, last, address));
+                view.ranges.push(SlotRange {
+                    first,
+                    last,
+                    id,
+                    address,
+                });
             }
         }
         view.ranges.sort_unstable();
-        for (_, _, address) in &view.ranges {
+        for SlotRange { address, .. } in &view.ranges {
             if !view.nodes.contains(address) {
                 view.nodes.push(address.clone());
             }
@@ -170,21 +194,32 @@ impl ClusterView {
         2 * self.shared(other) > self.members.len().min(other.members.len())
     }
 
+    /// The number of slots that have the same master in both.
+    fn kept_slots(&self, known: &ClusterView) -> u32 {
+        let of_own = |own| known.ranges.iter().map(move |range| range.common(own));
+        self.ranges.iter().flat_map(of_own).sum()
+    }
+
     /// Whether it may be a later map of the cluster of `known`, of which up to half of the nodes may have been replaced meanwhile; those that
-    /// had failed do not count.
+    /// had failed do not count. More nodes may have left if the masters of more than half of the slots are the same.
     pub fn may_follow(&self, known: &ClusterView) -> bool {
         let shared = self.shared(known);
         let living = known.members.len().saturating_sub(known.failed);
-        !self.ranges.is_empty() && shared > 0 && 2 * shared >= living
+        let is_of_members = shared > 0 && 2 * shared >= living;
+        let is_of_slots = || 2 * self.kept_slots(known) > u32::from(SLOTS);
+        !self.ranges.is_empty() && (is_of_members || is_of_slots())
     }
 
     /// Whether slots have passed to another node since `before`, which may lack what its predecessor had. A master that only is gone has no
     /// successor yet, and a map without slots comes before the first one.
     pub fn has_other_owners(&self, before: &ClusterView) -> bool {
-        let owners = |view: &ClusterView| view.owners().cloned().collect::<BTreeSet<_>>();
-        let is_other = self.served() >= before.served() && owners(self) != owners(before);
+        let is_other = self.served() >= before.served() && self.owner_ids() != before.owner_ids();
         let is_whole_again = self.is_healthy() && self.served() > before.served();
         !before.ranges.is_empty() && (is_other || is_whole_again)
+    }
+
+    fn owner_ids(&self) -> BTreeSet<&str> {
+        self.ranges.iter().map(|range| &*range.id).collect()
     }
 
     /// In words, how many slots have no master, if some have one.
@@ -199,7 +234,7 @@ impl ClusterView {
     fn served(&self) -> u32 {
         let ranges = self.ranges.iter();
         ranges
-            .map(|(first, last, _)| u32::from(*last) - u32::from(*first) + 1)
+            .map(|range| u32::from(range.last) - u32::from(range.first) + 1)
             .sum()
     }
 
@@ -226,7 +261,10 @@ impl ClusterView {
             // A node without a cluster has none: a new one, or one that was reset.
             views.retain(with_slots);
         }
-        views.sort_by_key(|view| (view.shared(known), view.is_healthy(), view.epoch));
+        views.sort_by_key(|view| {
+            let (kept, shared) = (view.kept_slots(known), view.shared(known));
+            (kept, shared, view.is_healthy(), view.epoch)
+        });
         let Some(best) = views.pop() else {
             return Ok(views);
         };
@@ -242,6 +280,11 @@ impl ClusterView {
             return Ok(views);
         }
         if let Some(other) = views.iter().find(|view| !view.is_of_cluster(&best)) {
+            if !has_slots {
+                let reason =
+                    "no node serves slots: create the cluster (redis-cli --cluster create)";
+                return Err(StoreError::Unavailable(reason.to_owned()));
+            }
             return Err(StoreError::Unavailable(format!(
                 "{} and {} belong to two clusters: leave only the addresses of the store's in store.redis.cluster",
                 of(&best),
@@ -276,9 +319,9 @@ impl ClusterView {
 
     /// The master of a slot.
     pub fn owner(&self, slot: u16) -> Option<&Address> {
-        let after = self.ranges.partition_point(|(first, ..)| *first <= slot);
-        let (_, last, address) = self.ranges.get(after.checked_sub(1)?)?;
-        (slot <= *last).then_some(address)
+        let after = self.ranges.partition_point(|range| range.first <= slot);
+        let range = self.ranges.get(after.checked_sub(1)?)?;
+        (slot <= range.last).then_some(&range.address)
     }
 
     /// The node to which a slot is moving.
@@ -288,7 +331,7 @@ impl ClusterView {
 
     /// The masters that serve slots; a master may occur several times.
     pub fn owners(&self) -> impl Iterator<Item = &Address> {
-        self.ranges.iter().map(|(_, _, address)| address)
+        self.ranges.iter().map(|range| &range.address)
     }
 
     /// All masters.
@@ -317,9 +360,19 @@ mod tests {
     use super::*;
 
     fn answers(slots: Vec<(u16, u16, &str, u16)>, nodes: &str, info: &str) -> Vec<Value> {
+        answers_of("id", slots, nodes, info)
+    }
+
+    /// Those of a node in whose map a single master, of this id, serves the slots.
+    fn answers_of(
+        id: &str,
+        slots: Vec<(u16, u16, &str, u16)>,
+        nodes: &str,
+        info: &str,
+    ) -> Vec<Value> {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let slots = slots.into_iter().map(|(first, last, host, port)| {
-            let master = vec![text(host), Value::Int(port.into()), text("id")];
+            let master = vec![text(host), Value::Int(port.into()), text(id)];
             Value::Array(vec![
                 Value::Int(first.into()),
                 Value::Int(last.into()),
@@ -367,6 +420,12 @@ mod tests {
         let view = ClusterView::read(&address("one:6379"), answers(slots, unnamed, info)).unwrap();
         assert_eq!(view.nodes(), ["one:6379", "10.0.0.2:6379"].map(address));
         let none = ClusterView::default();
+        let all_at = |id, host| {
+            let answers = answers_of(id, vec![(0, SLOTS - 1, host, 1)], "", info);
+            ClusterView::read(&address("h:1"), answers).unwrap()
+        };
+        assert!(all_at("b", "h").has_other_owners(&all_at("a", "h")));
+        assert!(!all_at("a", "named").has_other_owners(&all_at("a", "h")));
         assert!(view.has_other_owners(&partial));
         assert!(
             [&view, &partial]
@@ -409,7 +468,10 @@ mod tests {
             let line = |id| format!("{id} {id}:1@11 master - 0 0 1 connected\n");
             let nodes: String = members.chars().map(line).collect();
             let info = format!("cluster_state:{ok}\r\ncluster_current_epoch:{epoch}\r\n");
-            ClusterView::read(&address("h:1"), answers(slots, &nodes, &info)).unwrap()
+            // The last one serves.
+            let owner = &members[members.len() - 1..];
+            let answers = answers_of(owner, slots, &nodes, &info);
+            ClusterView::read(&address("h:1"), answers).unwrap()
         };
         let view = |members, ok, epoch| view_with(vec![(0, SLOTS - 1, "h", 1)], members, ok, epoch);
         // The epochs of those that may be used.
@@ -441,6 +503,13 @@ mod tests {
             false,
             "belongs to another cluster",
         );
+        // More have left, but those that serve are the same, also if those that left are a cluster by now.
+        let smaller = || view("xf", "ok", 4);
+        assert_eq!(usable(&known, vec![smaller()], false), Ok(vec![4]));
+        let left = view("abcdez", "ok", 9);
+        assert_eq!(usable(&known, vec![smaller(), left], false), Ok(vec![4]));
+        let half = view_with(vec![(0, SLOTS / 2 - 1, "h", 1)], "xf", "ok", 4);
+        refused(&known, vec![half], false, "belongs to another cluster");
         let meets = "1 h:1@11 master,handshake - 0 0 1 connected\n";
         let slots = vec![(0, SLOTS - 1, "h", 1)];
         let met = ClusterView::read(&address("h:1"), answers(slots, meets, "")).unwrap();
@@ -477,6 +546,8 @@ mod tests {
         // None in use: one cluster, beside nodes that serve in none.
         assert_eq!(usable(&none, vec![grown(), alone()], false), Ok(vec![2]));
         assert_eq!(usable(&none, vec![alone()], false), Ok(vec![0]));
+        let empty = vec![alone(), view_with(vec![], "r", "fail", 0)];
+        refused(&none, empty, true, "create the cluster");
         for (known, all) in [(&none, false), (&none, true), (&view("q", "ok", 0), true)] {
             refused(known, vec![grown(), other()], all, "two clusters");
             refused(known, vec![partial(), other()], all, "two clusters");
