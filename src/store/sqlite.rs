@@ -142,8 +142,8 @@ pub fn refused(error: io::Error) -> rusqlite::Error {
 }
 
 /// Sends something that was read; fails if its receiver is gone. Blocks while the channel is full.
-pub fn send<T>(receiver: &mpsc::Sender<T>, item: T) -> rusqlite::Result<()> {
-    receiver.blocking_send(item).map_err(|_| {
+pub fn send<T>(sender: &mpsc::Sender<T>, item: T) -> rusqlite::Result<()> {
+    sender.blocking_send(item).map_err(|_| {
         let aborted = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ABORT);
         rusqlite::Error::SqliteFailure(aborted, Some("its receiver is gone".into()))
     })
