@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use redis::FromRedisValue;
@@ -211,10 +212,17 @@ pub fn words(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_owned).collect()
 }
 
+/// A port that no other test of this process is given: one that is killed is still asked by the rest of its cluster.
 fn random_port() -> u16 {
-    // Below the range from which the kernel takes the ports of outgoing connections; even, so that a cluster's bus has the
-    // next one.
-    15_000 + fastrand::u16(..7_500) * 2
+    static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
+    let mut given = GIVEN.lock().unwrap();
+    loop {
+        // Below the range from which the kernel takes the ports of outgoing connections; even, so that a cluster's bus has the next one.
+        let port = 15_000 + fastrand::u16(..7_500) * 2;
+        if given.get_or_insert_default().insert(port) {
+            return port;
+        }
+    }
 }
 
 fn assert_installed() {
@@ -424,12 +432,18 @@ impl ClusterSet {
 
     /// Builds the cluster anew at its addresses: other ids, and empty.
     pub async fn rebuild(&mut self) {
-        for node in &mut self.nodes {
-            node.kill();
-            std::fs::remove_file(node.directory.path().join("nodes.conf")).unwrap();
-            node.restart().await;
+        for place in 0..self.nodes.len() {
+            self.replace(place).await;
         }
         self.form().await;
+    }
+
+    /// Ends a node for good; another one, of no cluster, takes its address.
+    pub async fn replace(&mut self, place: usize) {
+        let node = &mut self.nodes[place];
+        node.kill();
+        std::fs::remove_file(node.directory.path().join("nodes.conf")).unwrap();
+        node.restart().await;
     }
 
     async fn form(&mut self) {
