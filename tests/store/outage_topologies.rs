@@ -392,6 +392,33 @@ async fn a_count_grows_no_older_while_its_master_of_a_cluster_refuses_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_count_remains_known_if_another_node_takes_the_address_of_its_master() {
+    const STALENESS: Duration = Duration::from_secs(6);
+    let (mut set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
+    let keys = two_keys(&set, &command(cluster(&set)).await).await;
+    let outage = OutageSettings {
+        count_staleness: STALENESS,
+        ..OutageSettings::of_journal(directory.path().join("journal.db"))
+    };
+    let store = gateway_with(cluster(&set), outage).await;
+    for key in &keys {
+        served(&store, key).await;
+    }
+    set.replace(2).await;
+    eventually("the cluster knows no address of it", async || {
+        let nodes: String = set.nodes[0].ask("CLUSTER NODES").await;
+        nodes.contains("noaddr").then_some(())
+    })
+    .await;
+    tokio::time::sleep(STALENESS + Duration::from_secs(2)).await;
+    let rest = (LIMIT - 1).try_into().unwrap();
+    granted(store.charge(charge(&keys[1], today(), LIMIT, rest)).await);
+    assert_eq!(store.health().pending_units, u64::from(rest));
+    let other: u64 = set.nodes[2].ask("DBSIZE").await;
+    assert_eq!(other, 0, "units went to a node of no cluster");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gateways_that_cannot_report_themselves_still_share_what_was_left() {
     // Longer than a heartbeat holds and the largest of the last counts of gateways is used.
     const LONG: Duration = Duration::from_secs(22);

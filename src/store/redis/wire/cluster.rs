@@ -13,6 +13,7 @@
 //! A map is used only if it is of the cluster that is in use: an address may by now belong to another one ([`ClusterView::usable`]).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -102,6 +103,8 @@ struct Table {
     nodes: Vec<Arc<ClusterNode>>,
     /// Since when the cluster reports that it does not serve, or `None` if it does.
     failing_since: Option<std::time::Instant>,
+    /// The slots without a master, and since when they are not served.
+    unserved: Vec<(RangeInclusive<u16>, std::time::Instant)>,
 }
 
 impl Table {
@@ -121,6 +124,19 @@ impl Table {
     /// The node that serves a slot.
     fn node_of(&self, slot: u16) -> Option<&Arc<ClusterNode>> {
         self.node(self.view.owner(slot)?)
+    }
+
+    /// Since when a slot is not served, or `None` if it is.
+    fn away_since(&self, slot: u16) -> Option<std::time::Instant> {
+        let since = match self.node_of(slot) {
+            Some(node) => node.away_since(),
+            None => {
+                let mut unserved = self.unserved.iter();
+                let gap = unserved.find(|(slots, _)| slots.contains(&slot));
+                gap.map(|(_, since)| *since)
+            }
+        };
+        since.into_iter().chain(self.failing_since).min()
     }
 }
 
@@ -184,7 +200,7 @@ impl Cluster {
             return Some(error.to_string());
         }
         let table = self.table.load();
-        let masters = table.view.nodes().iter();
+        let masters = table.view.nodes().into_iter();
         let absent = masters.filter(|address| !table.serves(address) || table.denies(address));
         let open = self.open_slots().into_iter().map(|slot| {
             format!(
@@ -270,12 +286,10 @@ impl Cluster {
         }
     }
 
-    /// Since when a slot is not served because its node cannot be reached or refuses writes, or the cluster does not serve; `None` if it
-    /// is served.
+    /// Since when a slot is not served because it has no master, or that cannot be reached or refuses writes, or the cluster does not serve;
+    /// `None` if it is served.
     pub fn away_since(&self, slot: u16) -> Option<std::time::Instant> {
-        let table = self.table.load();
-        let node_away_since = table.node_of(slot).and_then(|node| node.away_since());
-        node_away_since.into_iter().chain(table.failing_since).min()
+        self.table.load().away_since(slot)
     }
 
     /// The node that serves a slot; without a slot any one that can be reached.
@@ -546,7 +560,13 @@ impl Cluster {
 
     /// The masters by the map as it is known.
     pub fn masters(&self) -> Vec<Address> {
-        self.table.load().view.nodes().to_vec()
+        self.table
+            .load()
+            .view
+            .nodes()
+            .into_iter()
+            .cloned()
+            .collect()
     }
 
     /// Tries once to find and prepare the cluster and to publish it to callers.

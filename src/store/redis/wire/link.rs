@@ -345,7 +345,7 @@ impl RedisLink {
                     Some(view) => view.clone(),
                     None => cluster.view().await?,
                 };
-                let Some(node) = view.nodes().get(place.nodes_done) else {
+                let Some(node) = view.nodes().into_iter().nth(place.nodes_done) else {
                     return Ok((None, Vec::new()));
                 };
                 let (at, found) = parsed(cluster.ask_node(node, &step, deadline).await?)?;

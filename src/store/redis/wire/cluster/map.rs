@@ -1,5 +1,6 @@
 //! The map of a cluster: asked for, accepted if it is of the cluster in use, and followed.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -56,7 +57,7 @@ impl Cluster {
         });
         let refused = usable.as_ref().err().map(|error| Arc::new(error.clone()));
         self.other_cluster.store(refused);
-        let view = ClusterView::latest(usable?).ok_or_else(|| {
+        let view = ClusterView::latest(&usable?).ok_or_else(|| {
             StoreError::Unavailable(format!(
                 "no node of the cluster returned the map: {}",
                 troubles.join("; ")
@@ -82,7 +83,7 @@ impl Cluster {
         let table = self.table.load_full();
         let fresh: Vec<Arc<ClusterNode>> = view
             .nodes()
-            .iter()
+            .into_iter()
             .filter(|address| table.node(address).is_none())
             .map(|address| self.new_node(address.clone()))
             .collect();
@@ -112,17 +113,26 @@ impl Cluster {
         if table.view.is_healthy() != view.is_healthy() {
             tracing::info!(server = %self.topology, healthy = view.is_healthy(), "state of the Redis cluster");
         }
+        let now = std::time::Instant::now();
         let failing_since = match view.serves() {
             true => None,
-            false => table
-                .failing_since
-                .or_else(|| Some(std::time::Instant::now())),
+            false => table.failing_since.or(Some(now)),
         };
+        let unserved_since = |slots: &RangeInclusive<u16>| {
+            let since = slots
+                .clone()
+                .map(|slot| table.away_since(slot).unwrap_or(now));
+            since.max().unwrap_or(now)
+        };
+        let gaps = view.gaps().into_iter();
+        let unserved = gaps.map(|slots| (slots.clone(), unserved_since(&slots)));
+        let unserved = unserved.collect();
         let is_replaced = view.has_other_owners(&table.view);
         self.table.store(Arc::new(Table {
             view: view.clone(),
             nodes,
             failing_since,
+            unserved,
         }));
         if is_replaced {
             // It may lack what its predecessor had, also if the connection to it is an earlier one.

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use redis::{FromRedisValue, Pipeline, Value};
 
@@ -23,13 +24,12 @@ fn ip_of(nodes: &str, id: &str) -> Option<Address> {
 }
 
 /// Slots that one master serves.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct SlotRange {
     first: u16,
     last: u16,
     /// The id of the master, which it keeps at any address and under any name.
     id: String,
-    address: Address,
 }
 
 impl SlotRange {
@@ -42,23 +42,24 @@ impl SlotRange {
 }
 
 /// The map of a cluster, as one node reports it.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterView {
     /// In the order of the slots.
     ranges: Vec<SlotRange>,
-    /// All masters, including those without slots: a slot may be moving to one.
-    nodes: Vec<Address>,
+    /// All masters by their ids, including those without slots: a slot may be moving to one.
+    masters: BTreeMap<String, Address>,
     /// Whether the node reports that the cluster serves.
     ok: bool,
-    /// The slots that are moving, with the node to which each moves if its address is known.
-    moving: BTreeMap<u16, Option<Address>>,
+    /// The slots that are moving, with the id of the node to which each moves.
+    moving: BTreeMap<u16, String>,
     epoch: u64,
     /// The ids of all nodes that the node knows, replicas too.
     members: BTreeSet<String>,
     /// How many of them have failed, or have no address any more.
     failed: usize,
-    /// The node that was asked for it.
+    /// The node that was asked for it, and its id.
     asked: Option<Address>,
+    own_id: String,
 }
 
 impl ClusterView {
@@ -115,20 +116,11 @@ impl ClusterView {
             // The address of a node that is gone is not known.
             if port != 0 {
                 let address = Address { host, port }.or_host(&asked.host);
-                view.ranges.push(SlotRange {
-                    first,
-                    last,
-                    id,
-                    address,
-                });
+                view.masters.insert(id.clone(), address);
+                view.ranges.push(SlotRange { first, last, id });
             }
         }
         view.ranges.sort_unstable();
-        for SlotRange { address, .. } in &view.ranges {
-            if !view.nodes.contains(address) {
-                view.nodes.push(address.clone());
-            }
-        }
         view.read_nodes(asked, &nodes);
         Ok(view)
     }
@@ -140,7 +132,8 @@ impl ClusterView {
         let mut places = nodes
             .lines()
             .filter_map(|line| line.split_ascii_whitespace().nth(1));
-        let has_names = places.any(|place| self.nodes.iter().any(|node| node.host == name(place)));
+        let has_names =
+            places.any(|place| self.masters.values().any(|node| node.host == name(place)));
         for line in nodes.lines() {
             let fields: Vec<&str> = line.split_ascii_whitespace().collect();
             let [id, place, flags, _, _, _, _, _, slots @ ..] = fields.as_slice() else {
@@ -152,23 +145,18 @@ impl ClusterView {
                 self.members.insert((*id).to_owned());
                 self.failed += usize::from(has("fail") || has("noaddr"));
             }
-            let is_mark = |slot: &&str| slot.starts_with('[');
+            if has("myself") {
+                self.own_id = (*id).to_owned();
+            }
             // Only the line of the node that was asked has marks: `[slot->-to]` and `[slot-<-from]`.
             self.moving.extend(slots.iter().filter_map(|mark| {
                 let mark = mark.strip_prefix('[')?.strip_suffix(']')?;
                 let (slot, other) = mark.split_once('-')?;
-                let to = match other.strip_prefix(">-") {
-                    Some(to) => ip_of(nodes, to).map(|address| address.or_host(&asked.host)),
-                    None => Some(asked.clone()),
-                };
-                Some((slot.parse().ok()?, to))
+                let to = other.strip_prefix(">-").unwrap_or(id);
+                Some((slot.parse().ok()?, to.to_owned()))
             }));
-            let flags: Vec<&str> = flags.split(',').collect();
-            let serves = flags.contains(&"master")
-                && !["fail", "noaddr", "handshake"]
-                    .iter()
-                    .any(|flag| flags.contains(flag));
-            if !serves || !slots.iter().all(is_mark) {
+            let serves = has("master") && !["fail", "noaddr", "handshake"].into_iter().any(has);
+            if !serves || self.masters.contains_key(*id) {
                 continue;
             }
             let address = place
@@ -178,8 +166,8 @@ impl ClusterView {
                     host if has_names && !host.is_empty() => Address { host, ..address },
                     _ => address.or_host(&asked.host),
                 });
-            if let Some(address) = address.filter(|address| !self.nodes.contains(address)) {
-                self.nodes.push(address);
+            if let Some(address) = address {
+                self.masters.insert((*id).to_owned(), address);
             }
         }
     }
@@ -230,6 +218,18 @@ impl ClusterView {
         })
     }
 
+    /// The slots without a master, in ranges.
+    pub fn gaps(&self) -> Vec<RangeInclusive<u16>> {
+        let ranges = self.ranges.iter();
+        let ends = ranges.clone().map(|range| range.last + 1);
+        let begins = ranges.map(|range| range.first).chain([SLOTS]);
+        let between = [0].into_iter().chain(ends).zip(begins);
+        between
+            .filter(|(end, begin)| end < begin)
+            .map(|(end, begin)| end..=begin - 1)
+            .collect()
+    }
+
     /// The number of slots that have a master.
     fn served(&self) -> u32 {
         let ranges = self.ranges.iter();
@@ -270,7 +270,7 @@ impl ClusterView {
         };
         let of = |view: &ClusterView| {
             let asked = view.asked.iter().map(Address::to_string);
-            let masters = view.nodes.iter().map(Address::to_string);
+            let masters = view.nodes().into_iter().map(Address::to_string);
             let [asked, masters] = [Vec::from_iter(asked), Vec::from_iter(masters)];
             format!("{} (masters {})", asked.concat(), masters.join(", "))
         };
@@ -302,41 +302,54 @@ impl ClusterView {
         Ok(views)
     }
 
-    /// Of several maps, the healthy one of the latest epoch; a slot is moving if any of them reports it.
-    pub fn latest(views: Vec<ClusterView>) -> Option<ClusterView> {
-        let mut moving = BTreeMap::new();
-        for view in &views {
-            for (slot, to) in &view.moving {
-                let known = moving.entry(*slot).or_insert_with(|| to.clone());
-                *known = known.take().or_else(|| to.clone());
-            }
-        }
+    /// Of several maps, the healthy one of the latest epoch. A slot is moving if any of them reports it, and a master has the address that
+    /// most other nodes report: one that has started at another address reports its former one until it hears of the new one.
+    pub fn latest(views: &[ClusterView]) -> Option<ClusterView> {
         let latest = views
-            .into_iter()
+            .iter()
             .max_by_key(|view| (view.is_healthy(), view.epoch))?;
-        Some(ClusterView { moving, ..latest })
+        let address_of = |id: &str, reported: &Address| {
+            let mut votes = BTreeMap::<&Address, u64>::new();
+            for other in views.iter().filter(|view| view.own_id != id) {
+                if let Some(address) = other.masters.get(id) {
+                    *votes.entry(address).or_default() += 1;
+                }
+            }
+            let most = votes.into_iter().max_by_key(|(_, votes)| *votes);
+            most.map_or(reported, |(address, _)| address).clone()
+        };
+        let masters = latest.masters.iter();
+        let moving = views.iter().flat_map(|view| &view.moving);
+        Some(ClusterView {
+            masters: masters
+                .map(|(id, reported)| (id.clone(), address_of(id, reported)))
+                .collect(),
+            moving: moving.map(|(slot, to)| (*slot, to.clone())).collect(),
+            ..latest.clone()
+        })
     }
 
     /// The master of a slot.
     pub fn owner(&self, slot: u16) -> Option<&Address> {
         let after = self.ranges.partition_point(|range| range.first <= slot);
         let range = self.ranges.get(after.checked_sub(1)?)?;
-        (slot <= range.last).then_some(&range.address)
+        self.masters.get(&range.id).filter(|_| slot <= range.last)
     }
 
     /// The node to which a slot is moving.
     pub fn moves_to(&self, slot: u16) -> Option<&Address> {
-        self.moving.get(&slot)?.as_ref()
+        self.masters.get(self.moving.get(&slot)?)
     }
 
     /// The masters that serve slots; a master may occur several times.
     pub fn owners(&self) -> impl Iterator<Item = &Address> {
-        self.ranges.iter().map(|range| &range.address)
+        let masters = self.ranges.iter();
+        masters.filter_map(|range| self.masters.get(&range.id))
     }
 
-    /// All masters.
-    pub fn nodes(&self) -> &[Address] {
-        &self.nodes
+    /// All masters, each once.
+    pub fn nodes(&self) -> BTreeSet<&Address> {
+        self.masters.values().collect()
     }
 
     /// Whether the node reports that the cluster serves.
@@ -351,7 +364,8 @@ impl ClusterView {
 
     /// Whether nothing has moved or is moving between two views.
     pub fn is_as_still_as(&self, later: &ClusterView) -> bool {
-        self.moving.is_empty() && later.moving.is_empty() && self.ranges == later.ranges
+        let is_same = self.ranges == later.ranges && self.masters == later.masters;
+        is_same && self.moving.is_empty() && later.moving.is_empty()
     }
 }
 
@@ -359,19 +373,12 @@ impl ClusterView {
 mod tests {
     use super::*;
 
-    fn answers(slots: Vec<(u16, u16, &str, u16)>, nodes: &str, info: &str) -> Vec<Value> {
-        answers_of("id", slots, nodes, info)
-    }
+    /// Ranges of slots, each with the host, the port and the id of its master.
+    type Slots<'a> = Vec<(u16, u16, &'a str, u16, &'a str)>;
 
-    /// Those of a node in whose map a single master, of this id, serves the slots.
-    fn answers_of(
-        id: &str,
-        slots: Vec<(u16, u16, &str, u16)>,
-        nodes: &str,
-        info: &str,
-    ) -> Vec<Value> {
+    fn answers(slots: Slots<'_>, nodes: &str, info: &str) -> Vec<Value> {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-        let slots = slots.into_iter().map(|(first, last, host, port)| {
+        let slots = slots.into_iter().map(|(first, last, host, port, id)| {
             let master = vec![text(host), Value::Int(port.into()), text(id)];
             Value::Array(vec![
                 Value::Int(first.into()),
@@ -394,34 +401,41 @@ mod tests {
                      d 10.0.0.4:4@14 slave b 0 0 2 connected\n\
                      e :0@0 master,noaddr - 0 0 0 disconnected\n";
         let info = "cluster_enabled:1\r\ncluster_state:ok\r\ncluster_current_epoch:7\r\n";
-        let slots = vec![(100, 16_383, "10.0.0.2", 2), (0, 99, "", 1)];
-        let gone = vec![(100, 16_383, "", 0), (0, 99, "", 1)];
+        let slots = vec![(100, 16_383, "10.0.0.2", 2, "b"), (0, 99, "", 1, "a")];
+        let gone = vec![(100, 16_383, "", 0, "b"), (0, 99, "", 1, "a")];
         let partial =
             ClusterView::read(&address("10.0.0.1:1"), answers(gone, nodes, info)).unwrap();
         assert_eq!((partial.served(), partial.owner(100)), (100, None));
+        assert_eq!(partial.gaps(), [100..=16_383]);
         let view = ClusterView::read(&address("10.0.0.1:1"), answers(slots, nodes, info)).unwrap();
         assert_eq!(view.owner(0), Some(&address("10.0.0.1:1")));
         assert_eq!(view.owner(99), Some(&address("10.0.0.1:1")));
         assert_eq!(view.owner(100), Some(&address("10.0.0.2:2")));
         assert_eq!(view.owner(16_383), Some(&address("10.0.0.2:2")));
-        let all = ["10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3"].map(address);
-        assert_eq!(view.nodes(), all);
+        assert_eq!(view.gaps(), []);
+        let is_called = |view: &ClusterView, nodes: &[&str]| {
+            let nodes = Vec::from_iter(nodes.iter().map(|node| address(node)));
+            assert_eq!(view.nodes(), nodes.iter().collect());
+        };
+        is_called(&view, &["10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3"]);
         assert!(view.is_healthy() && view.epoch == 7);
         assert_eq!(view.moves_to(5), Some(&address("10.0.0.3:3")));
-        let nodes = nodes.replace("->-c", "-<-c");
-        let slots_of_c = vec![(100, 16_383, "10.0.0.2", 2)];
-        let target = ClusterView::read(&address("a:1"), answers(slots_of_c, &nodes, info)).unwrap();
-        assert_eq!(target.moves_to(5), Some(&address("a:1")));
+        let nodes = nodes.replace(" [5->-c]", "").replace("myself,", "");
+        let nodes = nodes.replace("c 10.0.0.3:3@13 master", "c :3@13 myself,master");
+        let nodes = nodes.replace("3 connected", "3 connected [5-<-a]");
+        let slots_of_c = vec![(100, 16_383, "10.0.0.2", 2, "b")];
+        let target = ClusterView::read(&address("a:3"), answers(slots_of_c, &nodes, info)).unwrap();
+        assert_eq!(target.moves_to(5), Some(&address("a:3")));
         assert!(!view.is_as_still_as(&view));
         // In a cluster that calls its nodes by names, one may have none.
-        let slots = vec![(0, 99, "one", 6379), (100, 16_383, "?", 6379)];
+        let slots = vec![(0, 99, "one", 6379, "a"), (100, 16_383, "?", 6379, "b")];
         let unnamed = "a 10.0.0.1:6379@1,one myself,master - 0 0 1 connected 0-99\n\
-                       id 10.0.0.2:6379@1 master - 0 0 2 connected 100-16383\n";
+                       b 10.0.0.2:6379@1 master - 0 0 2 connected 100-16383\n";
         let view = ClusterView::read(&address("one:6379"), answers(slots, unnamed, info)).unwrap();
-        assert_eq!(view.nodes(), ["one:6379", "10.0.0.2:6379"].map(address));
+        is_called(&view, &["one:6379", "10.0.0.2:6379"]);
         let none = ClusterView::default();
         let all_at = |id, host| {
-            let answers = answers_of(id, vec![(0, SLOTS - 1, host, 1)], "", info);
+            let answers = answers(vec![(0, SLOTS - 1, host, 1, id)], "", info);
             ClusterView::read(&address("h:1"), answers).unwrap()
         };
         assert!(all_at("b", "h").has_other_owners(&all_at("a", "h")));
@@ -436,16 +450,16 @@ mod tests {
         // Called by names, a master without slots is, too.
         let named = "a 10.0.0.1:1@11,one myself,master - 0 0 1 connected 0-16383\n\
                      b 10.0.0.2:2@12,two,shard-id=x master - 0 0 2 connected\n";
-        let slots = vec![(0, 16_383, "one", 1)];
+        let slots = vec![(0, 16_383, "one", 1, "a")];
         let view = ClusterView::read(&address("one:1"), answers(slots, named, info)).unwrap();
-        assert_eq!(view.nodes(), ["one:1", "two:2"].map(address));
+        is_called(&view, &["one:1", "two:2"]);
     }
 
     #[test]
     fn a_healthy_opinion_of_the_latest_epoch_counts() {
         let view = |last, ok: &str, epoch: u64| {
             let info = format!("cluster_state:{ok}\r\ncluster_current_epoch:{epoch}\r\n");
-            let slots = vec![(0, last, "h", 1)];
+            let slots = vec![(0, last, "h", 1, "a")];
             ClusterView::read(&address("h:1"), answers(slots, "", &info)).unwrap()
         };
         let all = SLOTS - 1;
@@ -455,25 +469,62 @@ mod tests {
             view(all, "fail", 3),
             view(all - 1, "ok", 4),
         ];
-        let latest = ClusterView::latest(opinions).unwrap();
+        let latest = ClusterView::latest(&opinions).unwrap();
         assert_eq!(latest.epoch, 2);
         assert_eq!(latest.owner(5), Some(&address("h:1")));
-        assert_eq!(ClusterView::latest(Vec::new()), None);
+        assert_eq!(ClusterView::latest(&[]), None);
         assert_eq!(view(10, "ok", 0).owner(11), None);
     }
 
     #[test]
+    fn a_master_has_the_address_that_most_other_nodes_report() {
+        let info = "cluster_state:ok\r\ncluster_current_epoch:1\r\n";
+        // The map of `own`, in which `a` serves and `b` and `c` do not.
+        let view = |own: &str, a: &str, [b, c]: [&str; 2]| {
+            let line = |(id, host)| {
+                let myself = if id == own { "myself," } else { "" };
+                format!("{id} {host}:1@11 {myself}master - 0 0 1 connected\n")
+            };
+            let nodes = [("a", a), ("b", b), ("c", c)].map(line).concat();
+            let slots = vec![(0, SLOTS - 1, a, 1, "a")];
+            ClusterView::read(&address("h:1"), answers(slots, &nodes, info)).unwrap()
+        };
+        let of = |views: &[ClusterView]| {
+            let latest = ClusterView::latest(views).unwrap();
+            let owner = latest.owner(0).unwrap().host.clone();
+            let nodes = latest.nodes().into_iter().map(|node| node.host.clone());
+            (owner, nodes.collect::<Vec<_>>().join(" "))
+        };
+        let is = |owner: &str, nodes: &str| (owner.to_owned(), nodes.to_owned());
+        // Each has started at another address and reports its former one; one has not heard of all yet.
+        let views = [
+            view("b", "a2", ["b1", "c2"]),
+            view("c", "a2", ["b2", "c1"]),
+            view("d", "a1", ["b2", "c2"]),
+            view("a", "a1", ["b2", "c2"]),
+        ];
+        assert_eq!(of(&views), is("a2", "a2 b2 c2"));
+        assert_eq!(of(&views[..1]), is("a2", "a2 b1 c2"));
+        assert_eq!(of(&views[3..]), is("a1", "a1 b2 c2"));
+    }
+
+    #[test]
     fn only_maps_of_the_cluster_in_use_are_used_or_of_one_other_at_all_addresses() {
-        let view_with = |slots, members: &str, ok: &str, epoch: u64| {
+        let view_with = |slots: Vec<(u16, u16)>, members: &str, ok: &str, epoch: u64| {
             let line = |id| format!("{id} {id}:1@11 master - 0 0 1 connected\n");
             let nodes: String = members.chars().map(line).collect();
             let info = format!("cluster_state:{ok}\r\ncluster_current_epoch:{epoch}\r\n");
             // The last one serves.
             let owner = &members[members.len() - 1..];
-            let answers = answers_of(owner, slots, &nodes, &info);
+            let slots = Vec::from_iter(
+                slots
+                    .into_iter()
+                    .map(|(first, last)| (first, last, "h", 1, owner)),
+            );
+            let answers = answers(slots, &nodes, &info);
             ClusterView::read(&address("h:1"), answers).unwrap()
         };
-        let view = |members, ok, epoch| view_with(vec![(0, SLOTS - 1, "h", 1)], members, ok, epoch);
+        let view = |members, ok, epoch| view_with(vec![(0, SLOTS - 1)], members, ok, epoch);
         // The epochs of those that may be used.
         let usable = |known: &ClusterView, views, all| {
             let usable = ClusterView::usable(known, views, all);
@@ -508,10 +559,10 @@ mod tests {
         assert_eq!(usable(&known, vec![smaller()], false), Ok(vec![4]));
         let left = view("abcdez", "ok", 9);
         assert_eq!(usable(&known, vec![smaller(), left], false), Ok(vec![4]));
-        let half = view_with(vec![(0, SLOTS / 2 - 1, "h", 1)], "xf", "ok", 4);
+        let half = view_with(vec![(0, SLOTS / 2 - 1)], "xf", "ok", 4);
         refused(&known, vec![half], false, "belongs to another cluster");
         let meets = "1 h:1@11 master,handshake - 0 0 1 connected\n";
-        let slots = vec![(0, SLOTS - 1, "h", 1)];
+        let slots = vec![(0, SLOTS - 1, "h", 1, "0")];
         let met = ClusterView::read(&address("h:1"), answers(slots, meets, "")).unwrap();
         assert_eq!(met.members.len(), 0);
         refused(
@@ -531,7 +582,7 @@ mod tests {
             &known,
             vec![foreign()],
             false,
-            "only h:1 (masters h:1, x:1, y:1, z:1) answers",
+            "only h:1 (masters h:1, x:1, y:1) answers",
         );
         refused(
             &known,
