@@ -224,8 +224,9 @@ async fn refuse(
     if head {
         client.connection.note_malformed();
     }
-    if ambiguous || (!client.is_body_done() && client.head.expects_continue) {
-        // Whether the body follows this answer cannot be known.
+    let too_long = matches!(refusal.rejection, Rejection::PayloadTooLarge);
+    if ambiguous || (!client.is_body_done() && (client.head.expects_continue || too_long)) {
+        // Whether the body follows this answer cannot be known, or it is too long to wait for.
         client.close_after();
     }
     if let Rejection::MissingApiKey | Rejection::InvalidApiKey = refusal.rejection {

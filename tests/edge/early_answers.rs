@@ -338,7 +338,7 @@ async fn the_rest_of_an_upload_is_taken_after_an_answer_that_closes_the_connecti
         for part in [rest, b"."] {
             tokio::time::sleep(Duration::from_millis(50)).await;
             let written = socket.write_all(part).await;
-            written.expect("the gateway reads on for a second");
+            written.expect("the gateway reads on");
         }
         socket.read_to_end(&mut received).await.unwrap();
         let text = received.escape_ascii().to_string();
@@ -346,4 +346,90 @@ async fn the_rest_of_an_upload_is_taken_after_an_answer_that_closes_the_connecti
         assert!(text.starts_with(&begin), "{status}: {text}");
     }
     scene.expect_used(&key, 0).await;
+}
+
+/// How often a slow upload sends a part after its answer, and for how long: longer than the gateway waits for a part.
+const PART_EVERY: Duration = Duration::from_millis(250);
+const PARTS: usize = 12;
+
+/// Sends a request without a key whose body of this length comes slowly, and returns what is received after it was sent.
+async fn uploaded_slowly(scene: &Scene, length: usize) -> (TcpStream, String) {
+    let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+    let head =
+        format!("POST {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {length}\r\n\r\n");
+    socket.write_all(head.as_bytes()).await.unwrap();
+    for _ in 0..PARTS {
+        tokio::time::sleep(PART_EVERY).await;
+        let written = socket.write_all(&vec![b'a'; length / PARTS]).await;
+        written.expect("the gateway reads on");
+    }
+    let mut received = [0; 4096];
+    let bytes = socket.read(&mut received).await.unwrap();
+    let text = received[..bytes].escape_ascii().to_string();
+    (socket, text.to_lowercase())
+}
+
+/// Clients exist that read no answer before their whole body is sent.
+#[tokio::test]
+async fn an_upload_that_goes_on_after_its_refusal_does_not_lose_it() {
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| {
+            spec.extra_yaml = "limits: { body_bytes: 64KiB }".into();
+            spec.endpoints[0].methods.push("POST".into());
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let mut wire = Wire::open(&scene).await;
+    wire.post(1, MARKETS, "wrong", &[]).await;
+    wire.body(1).await;
+    let over_http2 = async {
+        for part in 1..=PARTS {
+            tokio::time::sleep(PART_EVERY).await;
+            let flags = if part == PARTS { END_STREAM } else { 0 };
+            let frame = Frame::new(DATA, flags, 1, [b'a'; 1_000]);
+            wire.send(&frame).await;
+        }
+        // A stream that had been reset would have come before its answer.
+        wire.post(3, MARKETS, "wrong", &[]).await;
+        wire.body(3).await;
+    };
+    let (kept, closed, ()) = tokio::join!(
+        uploaded_slowly(&scene, PARTS * 1_000),
+        uploaded_slowly(&scene, BODY_BYTES_MAX * 2),
+        over_http2,
+    );
+    let (mut socket, text) = kept;
+    assert!(text.starts_with("http/1.1 401 "), "{text}");
+    assert!(text.contains("connection: keep-alive"), "{text}");
+    let next = format!(
+        "GET {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\nConnection: close\r\n\r\n",
+        key.key
+    );
+    socket.write_all(next.as_bytes()).await.unwrap();
+    let mut received = Vec::new();
+    socket.read_to_end(&mut received).await.unwrap();
+    assert!(received.starts_with(b"HTTP/1.1 200 "), "{received:?}");
+    // One that is announced as longer than any body may be is not waited for.
+    let (_, text) = closed;
+    assert!(text.starts_with("http/1.1 413 "), "{text}");
+    assert!(text.contains("connection: close"), "{text}");
+}
+
+#[tokio::test]
+async fn the_rest_of_an_upload_is_not_read_for_longer_than_the_body_may_take() {
+    let (scene, _) = answered_early(WHOLE).await;
+    for length in [BODY_BYTES_MAX, 2 * BODY_BYTES_MAX] {
+        let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+        let head =
+            format!("POST {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {length}\r\n\r\n");
+        socket.write_all(head.as_bytes()).await.unwrap();
+        let ended = async {
+            while socket.write_all(b"a").await.is_ok() {
+                tokio::time::sleep(PART_EVERY).await;
+            }
+        };
+        let ended = tokio::time::timeout(PATIENCE, ended).await;
+        ended.expect("the connection is closed");
+    }
 }

@@ -17,12 +17,9 @@ use crate::policy::http1::body::{BodyReader, ChunkLimits};
 use crate::policy::http1::framing::AnswerFraming;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::http1::writer::{BodyWriter, ConnectionFate, HeadWriter, WrongLength};
-use crate::proxy::connection::wire::ClientWire;
+use crate::proxy::connection::wire::{ClientWire, REST_PAUSE_MAX};
 use crate::proxy::failure::{ClientFault, Failure, ServerFault};
 
-/// How long the rest of a body is read and discarded after the answer: clients exist that write first and read later, and over HTTP/2
-/// some that discard an answer if their upload ends before it is complete.
-pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Unread bytes of a client above which no more are read while a request is answered: the rest waits in the system's buffers. One read may
 /// exceed it by 8 KiB.
 const AHEAD_BYTES_MAX: usize = 8 * 1024;
@@ -250,14 +247,25 @@ impl<'c> Http1Side<'c> {
         self.wire.flush().await.map_err(broke)
     }
 
+    /// Discards the rest of the body, up to its deadline or a pause.
+    async fn discard_rest(&mut self) {
+        while let Some(deadline) = self.deadline.filter(|_| !self.body.is_done()) {
+            self.deadline = Some(deadline.min(Instant::now() + REST_PAUSE_MAX));
+            let part = self.read().await;
+            self.deadline = Some(deadline);
+            if part.is_err() || deadline <= Instant::now() {
+                return;
+            }
+        }
+    }
+
     /// Ends the request; returns the further use of the connection.
     pub(in crate::proxy) async fn finish(mut self) -> After {
         if self.is_broken_off || !self.is_whole {
             return After::Nothing;
         }
-        if !self.body.is_done() && self.keeps_open {
-            let rest = async { while let Ok(Some(_)) = self.read().await {} };
-            let _ = tokio::time::timeout(DRAIN_TIMEOUT, rest).await;
+        if self.keeps_open {
+            self.discard_rest().await;
         }
         match self.keeps_open && self.body.is_done() {
             true => After::Request,

@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 use pingora::protocols::http::date::get_cached_date;
 use tokio::time::Instant;
 
-use super::http1::DRAIN_TIMEOUT;
 use super::piece::Head;
 use crate::policy::rate_limit::{RATE_LIMIT, X_RATE_LIMIT_REMAINING};
 use crate::proxy::connection::allowance::{Obstacle, Turn};
+use crate::proxy::connection::wire::REST_PAUSE_MAX;
 use crate::proxy::failure::{ClientFault, Failure};
 use crate::proxy::forward::X_REQUEST_ID;
 use crate::proxy::received_body::ReceivedBody;
@@ -160,11 +160,12 @@ impl Http2Side {
         Ok(())
     }
 
-    /// Discards the rest of the body after a complete answer, outside of the request's turn. The library would reset the stream, which is
-    /// no error (RFC 9113 section 8.1).
+    /// Discards the rest of the body after a complete answer, outside of the request's turn, up to its deadline or a pause. The library
+    /// would reset the stream, which is no error (RFC 9113 section 8.1), but clients exist that discard the answer then.
     pub(in crate::proxy) async fn finish(self) {
         let Http2Side {
             body,
+            deadline,
             is_whole,
             turn,
             ..
@@ -173,11 +174,13 @@ impl Http2Side {
         if !is_whole || body.lock().is_over() {
             return;
         }
-        let rest = async {
-            let next = || poll_fn(|context| body.lock().poll_next(context));
-            while let Some(Ok(_)) = next().await {}
-        };
-        let _ = tokio::time::timeout(DRAIN_TIMEOUT, rest).await;
+        while Instant::now() < deadline {
+            let next = poll_fn(|context| body.lock().poll_next(context));
+            let until = deadline.min(Instant::now() + REST_PAUSE_MAX);
+            let Ok(Some(Ok(_))) = tokio::time::timeout_at(until, next).await else {
+                return;
+            };
+        }
     }
 
     pub(super) async fn write_part(&mut self, mut part: Bytes, ends: bool) -> Result<(), Failure> {

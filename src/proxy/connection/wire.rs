@@ -24,10 +24,11 @@ use crate::telemetry::limit_hits::LimitHits;
 
 /// The bytes read from the socket at a time.
 const READ_BYTES: usize = 8 * 1024;
-/// After the last answer, the client's further bytes are read and discarded, so that the answer reaches it: a connection closed
-/// with unread bytes is reset (RFC 9112 section 9.6). For this long, as over a connection that stays open. The end of the gateway's own
-/// direction has as long.
-const LINGER: Duration = Duration::from_secs(1);
+/// After an answer, the client's further bytes are read and discarded until they pause for this long: clients exist that write first and
+/// read later, and a connection closed with unread bytes is reset (RFC 9112 section 9.6).
+pub(in crate::proxy) const REST_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long the end of the gateway's own direction may take.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The bytes received and not read yet, and those to be written.
 pub struct ClientWire {
@@ -38,6 +39,8 @@ pub struct ClientWire {
     pub(in crate::proxy) timer: Timer,
     pub(super) limit_hits: LimitHits,
     requests_max: u64,
+    /// How long the client's further bytes are read after the last answer.
+    rest_timeout: Duration,
 }
 
 /// The bytes that a client reads in `interval` at this rate, in bytes a second; at least one.
@@ -65,6 +68,7 @@ impl ClientWire {
             timer: Timer::default(),
             limit_hits,
             requests_max: limits.requests_per_connection,
+            rest_timeout: limits.request_read,
         }
     }
 
@@ -165,7 +169,7 @@ impl ClientWire {
         }
         let transport = &mut self.transport;
         let ended = poll_fn(|context| Pin::new(&mut *transport).poll_shutdown(context));
-        matches!(tokio::time::timeout(LINGER, ended).await, Ok(Ok(())))
+        matches!(tokio::time::timeout(END_TIMEOUT, ended).await, Ok(Ok(())))
     }
 
     /// Closes the connection after the written bytes; the client's further bytes are read first, as the answer might be lost
@@ -174,11 +178,12 @@ impl ClientWire {
         if !self.end().await {
             return;
         }
-        let until = Instant::now() + LINGER;
+        let until = Instant::now() + self.rest_timeout;
         // While bytes come without a pause, no read waits for its deadline.
         while Instant::now() < until {
             self.unread.clear();
-            match self.read_more(until).await {
+            let pause = until.min(Instant::now() + REST_PAUSE_MAX);
+            match self.read_more(pause).await {
                 Ok(Some(1..)) => {}
                 Ok(Some(0) | None) | Err(_) => return,
             }
