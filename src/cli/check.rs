@@ -5,11 +5,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use clap::Args;
+use serde::Serialize;
 
 use super::against_running;
-use super::output::{RecordFormat, escape_lines, prose, write_text};
+use super::key_argument::without_keys;
+use super::output::{RecordFormat, escape_lines, prose, write_json, write_text};
 use super::session::note;
-use crate::config::{Certificate, Config, Purpose, StoreConfig};
+use crate::config::{Certificate, Config, Problem, Purpose, StoreConfig};
 use crate::policy::enforcement::Enforcement;
 use crate::policy::store_settings::{Durability, OutagePolicy};
 use crate::store::redis::name_of;
@@ -20,19 +22,22 @@ pub(super) struct CheckArguments {
     /// Exits with 1 if the gateway would refuse the file.
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, require_equals = true)]
     against_running: Option<Option<SocketAddr>>,
-    /// The format of the changes.
-    #[arg(
-        short,
-        long,
-        value_enum,
-        default_value = "table",
-        requires = "against_running",
-        conflicts_with = "offline"
-    )]
+    /// The format of the result: of the problems and warnings, or of the changes.
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RecordFormat,
     /// Check only the file itself, for CI: without environment variables, the files it names, and DNS.
     #[arg(long, conflicts_with = "against_running")]
     offline: bool,
+}
+
+/// What is wrong with a file, for programs.
+#[derive(Serialize)]
+struct CheckReport {
+    file: String,
+    /// Of a file without problems.
+    hash: Option<String>,
+    problems: Vec<Problem>,
+    warnings: Vec<Problem>,
 }
 
 /// Loads the configuration of `file` and writes the result.
@@ -45,7 +50,25 @@ pub(super) fn run(
         true => Purpose::Offline,
         false => Purpose::Check,
     };
-    let config = Config::load_for(file, purpose)?;
+    let loaded = Config::load_for(file, purpose);
+    if arguments.output == RecordFormat::Json && arguments.against_running.is_none() {
+        let (mut problems, mut warnings) = match &loaded {
+            Ok(config) => (Vec::new(), config.warnings.clone()),
+            Err(errors) => (errors.problems.clone(), Vec::new()),
+        };
+        for problem in problems.iter_mut().chain(&mut warnings) {
+            problem.message = without_keys(&problem.message);
+        }
+        let report = CheckReport {
+            file: file.display().to_string(),
+            hash: loaded.as_ref().ok().map(|config| config.hash.to_string()),
+            problems,
+            warnings,
+        };
+        write_json(out, &report)?;
+        return Ok(loaded.map(drop)?);
+    }
+    let config = loaded?;
     for warning in &config.warnings {
         note(&escape_lines(&warning.warning(&file.display().to_string())));
     }

@@ -4,11 +4,13 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::ops::RangeInclusive;
 
+use serde::Serialize;
+
 use super::scalar::Scalar;
 use crate::policy::store_settings::without_password;
 
 /// One mistake and its position.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
     /// The line, counted from 1.
     pub line: usize,

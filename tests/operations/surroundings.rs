@@ -131,6 +131,24 @@ async fn check_and_serve_name_every_file_that_cannot_be_read_and_every_variable_
             .collect();
         assert_eq!(paths, MISSING, "{command}: {message}");
     }
+    let ran = run(&file, "check --output json").await;
+    assert_eq!(ran.code, Some(78), "{ran:?}");
+    let report: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    let problems = report["problems"].as_array().unwrap();
+    let paths: Vec<&str> = problems
+        .iter()
+        .map(|problem| problem["path"].as_str().unwrap())
+        .collect();
+    assert_eq!(paths, MISSING, "{report}");
+    assert!(report["hash"].is_null(), "{report}");
+    let lines = ran.stderr.lines().zip(problems);
+    for (line, problem) in lines {
+        let place = format!(":{}:{}: ", problem["line"], problem["column"]);
+        assert!(line.contains(&place), "{line} {problem}");
+        for part in ["message", "hint"] {
+            assert!(line.contains(problem[part].as_str().unwrap()), "{line}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -163,6 +181,12 @@ upstreams: { u: { servers: [\"data.invalid:9000\", \"127.0.0.1:9000\"] } }
         file.display()
     );
     assert!(redis.starts_with(&start), "{ran:?}");
+    let ran = run(&file, "check --output json").await;
+    assert_eq!((ran.code, &*ran.stderr), (Some(0), ""), "{ran:?}");
+    let report: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(report["warnings"][1]["path"], "store.redis.sentinels[1]");
+    assert_eq!(report["problems"].as_array().unwrap().len(), 0, "{report}");
+    assert!(report["hash"].is_string(), "{report}");
     let redis = "store: { redis: { url: \"redis://:hunter2@redis.invalid\" } }\n";
     let file = write(directory.path(), "gateway.yaml", &format!("{text}{redis}"));
     let ran = run(&file, "check").await;
