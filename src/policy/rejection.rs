@@ -45,8 +45,10 @@ pub enum Malformed {
     OtherHost,
     /// A body with a method that accepts none.
     UnexpectedBody,
-    /// The framing headers contradict each other.
+    /// The framing headers are wrong or contradict each other.
     Framing,
+    /// A body that is not framed as its headers state.
+    Body,
     /// `Connection` names a header that it must not.
     Connection,
 }
@@ -64,7 +66,10 @@ impl Malformed {
             Malformed::OtherHost => "The host of the request is not a host of this API.",
             Malformed::UnexpectedBody => "A request with this method must not have a body.",
             Malformed::Connection => "The Connection header names a header that it must not.",
-            Malformed::Framing => "The headers that frame the request body contradict each other.",
+            Malformed::Framing => {
+                "The headers that frame the request body are not valid, or contradict each other."
+            }
+            Malformed::Body => "The request body is not framed as its headers state.",
         }
     }
 }

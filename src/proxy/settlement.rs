@@ -89,7 +89,7 @@ fn refusal(failure: &Failure, client: &Client<'_>, forwarding: &Forwarding) -> O
                 && forwarding.charged.was_sent()
                 && forwarding.request_whole) =>
         {
-            Some(Rejection::BadRequest(Malformed::Framing))
+            Some(Rejection::BadRequest(Malformed::Body))
         }
         Fault::Client(_) | Fault::Server(_) | Fault::Gateway => None,
     }

@@ -139,6 +139,8 @@ async fn chunks_that_servers_read_in_different_ways_are_refused_and_refunded() {
         assert!(exchange.closed, "{body:?}");
         assert_eq!(exchange.answers.len(), 1, "{body:?}: {exchange:?}");
         assert_problem(&exchange.answers[0], 400, "BAD_REQUEST");
+        let text = String::from_utf8_lossy(&exchange.answers[0].body);
+        assert!(text.contains("The request body is not framed"), "{text}");
         assert_eq!(exchange.answers[0].header("connection"), Some("close"));
     }
     assert_nothing_smuggled(&scene);
