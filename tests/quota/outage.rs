@@ -154,7 +154,13 @@ async fn deny_answers_500_and_is_not_ready_while_redis_is_unavailable() {
     let client = scene.client(Protocol::Http1);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
     scene.redis.as_mut().unwrap().kill9();
-    assert_eq!(client.get(&key, MARKETS).await.status, 500);
+    for path in [MARKETS, "/api/v1/data/none"] {
+        let answer = client.get(&key, path).await;
+        assert_eq!(answer.status, if path == MARKETS { 500 } else { 404 });
+        // What was left when Redis last reported it, at most.
+        let left = answer.header("x-ratelimit-remaining").unwrap();
+        assert!(left.parse::<u64>().unwrap() < 1_000, "{answer:?}");
+    }
     eventually("it is not ready", async || {
         (readiness(&scene, 0).await == (503, "unready".into())).then_some(())
     })

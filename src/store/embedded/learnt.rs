@@ -29,6 +29,12 @@ impl Learnt {
         (at.elapsed() < FRESH).then_some(used)
     }
 
+    /// The units used when that was last learnt, for when the database is unavailable.
+    pub(super) fn last_used(&self, key: KeyId, day: Day) -> Option<u64> {
+        let (used, _) = *self.counts.pin().get(&(key, day))?;
+        Some(used)
+    }
+
     /// Remembers counts. For the writer thread only.
     pub(super) fn put(&self, learnt: impl IntoIterator<Item = (KeyId, Day, u64)>, now: Instant) {
         let counts = self.counts.pin();
