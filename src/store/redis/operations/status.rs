@@ -402,7 +402,7 @@ fn warnings_of(server: &ServerFacts, info: &InfoDict) -> Vec<String> {
         );
     }
     if server.append_only == Some(false) {
-        warnings.push("it writes no append-only file, so a restart loses the writes since its last snapshot until the gateways write it back: set appendonly yes and appendfsync everysec".into());
+        warnings.push("it writes no append-only file, so a restart loses the writes since its last snapshot, or all if it has none, until the gateways write back what they know: set appendonly yes and appendfsync everysec".into());
     }
     if server.append_only == Some(true) && server.append_fsync.as_deref() == Some("no") {
         warnings
