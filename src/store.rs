@@ -500,7 +500,8 @@ pub trait Store: Send + Sync + 'static {
         to: Date,
         keys: &[KeyId],
     ) -> Result<Vec<DayUsage>, StoreError> {
-        Ok(usage(self.prove_of(from, to, keys).await?))
+        let proofs = self.prove_of(from, to, keys).await?.into_iter();
+        Ok(proofs.map(|proof| proof.usage).collect())
     }
 
     /// [`Store::usage_of`] one key from `from` through `day`, for a request: once the store is known not to answer, it is not waited for.
@@ -534,35 +535,6 @@ pub trait Store: Send + Sync + 'static {
         to: Date,
         keys: &[KeyId],
     ) -> Result<Vec<(Date, KeyId)>, StoreError>;
-
-    /// [`Store::usage_of`] of one key, or of all. Everything is kept: about 2 KiB for each day of a key.
-    async fn usage(
-        &self,
-        from: Date,
-        to: Date,
-        key: Option<KeyId>,
-    ) -> Result<Vec<DayUsage>, StoreError> {
-        Ok(usage(self.prove(from, to, key).await?))
-    }
-
-    /// [`Store::prove_of`] of one key, or of all. Everything is kept.
-    async fn prove(
-        &self,
-        from: Date,
-        to: Date,
-        key: Option<KeyId>,
-    ) -> Result<Vec<Proof>, StoreError> {
-        let mut all = Vec::new();
-        let keys = match key {
-            Some(key) => vec![key],
-            None => self.ledger_keys(from, to).await?,
-        };
-        for batch in keys.chunks(keys_at_once(from, to)) {
-            all.extend(self.prove_of(from, to, batch).await?);
-        }
-        all.sort_by_key(|proof| (proof.usage.date, proof.usage.key));
-        Ok(all)
-    }
 
     /// Sends all content: every key before the days. The channel is bounded, and so is the memory in use. Fails if the
     /// receiver is dropped.
@@ -602,10 +574,6 @@ async fn on_thread<T: Send + 'static>(
 ) -> Result<T, StoreError> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| StoreError::Failed(format!("{doing} panicked: {error}")))
-}
-
-fn usage(proofs: Vec<Proof>) -> Vec<DayUsage> {
-    proofs.into_iter().map(|proof| proof.usage).collect()
 }
 
 impl Receipt {

@@ -20,6 +20,7 @@ use super::session::{Expected, Session, UsageError, judged, note};
 use crate::config::{About, Config, Difference, Effective};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
 use crate::policy::secret::Secret;
+use crate::store::keys_at_once;
 
 /// The timeout for the gateway's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -196,8 +197,12 @@ fn concerned(config: Config, differences: &[Difference]) -> anyhow::Result<Vec<C
         let keys = session.store.all_keys().await?;
         let now = session.store.server_time().await?;
         let today = session.config.calendar.day_at(now)?.date;
-        let usage = session.store.usage(today, today, None).await?;
-        let used: BTreeMap<_, _> = usage.iter().map(|day| (day.key, day.used)).collect();
+        let mut used = BTreeMap::new();
+        let ids = session.store.ledger_keys(today, today).await?;
+        for batch in ids.chunks(keys_at_once(today, today)) {
+            let usage = session.store.usage_of(today, today, batch).await?;
+            used.extend(usage.iter().map(|day| (day.key, day.used)));
+        }
         let concerned = lowered.into_iter().map(|(tier, daily)| {
             let counts = |key: &&KeyRecord| {
                 let used = used.get(&key.id).copied().unwrap_or(0);

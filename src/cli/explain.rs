@@ -123,7 +123,7 @@ async fn explain(
     let tier = record.as_ref().map(|record| &record.tier);
     let tier = tier.filter(|tier| config.tier(tier).is_some());
     note_tiers_that_do_not_run(config, tier);
-    let usage = session.store.usage(day.date, day.date, Some(id)).await?;
+    let usage = session.store.usage_of(day.date, day.date, &[id]).await?;
     let tier = record.as_ref().and_then(|record| config.tier(&record.tier));
     let is_unusable = |record: &KeyRecord| record.usable(&record.digest, now).is_err();
     let trail = match record.as_ref().is_some_and(is_unusable) {

@@ -19,7 +19,7 @@ use touchline::clock::Clock;
 use touchline::policy::calendar::Calendar;
 use touchline::policy::key_record::KeyRecord;
 use touchline::store::embedded::{Settings, open};
-use touchline::store::{KeyEntry, NodeName, Role, Store};
+use touchline::store::{KeyEntry, NodeName, Role, Store, keys_at_once};
 
 mod charging;
 
@@ -78,9 +78,13 @@ async fn measure(keys: usize, in_flight: usize, charges: usize) {
     took.sort_unstable();
     let quantile = |share: f64| took[(took.len() as f64 * share) as usize].as_micros();
     let reading = Instant::now();
-    let rows = store.usage(day.date, day.date, None).await.unwrap();
+    let mut used = 0;
+    let ids = store.ledger_keys(day.date, day.date).await.unwrap();
+    for batch in ids.chunks(keys_at_once(day.date, day.date)) {
+        let rows = store.usage_of(day.date, day.date, batch).await.unwrap();
+        used += rows.iter().map(|row| row.used).sum::<u64>();
+    }
     let reading = reading.elapsed();
-    let used: u64 = rows.iter().map(|row| row.used).sum();
     assert_eq!(used, (keys + charges) as u64, "each charge is counted once");
     println!(
         "{keys:>6}  {in_flight:>4}  {:>8.0}  {:>6.2}  {:>6.2}  {:>6.2}  {:>6} {:>6} {:>6}  {:>6.1}",

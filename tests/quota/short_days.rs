@@ -166,7 +166,9 @@ async fn days_cross_real_midnights(store: &str, days: usize) -> u64 {
         assert!(*date == last || *count == DAILY, "{date} had only {count}");
     }
     let first = *permits.keys().next().unwrap();
-    let usage = gates[0].store.usage(first, last, None).await.unwrap();
+    let store = &gates[0].store;
+    let ids = store.ledger_keys(first, last).await.unwrap();
+    let usage = store.usage_of(first, last, &ids).await.unwrap();
     let stored: BTreeMap<Date, u64> = usage.iter().map(|day| (day.date, day.used)).collect();
     assert_eq!(stored, permits);
     for gate in gates {

@@ -17,8 +17,8 @@ use touchline::store::{Decision, Keeping, KeyEntry, NodeName, Role, Store, Store
 
 use crate::log_lines::log_lines;
 use crate::suite::{
-    Fixture, PATIENCE, ZONE, charge, charge_for, day_around_now, eventually, exhausted, granted,
-    issue, ledger, new_record, today,
+    Fixture, PATIENCE, WholeLedger, ZONE, charge, charge_for, day_around_now, eventually,
+    exhausted, granted, issue, ledger, new_record, today,
 };
 
 /// A database file in a directory of its own.

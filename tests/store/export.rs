@@ -17,7 +17,7 @@ use touchline::policy::threshold_event::{Share, ThresholdEvent};
 use touchline::store::export::{Exported, ImportCounts, ImportMode};
 use touchline::store::{Claim, Delivery, NodeName, Role, Store, embedded, redis as redis_store};
 
-use crate::suite::{ZONE, charge, granted, issue, new_record, today, used_field};
+use crate::suite::{WholeLedger, ZONE, charge, granted, issue, new_record, today, used_field};
 
 /// A Redis and directories for databases.
 struct Stores {

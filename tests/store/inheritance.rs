@@ -19,7 +19,7 @@ use touchline::store::{KeyEntry, NodeName, Role, Store};
 use crate::redis_nodes::{ClusterSet, Node, SentinelSet, deafen};
 use crate::redis_server::RedisServer;
 use crate::suite::{
-    ZONE, charge, charge_for, day_around_now, eventually, granted, issue, used_field,
+    WholeLedger, ZONE, charge, charge_for, day_around_now, eventually, granted, issue, used_field,
 };
 use crate::tcp_proxy::{TcpProxy, Wire};
 use crate::topologies::patient;

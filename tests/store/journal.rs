@@ -14,7 +14,7 @@ use touchline::store::redis::{OutageSettings, RedisSettings, RedisStore, Servers
 use touchline::store::{KeyEntry, NodeName, RefusalReason, Role, Store, WithoutStore};
 
 use crate::redis_server::RedisServer;
-use crate::suite::{ZONE, charge, charge_for, eventually, granted, issue};
+use crate::suite::{WholeLedger, ZONE, charge, charge_for, eventually, granted, issue};
 use crate::topologies::patient;
 
 const LIMIT: u64 = 1_000;

@@ -18,8 +18,8 @@ use touchline::store::{
 use crate::log_lines::log_lines;
 use crate::redis_server::RedisServer;
 use crate::suite::{
-    PATIENCE, ZONE, charge, eventually, granted, issue, new_record, threshold_event, today,
-    used_field,
+    PATIENCE, WholeLedger, ZONE, charge, eventually, granted, issue, new_record, threshold_event,
+    today, used_field,
 };
 
 const WINDOW: Duration = Duration::from_secs(1);

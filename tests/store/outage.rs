@@ -21,7 +21,8 @@ use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError, Wi
 use crate::log_lines::log_lines;
 use crate::redis_server::RedisServer;
 use crate::suite::{
-    ZONE, charge, day_around_now, eventually, granted, issue, new_record, today, used_field,
+    WholeLedger, ZONE, charge, day_around_now, eventually, granted, issue, new_record, today,
+    used_field,
 };
 use crate::tcp_proxy::{TcpProxy, Wire};
 

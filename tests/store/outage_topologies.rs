@@ -11,7 +11,7 @@ use touchline::store::redis::{OutageSettings, RedisSettings, RedisStore, RedisTl
 use touchline::store::{Decision, KeyEntry, NodeName, Role, Store};
 
 use crate::redis_nodes::{Certificates, ClusterSet, Node, SentinelSet};
-use crate::suite::{ZONE, charge, eventually, granted, issue, today, used_field};
+use crate::suite::{WholeLedger, ZONE, charge, eventually, granted, issue, today, used_field};
 use crate::topologies::patient;
 
 const LIMIT: u64 = 1_000;

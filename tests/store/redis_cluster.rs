@@ -24,8 +24,8 @@ use touchline::store::{
 
 use crate::redis_nodes::{ClusterSet, Node};
 use crate::suite::{
-    PATIENCE, ZONE, charge, eventually, eventually_used, granted, issue, new_record, today,
-    used_field,
+    PATIENCE, WholeLedger, ZONE, charge, eventually, eventually_used, granted, issue, new_record,
+    today, used_field,
 };
 use crate::tcp_proxy::{TcpProxy, Wire};
 use crate::topologies::{SharedServers, gateway, patient};

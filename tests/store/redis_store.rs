@@ -20,8 +20,8 @@ use touchline::store::{
 use crate::log_lines::lines_of_this_thread;
 use crate::redis_server::RedisServer;
 use crate::suite::{
-    Fixture, PATIENCE, ZONE, charge, eventually, eventually_used, exhausted, granted, issue,
-    ledger, new_record, today, used_field,
+    Fixture, PATIENCE, WholeLedger, ZONE, charge, eventually, eventually_used, exhausted, granted,
+    issue, ledger, new_record, today, used_field,
 };
 use crate::tcp_proxy::{TcpProxy, Wire};
 

@@ -11,11 +11,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
-use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
+use touchline::policy::api_key::{ApiKey, KeyId, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Day;
 use touchline::policy::key_record::{Action, KeyRecord, LastChange};
 use touchline::store::{
-    Charge, DayUsage, Decision, Keeping, KeyEntry, NodeName, Receipt, Role, Store, StoreError,
+    Charge, DayUsage, Decision, Keeping, KeyEntry, NodeName, Proof, Receipt, Role, Store,
+    StoreError, keys_at_once,
 };
 
 pub use harness::{PATIENCE, eventually};
@@ -227,6 +228,48 @@ pub async fn eventually_used(store: &Arc<dyn Store>, key: &Arc<KeyEntry>, day: D
         (store.used(key.record.id, day, 100).await.unwrap() == expected).then_some(())
     })
     .await;
+}
+
+/// The ledger of one key, or of all, at once.
+#[async_trait]
+pub trait WholeLedger {
+    async fn prove(
+        &self,
+        from: Date,
+        to: Date,
+        key: Option<KeyId>,
+    ) -> Result<Vec<Proof>, StoreError>;
+
+    async fn usage(
+        &self,
+        from: Date,
+        to: Date,
+        key: Option<KeyId>,
+    ) -> Result<Vec<DayUsage>, StoreError> {
+        let proofs = self.prove(from, to, key).await?.into_iter();
+        Ok(proofs.map(|proof| proof.usage).collect())
+    }
+}
+
+#[async_trait]
+impl<S: Store + ?Sized> WholeLedger for S {
+    async fn prove(
+        &self,
+        from: Date,
+        to: Date,
+        key: Option<KeyId>,
+    ) -> Result<Vec<Proof>, StoreError> {
+        let mut all = Vec::new();
+        let keys = match key {
+            Some(key) => vec![key],
+            None => self.ledger_keys(from, to).await?,
+        };
+        for batch in keys.chunks(keys_at_once(from, to)) {
+            all.extend(self.prove_of(from, to, batch).await?);
+        }
+        all.sort_by_key(|proof| (proof.usage.date, proof.usage.key));
+        Ok(all)
+    }
 }
 
 /// The whole ledger.

@@ -127,7 +127,7 @@ pub(super) async fn show(
     let now = session.store.server_time().await?;
     let record = existing(session, id).await?;
     let day = session.config.calendar.day_at(now)?;
-    let usage = session.store.usage(day.date, day.date, Some(id)).await?;
+    let usage = session.store.usage_of(day.date, day.date, &[id]).await?;
     let used: u64 = usage.iter().map(|usage| usage.used).sum();
     let limit = limit_on(&session.config, &record, day.date);
     let grants = Wanted {

@@ -87,7 +87,7 @@ pub(super) async fn run(
         tokio::time::sleep(PAUSE).await;
         for proof in unsettled.iter_mut().filter(|proof| is_unsettled(proof)) {
             let (date, key) = (proof.usage.date, proof.usage.key);
-            let again = session.store.prove(date, date, Some(key)).await?;
+            let again = session.store.prove_of(date, date, &[key]).await?;
             if let Some(again) = again.into_iter().next() {
                 *proof = again;
             }

@@ -5,6 +5,7 @@ use touchline::store::{Keeping, Proof};
 
 use super::*;
 use crate::log_lines::log_lines;
+use crate::suite::WholeLedger;
 
 async fn proved(store: &Arc<dyn Store>) -> Vec<Proof> {
     let date = today().date;

@@ -11,8 +11,8 @@ use touchline::store::{
 };
 
 use super::{
-    Fixture, PATIENCE, ZONE, charge, charge_for, day_around_now, eventually, granted, issue,
-    ledger, today,
+    Fixture, PATIENCE, WholeLedger, ZONE, charge, charge_for, day_around_now, eventually, granted,
+    issue, ledger, today,
 };
 
 pub async fn the_ledger_reconciles_with_the_counts_by_day_key_and_endpoint(fixture: &dyn Fixture) {
