@@ -221,7 +221,7 @@ impl ClusterView {
     /// The slots without a master, in ranges.
     pub fn gaps(&self) -> Vec<RangeInclusive<u16>> {
         let ranges = self.ranges.iter();
-        let ends = ranges.clone().map(|range| range.last + 1);
+        let ends = ranges.clone().map(|range| range.last.saturating_add(1));
         let begins = ranges.map(|range| range.first).chain([SLOTS]);
         let between = [0].into_iter().chain(ends).zip(begins);
         between
