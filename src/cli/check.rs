@@ -57,7 +57,9 @@ pub(super) fn run(
             Err(errors) => (errors.problems.clone(), Vec::new()),
         };
         for problem in problems.iter_mut().chain(&mut warnings) {
-            problem.message = without_keys(&problem.message);
+            for text in [&mut problem.path, &mut problem.message, &mut problem.hint] {
+                *text = without_keys(text);
+            }
         }
         let report = CheckReport {
             file: file.display().to_string(),
