@@ -338,13 +338,14 @@ pub trait Store: Send + Sync + 'static {
     fn give_back(&self, receipt: Receipt);
 
     /// Units used by a key on a day, for a response that costs no units: a count from the last second if there is one, else one
-    /// read that concurrent callers share. While the store is unreachable, `limit` minus the units that may still be served without it.
+    /// read that concurrent callers share. While the store is unreachable, `limit` minus the units that may still be served without it, or
+    /// what was last known if none are served.
     ///
     /// # Errors
     /// As [`Store::charge`].
     async fn used(&self, key: KeyId, day: Day, limit: u64) -> Result<u64, StoreError>;
 
-    /// As [`Store::used`], without asking the store: `None` if nothing is known here. For the answer to a charge that failed.
+    /// As [`Store::used`], without asking the store: `None` if nothing is known here.
     fn used_as_known(&self, key: KeyId, day: Day, limit: u64) -> Option<u64>;
 
     /// Counts a refused request in the ledger, within a second. Never waits. In the embedded store at most

@@ -18,7 +18,7 @@ use crate::policy::http1::framing::AnswerFraming;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::http1::writer::{BodyWriter, ConnectionFate, HeadWriter, WrongLength};
 use crate::proxy::connection::wire::{ClientWire, REST_PAUSE_MAX};
-use crate::proxy::failure::{ClientFault, Failure, ServerFault};
+use crate::proxy::failure::{ClientFault, Failure, Fault, ServerFault};
 
 /// Unread bytes of a client above which no more are read while a request is answered: the rest waits in the system's buffers. One read may
 /// exceed it by 8 KiB.
@@ -247,16 +247,21 @@ impl<'c> Http1Side<'c> {
         self.wire.flush().await.map_err(broke)
     }
 
-    /// Discards the rest of the body, up to its deadline or a pause.
-    async fn discard_rest(&mut self) {
-        while let Some(deadline) = self.deadline.filter(|_| !self.body.is_done()) {
+    /// Discards the rest of the body, up to its deadline or a pause. Returns for how long further bytes may be read if it has not ended.
+    async fn discard_rest(&mut self) -> Duration {
+        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+        while let Some(deadline) = self.deadline.filter(|deadline| !left(*deadline).is_zero()) {
             self.deadline = Some(deadline.min(Instant::now() + REST_PAUSE_MAX));
             let part = self.read().await;
             self.deadline = Some(deadline);
-            if part.is_err() || deadline <= Instant::now() {
-                return;
+            match part {
+                Ok(Some(_)) => {}
+                Ok(None) => return left(deadline),
+                Err(failure) if failure.fault == Fault::Client(ClientFault::Late) => break,
+                Err(_) => return left(deadline),
             }
         }
+        Duration::ZERO
     }
 
     /// Ends the request; returns the further use of the connection.
@@ -264,8 +269,8 @@ impl<'c> Http1Side<'c> {
         if self.is_broken_off || !self.is_whole {
             return After::Nothing;
         }
-        if self.keeps_open {
-            self.discard_rest().await;
+        if self.keeps_open && !self.body.is_done() {
+            self.wire.rest_timeout = self.discard_rest().await;
         }
         match self.keeps_open && self.body.is_done() {
             true => After::Request,

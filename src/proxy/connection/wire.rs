@@ -40,7 +40,7 @@ pub struct ClientWire {
     pub(super) limit_hits: LimitHits,
     requests_max: u64,
     /// How long the client's further bytes are read after the last answer.
-    rest_timeout: Duration,
+    pub(in crate::proxy) rest_timeout: Duration,
 }
 
 /// The bytes that a client reads in `interval` at this rate, in bytes a second; at least one.

@@ -1,6 +1,7 @@
-//! What this process learnt of the counts within the last second.
+//! What this process learnt of the counts.
 //!
-//! Two uses: free answers show it, and a charge that it leaves no room for is refused without asking the database.
+//! Within a second, free answers show it, and a charge that it leaves no room for is refused without asking the database; while that is
+//! unavailable, answers show it however old it is.
 //! Never a reason to grant. Only the writer thread puts counts in, in the order of its commits, so that what is here
 //! never goes back in time; other processes may have moved on for as long as [`FRESH`].
 

@@ -274,6 +274,11 @@ impl OutageService {
     /// Units used, as reported while Redis is unavailable to a caller with this limit, or with that of the last charge, also if nothing is
     /// served; `None` if no count of the day is known and no charge was decided here.
     pub fn used(&self, key: KeyId, day: Day, limit: Option<u64>) -> Option<u64> {
+        let limit = match self.settings.policy {
+            // Nothing is shared.
+            OutagePolicy::Deny => Some(UNBOUNDED),
+            OutagePolicy::Bounded | OutagePolicy::Open => limit,
+        };
         self.accounts
             .used_at_most(key, day, limit, &self.rule(OutageBound::Share, key))
     }

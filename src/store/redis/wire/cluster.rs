@@ -112,6 +112,10 @@ impl Table {
         self.nodes.iter().find(|node| node.address == *address)
     }
 
+    fn is_connected(&self, address: &Address) -> bool {
+        self.node(address).is_some_and(|node| node.line.is_up())
+    }
+
     fn serves(&self, address: &Address) -> bool {
         self.node(address).is_some_and(|node| node.serves())
     }
@@ -573,7 +577,12 @@ impl Cluster {
     pub async fn connect(&self) -> Result<(), StoreError> {
         let patience = PREPARE_TIMEOUT_MIN.max(2 * self.response_timeout);
         let attempt = async {
-            self.refresh().await?;
+            let view = self.refresh().await?;
+            let own = view.own_address();
+            if own.is_some_and(|own| !self.table.load().is_connected(own)) {
+                // It answered elsewhere: the other masters, which can be asked now, know where.
+                self.refresh().await?;
+            }
             timeout(patience, self.prepare()).await.unwrap_or_else(|_| {
                 Err(StoreError::Unavailable(format!(
                     "{}: found, but no answer in time",

@@ -41,6 +41,15 @@ impl SlotRange {
     }
 }
 
+/// The move of a slot. One that the slot's present owner reports comes after one that only a target reports, perhaps since a move that was
+/// interrupted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct SlotMove {
+    is_of_owner: bool,
+    /// The id of the node to which it moves.
+    to: String,
+}
+
 /// The map of a cluster, as one node reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterView {
@@ -50,8 +59,8 @@ pub struct ClusterView {
     masters: BTreeMap<String, Address>,
     /// Whether the node reports that the cluster serves.
     ok: bool,
-    /// The slots that are moving, with the id of the node to which each moves.
-    moving: BTreeMap<u16, String>,
+    /// The slots that are moving.
+    moving: BTreeMap<u16, SlotMove>,
     epoch: u64,
     /// The ids of all nodes that the node knows, replicas too.
     members: BTreeSet<String>,
@@ -152,8 +161,10 @@ impl ClusterView {
             self.moving.extend(slots.iter().filter_map(|mark| {
                 let mark = mark.strip_prefix('[')?.strip_suffix(']')?;
                 let (slot, other) = mark.split_once('-')?;
-                let to = other.strip_prefix(">-").unwrap_or(id);
-                Some((slot.parse().ok()?, to.to_owned()))
+                let target = other.strip_prefix(">-");
+                let to = target.unwrap_or(id).to_owned();
+                let is_of_owner = target.is_some();
+                Some((slot.parse().ok()?, SlotMove { is_of_owner, to }))
             }));
             let serves = has("master") && !["fail", "noaddr", "handshake"].into_iter().any(has);
             if !serves || self.masters.contains_key(*id) {
@@ -328,12 +339,17 @@ impl ClusterView {
             most.map_or(reported, |(address, _)| address).clone()
         };
         let masters = latest.masters.iter();
-        let moving = views.iter().flat_map(|view| &view.moving);
+        let mut moving = BTreeMap::<u16, &SlotMove>::new();
+        for (slot, reported) in views.iter().flat_map(|view| &view.moving) {
+            let known = moving.entry(*slot).or_insert(reported);
+            *known = (*known).max(reported);
+        }
+        let moving = moving.into_iter();
         Some(ClusterView {
             masters: masters
                 .map(|(id, reported)| (id.clone(), address_of(id, reported)))
                 .collect(),
-            moving: moving.map(|(slot, to)| (*slot, to.clone())).collect(),
+            moving: moving.map(|(slot, one)| (slot, one.clone())).collect(),
             ..latest.clone()
         })
     }
@@ -347,7 +363,7 @@ impl ClusterView {
 
     /// The node to which a slot is moving.
     pub fn moves_to(&self, slot: u16) -> Option<&Address> {
-        self.masters.get(self.moving.get(&slot)?)
+        self.masters.get(&self.moving.get(&slot)?.to)
     }
 
     /// The masters that serve slots; a master may occur several times.
@@ -359,6 +375,11 @@ impl ClusterView {
     /// All masters, each once.
     pub fn nodes(&self) -> BTreeSet<&Address> {
         self.masters.values().collect()
+    }
+
+    /// The address of the node that reported the map, if it is a master.
+    pub fn own_address(&self) -> Option<&Address> {
+        self.masters.get(&self.own_id)
     }
 
     /// Whether the node reports that the cluster serves.
@@ -435,6 +456,17 @@ mod tests {
         let slots_of_c = vec![(100, 16_383, "10.0.0.2", 2, "b")];
         let target = ClusterView::read(&address("a:3"), answers(slots_of_c, &nodes, info)).unwrap();
         assert_eq!(target.moves_to(5), Some(&address("a:3")));
+        // A mark that was left at another node.
+        let mut stale = view.clone();
+        let left = SlotMove {
+            is_of_owner: false,
+            to: "d".into(),
+        };
+        stale.moving.insert(5, left);
+        for views in [[view.clone(), stale.clone()], [stale, view.clone()]] {
+            let latest = ClusterView::latest(&views).unwrap();
+            assert_eq!(latest.moves_to(5), Some(&address("10.0.0.3:3")));
+        }
         assert!(!view.is_as_still_as(&view));
         // In a cluster that calls its nodes by names, one may have none.
         let slots = vec![(0, 99, "one", 6379, "a"), (100, 16_383, "?", 6379, "b")];
