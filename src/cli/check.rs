@@ -51,7 +51,8 @@ pub(super) fn run(
         false => Purpose::Check,
     };
     let loaded = Config::load_for(file, purpose);
-    if arguments.output == RecordFormat::Json && arguments.against_running.is_none() {
+    let is_whole_result = arguments.against_running.is_none() || loaded.is_err();
+    if arguments.output == RecordFormat::Json && is_whole_result {
         let (mut problems, mut warnings) = match &loaded {
             Ok(config) => (Vec::new(), config.warnings.clone()),
             Err(errors) => (errors.problems.clone(), Vec::new()),

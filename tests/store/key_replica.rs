@@ -285,6 +285,54 @@ async fn after_flushall_the_running_gateways_write_back_keys_and_revocations() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revocation_that_redis_lost_before_another_change_is_made_again() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let gateway = site.gateway().await;
+    // The gateway learns of the change by the feed, and by a walk over all names.
+    for by_feed in [true, false] {
+        let key = issue(&command).await;
+        let revoked = revoked(&command, &key).await;
+        has_record(&gateway, &revoked).await;
+        // A failover loses the revocation.
+        site.put(&key.record).await;
+        let labelled = KeyRecord {
+            label: Some("l".into()),
+            ..key.record.clone()
+        };
+        let changed = match by_feed {
+            true => command.update_key(labelled).await.unwrap().0,
+            false => {
+                let version = revoked.version + 10;
+                let changed = KeyRecord {
+                    version,
+                    ..labelled
+                };
+                site.put(&changed).await;
+                gateway.repair().await.unwrap();
+                changed
+            }
+        };
+        assert!(changed.version > revoked.version);
+        let again = KeyRecord {
+            version: changed.version + 1,
+            ..revoked
+        };
+        has_record(&gateway, &again).await;
+        is_stored(&site, &again).await;
+        // A gateway that knows of no key is given it as revoked.
+        let settings = RedisSettings {
+            replica: None,
+            ..site.settings()
+        };
+        let role = Role::Gateway(NodeName("new".into()));
+        let new = open(settings, role, ZONE, Clock::system()).await.unwrap();
+        has_record(&new, &again).await;
+        new.close(PATIENCE).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_flushall_and_a_restart_of_the_gateway_every_key_is_as_it_was() {
     let site = Site::new().await;
     let command = site.command().await;

@@ -5,8 +5,9 @@
 //! missed: the position is discarded and all keys are loaded again when the server was replaced or restarted, when the store's
 //! incarnation is missing or another, and when the stream ends before the position or no longer contains it.
 //!
-//! Records that the store then lacks or has in older versions are written back, even revoked ones. A walk over every name, every
-//! ten minutes, repairs the omissions of a dead command and the losses of a failover.
+//! Records that the store then lacks or has in older versions are written back, even revoked ones, and a revocation also if the store has
+//! a later version that is not revoked. A walk over every name, every ten minutes, repairs the omissions of a dead command and the losses
+//! of a failover.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::RangeInclusive;
@@ -28,7 +29,7 @@ use super::stream::{ChangeStream, READ_MAX, StreamState};
 use crate::clock::{Clock, next_tick};
 use crate::policy::api_key::KeyId;
 use crate::policy::failure_log::LoggedReasons;
-use crate::policy::key_record::KeyRecord;
+use crate::policy::key_record::{KeyRecord, KeyState};
 use crate::store::current::Current;
 use crate::store::redis::gateways::heartbeat::Heartbeat;
 use crate::store::redis::wire::link::RedisLink;
@@ -344,10 +345,30 @@ impl Feed {
         while let Some(records) = pages.next(&self.link).await? {
             for record in records {
                 walked.insert(record.id, record.version);
-                self.keys.apply(record);
+                self.apply(record);
             }
         }
         Ok(walked)
+    }
+
+    /// Adds a record of the store to the table. If the table has the key as revoked, in an earlier version, the store lost the revocation
+    /// before the key was changed again: the table then has the revocation in a version after the stored one, as that of each gateway that
+    /// knew of it. Returns it, to be written back.
+    fn apply(&self, record: KeyRecord) -> Option<Arc<KeyEntry>> {
+        let (id, stored) = (record.id, record.version);
+        if self.keys.apply(record) {
+            return None;
+        }
+        let own = self.keys.get(id)?;
+        if own.record.state != KeyState::Revoked || own.record.version >= stored {
+            return None;
+        }
+        tracing::warn!(key = %id, "Redis lost the revocation of a key that was changed since: it is revoked again");
+        self.keys.apply(KeyRecord {
+            version: stored + 1,
+            ..own.record.clone()
+        });
+        self.keys.get(id)
     }
 
     /// Writes back the records that the store lacks or has in older versions, and the ids, texts and digests that may be lost.
@@ -655,13 +676,11 @@ impl FeedConnection<'_> {
         let feed = self.feed;
         let place = feed.applied.borrow().unwrap_or(0);
         let entries = self.stream.read(place).await?;
-        let (mut last, mut count) = (None, 0);
+        let (mut last, mut count, mut lost) = (None, 0, Vec::new());
         for (id, fields) in entries {
             count += 1;
             match fields.get("rec").map(|packed| unpacked(packed)) {
-                Some(Ok(record)) => {
-                    feed.keys.apply(record);
-                }
+                Some(Ok(record)) => lost.extend(feed.apply(record)),
                 Some(Err(error)) => tracing::error!(id, %error, "a change is skipped"),
                 None => tracing::error!(id, "a change without a record is skipped"),
             }
@@ -669,6 +688,9 @@ impl FeedConnection<'_> {
         }
         if let Some(place) = last {
             feed.advance(place);
+        }
+        if let Err(error) = write_back(&feed.link, &lost, WrittenBack::Whole).await {
+            tracing::warn!(%error, "revocations are not written back; trying again within ten minutes");
         }
         Ok(count)
     }

@@ -57,6 +57,8 @@ pub struct ClusterView {
     ranges: Vec<SlotRange>,
     /// All masters by their ids, including those without slots: a slot may be moving to one.
     masters: BTreeMap<String, Address>,
+    /// The ids of those without a reported host, which is taken to be that of the node that was asked.
+    guessed: BTreeSet<String>,
     /// Whether the node reports that the cluster serves.
     ok: bool,
     /// The slots that are moving.
@@ -124,6 +126,9 @@ impl ClusterView {
             };
             // The address of a node that is gone is not known.
             if port != 0 {
+                if host.is_empty() {
+                    view.guessed.insert(id.clone());
+                }
                 let address = Address { host, port }.or_host(&asked.host);
                 view.masters.insert(id.clone(), address);
                 view.ranges.push(SlotRange { first, last, id });
@@ -323,16 +328,17 @@ impl ClusterView {
     }
 
     /// Of several maps, the healthy one of the latest epoch. A slot is moving if any of them reports it, and a master has the address that
-    /// most other nodes report: one that has started at another address reports its former one until it hears of the new one.
+    /// most other nodes report: one that has started at another address reports its former one until it hears of the new one. What the
+    /// node itself reports decides between as many, and a guessed host counts only without another.
     pub fn latest(views: &[ClusterView]) -> Option<ClusterView> {
         let latest = views
             .iter()
             .max_by_key(|view| (view.is_healthy(), view.epoch))?;
         let address_of = |id: &str, reported: &Address| {
             let mut votes = BTreeMap::<&Address, u64>::new();
-            for other in views.iter().filter(|view| view.own_id != id) {
-                if let Some(address) = other.masters.get(id) {
-                    *votes.entry(address).or_default() += 1;
+            for view in views.iter().filter(|view| !view.guessed.contains(id)) {
+                if let Some(address) = view.masters.get(id) {
+                    *votes.entry(address).or_default() += 2 - u64::from(view.own_id == id);
                 }
             }
             let most = votes.into_iter().max_by_key(|(_, votes)| *votes);
@@ -562,6 +568,10 @@ mod tests {
         assert_eq!(of(&views), is("a2", "a2 b2 c2"));
         assert_eq!(of(&views[..1]), is("a2", "a2 b1 c2"));
         assert_eq!(of(&views[3..]), is("a1", "a1 b2 c2"));
+        // One reports no hosts.
+        let asked = view("b", "", ["", ""]);
+        assert_eq!(of(&[asked.clone(), views[2].clone()]), is("a1", "a1 b2 c2"));
+        assert_eq!(of(&[asked]), is("h", "h"));
     }
 
     #[test]
