@@ -126,17 +126,21 @@ impl ClusterView {
             };
             // The address of a node that is gone is not known.
             if port != 0 {
-                if host.is_empty() {
-                    view.guessed.insert(id.clone());
-                }
-                let address = Address { host, port }.or_host(&asked.host);
-                view.masters.insert(id.clone(), address);
+                view.add(id.clone(), Address { host, port }, asked);
                 view.ranges.push(SlotRange { first, last, id });
             }
         }
         view.ranges.sort_unstable();
         view.read_nodes(asked, &nodes);
         Ok(view)
+    }
+
+    /// Adds a master with the address that the node at `asked` reports.
+    fn add(&mut self, id: String, reported: Address, asked: &Address) {
+        if reported.host.is_empty() {
+            self.guessed.insert(id.clone());
+        }
+        self.masters.insert(id, reported.or_host(&asked.host));
     }
 
     /// Adds the parts that only `CLUSTER NODES` reports: all members, masters without slots, and moving slots.
@@ -180,10 +184,10 @@ impl ClusterView {
                 .and_then(|(address, _)| Address::parse(address))
                 .map(|address| match name(place) {
                     host if has_names && !host.is_empty() => Address { host, ..address },
-                    _ => address.or_host(&asked.host),
+                    _ => address,
                 });
             if let Some(address) = address {
-                self.masters.insert((*id).to_owned(), address);
+                self.add((*id).to_owned(), address, asked);
             }
         }
     }
