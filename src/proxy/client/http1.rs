@@ -32,8 +32,8 @@ const HEAD_BYTES: usize = 128;
 pub enum After {
     /// Another request.
     Request,
-    /// To be closed, once the client has the answer.
-    Close,
+    /// To be closed, once the client has the answer. Its further bytes are read for this long at most.
+    Close(Duration),
     /// To be ended without an answer: no request has arrived.
     End,
     /// None: its answer is incomplete.
@@ -247,18 +247,24 @@ impl<'c> Http1Side<'c> {
         self.wire.flush().await.map_err(broke)
     }
 
+    /// The time until the body's deadline.
+    fn left(&self) -> Duration {
+        let deadline = self.deadline.unwrap_or_else(Instant::now);
+        deadline.saturating_duration_since(Instant::now())
+    }
+
     /// Discards the rest of the body, up to its deadline or a pause. Returns for how long further bytes may be read if it has not ended.
     async fn discard_rest(&mut self) -> Duration {
-        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
-        while let Some(deadline) = self.deadline.filter(|deadline| !left(*deadline).is_zero()) {
-            self.deadline = Some(deadline.min(Instant::now() + REST_PAUSE_MAX));
+        let deadline = self.deadline;
+        while !self.left().is_zero() {
+            let pause = self.left().min(REST_PAUSE_MAX);
+            self.deadline = Some(Instant::now() + pause);
             let part = self.read().await;
-            self.deadline = Some(deadline);
+            self.deadline = deadline;
             match part {
                 Ok(Some(_)) => {}
-                Ok(None) => return left(deadline),
                 Err(failure) if failure.fault == Fault::Client(ClientFault::Late) => break,
-                Err(_) => return left(deadline),
+                Ok(None) | Err(_) => return self.left(),
             }
         }
         Duration::ZERO
@@ -269,12 +275,13 @@ impl<'c> Http1Side<'c> {
         if self.is_broken_off || !self.is_whole {
             return After::Nothing;
         }
-        if self.keeps_open && !self.body.is_done() {
-            self.wire.rest_timeout = self.discard_rest().await;
-        }
+        let left = match self.keeps_open && !self.body.is_done() {
+            true => self.discard_rest().await,
+            false => self.left().max(REST_PAUSE_MAX),
+        };
         match self.keeps_open && self.body.is_done() {
             true => After::Request,
-            false => After::Close,
+            false => After::Close(left),
         }
     }
 }

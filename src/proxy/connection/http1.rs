@@ -100,7 +100,7 @@ impl Http1Connection {
             };
             match after {
                 After::Request => {}
-                After::Close => return self.wire.close().await,
+                After::Close(rest_timeout) => return self.wire.close(rest_timeout).await,
                 After::End => {
                     self.wire.end().await;
                     return;
@@ -174,7 +174,7 @@ impl Http1Connection {
             let unserved = Unserved::unread(&self.gate, connection, received, waited);
             let answer = unserved.refuse(&rejection);
             self.wire.writes.gathered().extend_from_slice(&answer);
-            return Err(After::Close);
+            return Err(After::Close(self.body_timeout));
         }
     }
 
@@ -188,7 +188,7 @@ impl Http1Connection {
                 Err(rejection) => unserved.refuse(&rejection),
             };
             self.wire.writes.gathered().extend_from_slice(&answer);
-            return After::Close;
+            return After::Close(self.body_timeout);
         }
         let side = Http1Side::new(&mut self.wire, &head, self.body_timeout);
         let mut client = Client::new(connection, head, Side::Http1(side));

@@ -98,7 +98,7 @@ pub async fn refuse_clear_text(
     let unserved = Unserved::unread(gate, &connection, &wire.unread, Duration::ZERO);
     let answer = unserved.refuse(&Rejection::BadRequest(Malformed::ClearText));
     wire.writes.gathered().extend_from_slice(&answer);
-    wire.close().await;
+    wire.close(limits.request_read).await;
 }
 
 impl Opened {

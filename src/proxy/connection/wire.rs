@@ -39,8 +39,6 @@ pub struct ClientWire {
     pub(in crate::proxy) timer: Timer,
     pub(super) limit_hits: LimitHits,
     requests_max: u64,
-    /// How long the client's further bytes are read after the last answer.
-    pub(in crate::proxy) rest_timeout: Duration,
 }
 
 /// The bytes that a client reads in `interval` at this rate, in bytes a second; at least one.
@@ -68,7 +66,6 @@ impl ClientWire {
             timer: Timer::default(),
             limit_hits,
             requests_max: limits.requests_per_connection,
-            rest_timeout: limits.request_read,
         }
     }
 
@@ -172,13 +169,13 @@ impl ClientWire {
         matches!(tokio::time::timeout(END_TIMEOUT, ended).await, Ok(Ok(())))
     }
 
-    /// Closes the connection after the written bytes; the client's further bytes are read first, as the answer might be lost
-    /// otherwise.
-    pub(super) async fn close(mut self) {
+    /// Closes the connection after the written bytes; the client's further bytes are read first, for `rest_timeout` at most, as the answer
+    /// might be lost otherwise.
+    pub(super) async fn close(mut self, rest_timeout: Duration) {
         if !self.end().await {
             return;
         }
-        let until = Instant::now() + self.rest_timeout;
+        let until = Instant::now() + rest_timeout;
         // While bytes come without a pause, no read waits for its deadline.
         while Instant::now() < until {
             self.unread.clear();
