@@ -338,8 +338,7 @@ pub trait Store: Send + Sync + 'static {
     fn give_back(&self, receipt: Receipt);
 
     /// Units used by a key on a day, for a response that costs no units: a count from the last second if there is one, else one
-    /// read that concurrent callers share. While the store is unreachable, `limit` minus the units that may still be served without it, or
-    /// what was last known if none are served.
+    /// read that concurrent callers share. While the store is unreachable, `limit` minus the units that may still be served without it.
     ///
     /// # Errors
     /// As [`Store::charge`].

@@ -223,9 +223,7 @@ impl Store for EmbeddedStore {
     }
 
     async fn used(&self, key: KeyId, day: Day, _limit: u64) -> Result<u64, StoreError> {
-        if let Err(error) = self.require() {
-            return self.desk.learnt.last_used(key, day).ok_or(error);
-        }
+        self.require()?;
         if let Some(used) = self.desk.learnt.used(key, day) {
             return Ok(used);
         }
@@ -237,10 +235,7 @@ impl Store for EmbeddedStore {
     }
 
     fn used_as_known(&self, key: KeyId, day: Day, _limit: u64) -> Option<u64> {
-        match self.require() {
-            Ok(()) => self.desk.learnt.used(key, day),
-            Err(_) => self.desk.learnt.last_used(key, day),
-        }
+        self.desk.learnt.used(key, day)
     }
 
     fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason) {

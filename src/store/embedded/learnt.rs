@@ -1,7 +1,6 @@
-//! What this process learnt of the counts.
+//! What this process learnt of the counts within the last second.
 //!
-//! Within a second, free answers show it, and a charge that it leaves no room for is refused without asking the database; while that is
-//! unavailable, answers show it however old it is.
+//! Two uses: free answers show it, and a charge that it leaves no room for is refused without asking the database.
 //! Never a reason to grant. Only the writer thread puts counts in, in the order of its commits, so that what is here
 //! never goes back in time; other processes may have moved on for as long as [`FRESH`].
 
@@ -28,12 +27,6 @@ impl Learnt {
     pub(super) fn used(&self, key: KeyId, day: Day) -> Option<u64> {
         let (used, at) = *self.counts.pin().get(&(key, day))?;
         (at.elapsed() < FRESH).then_some(used)
-    }
-
-    /// The units used when that was last learnt, for when the database is unavailable.
-    pub(super) fn last_used(&self, key: KeyId, day: Day) -> Option<u64> {
-        let (used, _) = *self.counts.pin().get(&(key, day))?;
-        Some(used)
     }
 
     /// Remembers counts. For the writer thread only.

@@ -271,14 +271,12 @@ impl OutageService {
         is_here || !self.guard.is_closed()
     }
 
-    /// Units used, as reported while Redis is unavailable to a caller with this limit, or with that of the last charge, also if nothing is
-    /// served; `None` if no count of the day is known and no charge was decided here.
+    /// Units used, as reported while Redis is unavailable to a caller with this limit, or with that of the last charge; `None` if no
+    /// count of the day is known and no charge was decided here, or nothing is served.
     pub fn used(&self, key: KeyId, day: Day, limit: Option<u64>) -> Option<u64> {
-        let limit = match self.settings.policy {
-            // Nothing is shared.
-            OutagePolicy::Deny => Some(UNBOUNDED),
-            OutagePolicy::Bounded | OutagePolicy::Open => limit,
-        };
+        if self.settings.policy == OutagePolicy::Deny {
+            return None;
+        }
         self.accounts
             .used_at_most(key, day, limit, &self.rule(OutageBound::Share, key))
     }
