@@ -296,6 +296,14 @@ async fn a_revocation_that_redis_lost_before_another_change_is_made_again() {
         has_record(&gateway, &revoked).await;
         // A failover loses the revocation.
         site.put(&key.record).await;
+        // One that starts now does not know it, and follows the feed only.
+        let role = Role::Gateway(NodeName("unaware".into()));
+        let settings = RedisSettings {
+            replica: None,
+            ..site.settings()
+        };
+        let unaware = open(settings, role, ZONE, Clock::system()).await.unwrap();
+        has_record(&unaware, &key.record).await;
         let labelled = KeyRecord {
             label: Some("l".into()),
             ..key.record.clone()
@@ -320,6 +328,8 @@ async fn a_revocation_that_redis_lost_before_another_change_is_made_again() {
         };
         has_record(&gateway, &again).await;
         is_stored(&site, &again).await;
+        has_record(&unaware, &again).await;
+        unaware.close(PATIENCE).await;
         // A gateway that knows of no key is given it as revoked.
         let settings = RedisSettings {
             replica: None,

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::codec::{parse_place, stream_id, unpacked};
+use super::codec::{feed_entry, parse_place, stream_id, unpacked};
 use super::index::{self, IndexState, KeyPages};
 use super::records::{WrittenBack, write_back};
 use super::replica::{FeedPosition, Replica, ReplicaOrigin};
@@ -395,7 +395,26 @@ impl Feed {
             stored = stored.len(),
             "Redis lacks keys of this gateway's replica or has older versions: writing them back"
         );
-        write_back(link, &lacking, WrittenBack::Whole).await
+        write_back(link, &lacking, WrittenBack::Whole).await?;
+        // A gateway that has started since may have such a key as it was.
+        let is_known = |entry: &&Arc<KeyEntry>| stored.contains_key(&entry.record.id);
+        let lost = lacking.iter().filter(is_known);
+        let revoked = lost.filter(|entry| entry.record.state == KeyState::Revoked);
+        self.publish(revoked).await
+    }
+
+    /// Adds revocations to the feed, for gateways that do not know them; the others ignore them.
+    async fn publish(
+        &self,
+        revoked: impl Iterator<Item = &Arc<KeyEntry>>,
+    ) -> Result<(), StoreError> {
+        let names = &self.link.names;
+        let entries = revoked.map(|entry| feed_entry(names, &entry.record));
+        let entries = Vec::from_iter(entries);
+        match entries.is_empty() {
+            true => Ok(()),
+            false => self.link.send(entries).await,
+        }
     }
 
     /// Walks over every name of the store again and again.
@@ -689,7 +708,14 @@ impl FeedConnection<'_> {
         if let Some(place) = last {
             feed.advance(place);
         }
-        if let Err(error) = write_back(&feed.link, &lost, WrittenBack::Whole).await {
+        if lost.is_empty() {
+            return Ok(count);
+        }
+        let written = async {
+            write_back(&feed.link, &lost, WrittenBack::Whole).await?;
+            feed.publish(lost.iter()).await
+        };
+        if let Err(error) = written.await {
             tracing::warn!(%error, "revocations are not written back; trying again within ten minutes");
         }
         Ok(count)
