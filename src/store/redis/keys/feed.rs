@@ -351,16 +351,17 @@ impl Feed {
         Ok(walked)
     }
 
-    /// Adds a record of the store to the table. If the table has the key as revoked, in an earlier version, the store lost the revocation
+    /// Adds a record of the store to the table. If the table has the key as revoked, in no later version, the store lost the revocation
     /// before the key was changed again: the table then has the revocation in a version after the stored one, as that of each gateway that
     /// knew of it. Returns it, to be written back.
     fn apply(&self, record: KeyRecord) -> Option<Arc<KeyEntry>> {
-        let (id, stored) = (record.id, record.version);
-        if self.keys.apply(record) {
+        let (id, stored, state) = (record.id, record.version, record.state);
+        if self.keys.apply(record) || state == KeyState::Revoked {
             return None;
         }
         let own = self.keys.get(id)?;
-        if own.record.state != KeyState::Revoked || own.record.version >= stored {
+        // A command may have given its change the very version of a revocation made again.
+        if own.record.state != KeyState::Revoked || own.record.version > stored {
             return None;
         }
         tracing::warn!(key = %id, "Redis lost the revocation of a key that was changed since: it is revoked again");
