@@ -11,7 +11,7 @@ use super::against_running;
 use super::key_argument::without_keys;
 use super::output::{RecordFormat, escape_lines, prose, write_json, write_text};
 use super::session::note;
-use crate::config::{Certificate, Config, Problem, Purpose, StoreConfig};
+use crate::config::{Certificate, Config, ConfigErrors, Problem, Purpose, StoreConfig};
 use crate::policy::enforcement::Enforcement;
 use crate::policy::store_settings::{Durability, OutagePolicy};
 use crate::store::redis::name_of;
@@ -51,24 +51,10 @@ pub(super) fn run(
         false => Purpose::Check,
     };
     let loaded = Config::load_for(file, purpose);
-    let is_whole_result = arguments.against_running.is_none() || loaded.is_err();
-    if arguments.output == RecordFormat::Json && is_whole_result {
-        let (mut problems, mut warnings) = match &loaded {
-            Ok(config) => (Vec::new(), config.warnings.clone()),
-            Err(errors) => (errors.problems.clone(), Vec::new()),
-        };
-        for problem in problems.iter_mut().chain(&mut warnings) {
-            for text in [&mut problem.path, &mut problem.message, &mut problem.hint] {
-                *text = without_keys(text);
-            }
-        }
-        let report = CheckReport {
-            file: file.display().to_string(),
-            hash: loaded.as_ref().ok().map(|config| config.hash.to_string()),
-            problems,
-            warnings,
-        };
-        write_json(out, &report)?;
+    // Of a file without problems, the changes are the result if they are asked for.
+    let is_of_file = arguments.against_running.is_none() || loaded.is_err();
+    if arguments.output == RecordFormat::Json && is_of_file {
+        write_json(out, &report(file, &loaded))?;
         return Ok(loaded.map(drop)?);
     }
     let config = loaded?;
@@ -85,6 +71,24 @@ pub(super) fn run(
         return against_running::run(config, address, arguments.output, out);
     }
     write_text(out, prose(&summary(file, &config)))
+}
+
+fn report(file: &Path, loaded: &Result<Config, ConfigErrors>) -> CheckReport {
+    let (mut problems, mut warnings) = match loaded {
+        Ok(config) => (Vec::new(), config.warnings.clone()),
+        Err(errors) => (errors.problems.clone(), Vec::new()),
+    };
+    for problem in problems.iter_mut().chain(&mut warnings) {
+        for text in [&mut problem.path, &mut problem.message, &mut problem.hint] {
+            *text = without_keys(text);
+        }
+    }
+    CheckReport {
+        file: file.display().to_string(),
+        hash: loaded.as_ref().ok().map(|config| config.hash.to_string()),
+        problems,
+        warnings,
+    }
 }
 
 fn summary(file: &Path, config: &Config) -> String {
