@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use harness::{PATIENCE, SLACK};
+use tempfile::TempDir;
 use tokio::time::Instant;
 use touchline::clock::Clock;
 use touchline::store::redis::{OutageSettings, RedisSettings, RedisStore, RedisTls, Servers, open};
@@ -295,6 +296,24 @@ async fn a_cluster_that_stops_as_a_whole_leaves_every_key_its_share() {
     }
 }
 
+/// A count that was older than this when an outage began is unknown: the nodes of a cluster take a few seconds to notice that one is gone.
+const STALENESS: Duration = Duration::from_secs(6);
+
+/// A cluster, and a gateway that has learnt the counts of a key of master 1 and of one of master 2.
+async fn counts_of_two_keys() -> (ClusterSet, TempDir, [Arc<KeyEntry>; 2], Arc<RedisStore>) {
+    let (set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
+    let keys = two_keys(&set, &command(cluster(&set)).await).await;
+    let outage = OutageSettings {
+        count_staleness: STALENESS,
+        ..OutageSettings::of_journal(directory.path().join("journal.db"))
+    };
+    let store = gateway_with(cluster(&set), outage).await;
+    for key in &keys {
+        served(&store, key).await;
+    }
+    (set, directory, keys, store)
+}
+
 /// How masters become unavailable.
 enum Away {
     Killed,
@@ -305,21 +324,10 @@ enum Away {
 /// Makes some masters of a cluster unavailable, and serves keys of masters 1 and 2 more than the cold part of their limit, long
 /// afterwards.
 async fn the_count_remains_known(full_coverage: &str, away: Away, masters: &[usize]) {
-    // The others take a few seconds to notice that one is gone.
-    const STALENESS: Duration = Duration::from_secs(6);
-    let (mut set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
+    let (mut set, _directory, keys, store) = counts_of_two_keys().await;
     for node in &set.nodes {
         let setting = format!("CONFIG SET cluster-require-full-coverage {full_coverage}");
         let () = node.ask(&setting).await;
-    }
-    let keys = two_keys(&set, &command(cluster(&set)).await).await;
-    let outage = OutageSettings {
-        count_staleness: STALENESS,
-        ..OutageSettings::of_journal(directory.path().join("journal.db"))
-    };
-    let store = gateway_with(cluster(&set), outage).await;
-    for key in &keys {
-        served(&store, key).await;
     }
     for master in masters {
         match away {
@@ -393,17 +401,7 @@ async fn a_count_grows_no_older_while_its_master_of_a_cluster_refuses_writes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_count_remains_known_if_another_node_takes_the_address_of_its_master() {
-    const STALENESS: Duration = Duration::from_secs(6);
-    let (mut set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
-    let keys = two_keys(&set, &command(cluster(&set)).await).await;
-    let outage = OutageSettings {
-        count_staleness: STALENESS,
-        ..OutageSettings::of_journal(directory.path().join("journal.db"))
-    };
-    let store = gateway_with(cluster(&set), outage).await;
-    for key in &keys {
-        served(&store, key).await;
-    }
+    let (mut set, _directory, keys, store) = counts_of_two_keys().await;
     set.replace(2).await;
     eventually("the cluster knows no address of it", async || {
         let nodes: String = set.nodes[0].ask("CLUSTER NODES").await;
