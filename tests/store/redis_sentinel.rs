@@ -10,6 +10,7 @@ use touchline::clock::Clock;
 use touchline::store::redis::{RedisSettings, RedisStore, Servers, open};
 use touchline::store::{Decision, KeyEntry, Role, Store, StoreError};
 
+use crate::log_lines::log_lines;
 use crate::redis_nodes::{Node, SentinelSet, deafen, settled};
 use crate::suite::{ZONE, charge, eventually, exhausted, granted, issue, today, used_field};
 use crate::tcp_proxy::{TcpProxy, Wire};
@@ -200,4 +201,28 @@ async fn a_sentinel_as_far_away_as_the_timeout_allows_names_the_master() {
     };
     let store = open(settings, Role::Command, ZONE, Clock::system());
     store.await.unwrap().close(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_sentinel_that_names_no_master_is_logged_while_the_others_name_it() {
+    let lines = log_lines();
+    // No other test has this address.
+    let silent = "127.0.0.98:1".to_owned();
+    let line = [&*silent, "a sentinel does not name the master"];
+    let mut sentinels = shared().await.addresses();
+    sentinels.push(silent.clone());
+    let store = gateway(Servers::Sentinels {
+        sentinels,
+        master: "mymaster".into(),
+    });
+    let store = store.await;
+    let connections = 2;
+    eventually("the silent sentinel is logged", async || {
+        (lines.with(&line) >= connections).then_some(())
+    })
+    .await;
+    // They are asked each second.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert_eq!(lines.with(&line), connections);
+    store.close(PATIENCE).await;
 }

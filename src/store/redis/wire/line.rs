@@ -230,19 +230,29 @@ impl ServerLine {
     }
 
     /// Drops the connection if the sentinels now name another master: an unaware former master continues to accept writes for ten
-    /// seconds and more, and will lose them.
-    async fn leave_former_master(&self) {
+    /// seconds and more, and will lose them. Logs each new reason for which one of the sentinels names none.
+    async fn leave_former_master(&self, logged: &mut LoggedReasons) {
         let Some(live) = self.live.load_full() else {
             return;
         };
-        if live.master.is_some()
-            && let Ok(Some(named)) = self.server.named_master().await
-            && live.master.as_ref() != Some(&named)
-        {
-            self.drop_connection(
-                &live,
-                &format!("the sentinels name another master, {named}"),
+        if live.master.is_none() {
+            return;
+        }
+        let Ok(Some(named)) = self.server.named_master().await else {
+            return;
+        };
+        if named.troubles.is_empty() {
+            logged.ended();
+        }
+        for trouble in named.troubles.iter().filter(|why| logged.is_new(why)) {
+            tracing::warn!(
+                error = trouble,
+                "a sentinel does not name the master; the others do"
             );
+        }
+        if live.master.as_ref() != Some(&named.address) {
+            let why = format!("the sentinels name another master, {}", named.address);
+            self.drop_connection(&live, &why);
         }
     }
 
@@ -297,11 +307,12 @@ impl ServerLine {
     /// Keeps a connection, as the line's one task. Logs every new reason for having none, once. Never returns.
     pub async fn keep(&self) {
         let mut wait = Duration::ZERO;
-        let mut logged = LoggedReasons::default();
+        let (mut logged, mut logged_of_sentinels) =
+            (LoggedReasons::default(), LoggedReasons::default());
         loop {
             while self.is_up() {
                 if timeout(MASTER_EVERY, self.broken.notified()).await.is_err() {
-                    self.leave_former_master().await;
+                    self.leave_former_master(&mut logged_of_sentinels).await;
                     // Only a connection that lasted is replaced at once.
                     wait = Duration::ZERO;
                 }

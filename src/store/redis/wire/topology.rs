@@ -79,6 +79,14 @@ pub struct Dialled {
     pub master: Option<Address>,
 }
 
+/// What sentinels name, if at least one of them does.
+pub struct NamedMaster {
+    /// The master of the latest epoch.
+    pub address: Address,
+    /// Why each of the others names none.
+    pub troubles: Vec<String>,
+}
+
 /// The servers and the login for them.
 #[derive(Clone)]
 pub struct Topology {
@@ -209,7 +217,8 @@ impl Topology {
     /// # Errors
     /// [`StoreError::Unavailable`] with the reason.
     pub async fn dial(&self) -> Result<Dialled, StoreError> {
-        let master = self.named_master().await?;
+        let named = self.named_master().await?;
+        let master = named.map(|named| named.address);
         let address = master.clone().unwrap_or_else(|| self.first());
         let patience = self.connect_timeout;
         let reached = self.reach(&address, &self.login, patience).await;
@@ -227,7 +236,7 @@ impl Topology {
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] if none of them names one.
-    pub async fn named_master(&self) -> Result<Option<Address>, StoreError> {
+    pub async fn named_master(&self) -> Result<Option<NamedMaster>, StoreError> {
         let Layout::Sentinel(master) = &self.layout else {
             return Ok(None);
         };
@@ -248,12 +257,13 @@ impl Topology {
             }
         }
         troubles.sort();
-        latest.map(|(_, address)| Some(address)).ok_or_else(|| {
-            no_server(format!(
+        match latest {
+            Some((_, address)) => Ok(Some(NamedMaster { address, troubles })),
+            None => Err(no_server(format!(
                 "no sentinel names the master {master}: {}",
                 troubles.join("; ")
-            ))
-        })
+            ))),
+        }
     }
 
     /// The configuration epoch and the address of the master, from one sentinel.
