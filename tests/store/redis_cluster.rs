@@ -22,7 +22,7 @@ use touchline::store::{
     ChangeError, Decision, KeyEntry, NodeName, RefusalReason, Role, Store, StoreError,
 };
 
-use crate::redis_nodes::{ClusterSet, Node};
+use crate::redis_nodes::{ClusterSet, Node, settled};
 use crate::suite::{
     PATIENCE, WholeLedger, ZONE, charge, eventually, eventually_used, granted, issue, new_record,
     today, used_field,
@@ -851,11 +851,7 @@ async fn what_a_failover_to_a_node_that_was_known_before_loses_is_written_again_
         let ask = format!("HGET {name} {}", used_field(today()));
         set.nodes[place].try_ask::<u64>(&ask).await.ok()
     };
-    // From now on the replica gets nothing.
-    for (name, value) in [("masteruser", "stranger"), ("masterauth", "wrong")] {
-        let () = replica.ask(&format!("CONFIG SET {name} {value}")).await;
-    }
-    let _cut: u64 = master.ask("CLIENT KILL TYPE replica").await;
+    cut_off(replica, master).await;
     for _ in 0..2 {
         granted(store.charge(charge(&key, today(), LIMIT, 1)).await);
     }
@@ -876,6 +872,65 @@ async fn what_a_failover_to_a_node_that_was_known_before_loses_is_written_again_
         let ask = format!("HGET touchline:k:{{{}}} ver", suspended.id);
         let version = replica.try_ask::<u64>(&ask).await.ok()?;
         (version == suspended.version).then_some(())
+    })
+    .await;
+    store.close(PATIENCE).await;
+}
+
+/// From now on the replica gets nothing.
+async fn cut_off(replica: &Node, master: &Node) {
+    for (name, value) in [("masteruser", "stranger"), ("masterauth", "wrong")] {
+        let () = replica.ask(&format!("CONFIG SET {name} {value}")).await;
+    }
+    let _cut: u64 = master.ask("CLIENT KILL TYPE replica").await;
+}
+
+/// Runs this while no task of the test's runtime does, as on a machine that is paused.
+fn while_paused(work: impl AsyncFnOnce() + Send) {
+    let run = || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_all().build().unwrap().block_on(work());
+    };
+    std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
+}
+
+#[tokio::test]
+async fn what_a_failover_there_and_back_loses_while_a_gateway_is_paused_is_written_again() {
+    let set = ClusterSet::start(1).await;
+    // The gateway waits for changes at the feed's master, and would notice its failover.
+    let place_of_key = usize::from(set.owner("touchline:feed").await == 0);
+    let (master, replica) = (&set.nodes[place_of_key], &set.nodes[place_of_key + 3]);
+    let key = issued_at(&set, &command(&set).await, place_of_key).await;
+    let store = gateway(place(&set)).await;
+    eventually("the replica has all else", async || {
+        let names = join_all([master, replica].map(|node| node.ask::<u64>("DBSIZE"))).await;
+        (names[0] == names[1]).then_some(())
+    })
+    .await;
+    cut_off(replica, master).await;
+    for used in 1..=3 {
+        let decision = store.charge(charge(&key, today(), LIMIT, 1)).await;
+        assert_eq!(granted(decision).0, used);
+    }
+    // All that the gateway has to write by itself is written by then.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(counted(&set, &key).await, Some(3));
+    while_paused(async || {
+        let () = replica.ask("CLUSTER FAILOVER TAKEOVER").await;
+        settled("the former master follows", async || {
+            let info: String = master.ask("INFO replication").await;
+            info.contains("role:slave") && info.contains("master_link_status:up")
+        })
+        .await;
+        let () = master.ask("CLUSTER FAILOVER TAKEOVER").await;
+        settled("the others know it", async || {
+            set.owner(key.record.id.as_str()).await == place_of_key
+        })
+        .await;
+        assert_eq!(counted(&set, &key).await, None, "lost");
+    });
+    eventually("the lost units are counted again", async || {
+        (counted(&set, &key).await == Some(3)).then_some(())
     })
     .await;
     store.close(PATIENCE).await;

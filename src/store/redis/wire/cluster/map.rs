@@ -78,9 +78,10 @@ impl Cluster {
     }
 
     /// Makes lines to new masters, gives them time to come up, and then uses the map.
-    async fn follow(&self, view: ClusterView) -> Arc<ClusterView> {
-        let view = Arc::new(view);
+    async fn follow(&self, mut view: ClusterView) -> Arc<ClusterView> {
         let table = self.table.load_full();
+        view.keep_promotions(&table.view);
+        let view = Arc::new(view);
         let fresh: Vec<Arc<ClusterNode>> = view
             .nodes()
             .into_iter()

@@ -64,6 +64,8 @@ pub struct ClusterView {
     /// The slots that are moving.
     moving: BTreeMap<u16, SlotMove>,
     epoch: u64,
+    /// The configuration epoch of each master, which rises when it is promoted.
+    promotions: BTreeMap<String, u64>,
     /// The ids of all nodes that the node knows, replicas too.
     members: BTreeSet<String>,
     /// How many of them have failed, or have no address any more.
@@ -154,7 +156,7 @@ impl ClusterView {
             places.any(|place| self.masters.values().any(|node| node.host == name(place)));
         for line in nodes.lines() {
             let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-            let [id, place, flags, _, _, _, _, _, slots @ ..] = fields.as_slice() else {
+            let [id, place, flags, _, _, _, epoch, _, slots @ ..] = fields.as_slice() else {
                 continue;
             };
             let has = |wanted: &str| flags.split(',').any(|flag| flag == wanted);
@@ -176,6 +178,11 @@ impl ClusterView {
                 Some((slot.parse().ok()?, SlotMove { is_of_owner, to }))
             }));
             let serves = has("master") && !["fail", "noaddr", "handshake"].into_iter().any(has);
+            if has("master")
+                && let Ok(epoch) = epoch.parse()
+            {
+                self.promotions.insert((*id).to_owned(), epoch);
+            }
             if !serves || self.masters.contains_key(*id) {
                 continue;
             }
@@ -227,12 +234,28 @@ impl ClusterView {
         !self.ranges.is_empty() && (is_of_members || is_of_slots())
     }
 
-    /// Whether slots have passed to another node since `before`, which may lack what its predecessor had. A master that only is gone has no
-    /// successor yet, and a map without slots comes before the first one.
+    /// Whether slots have passed to another node since `before`, which may lack what its predecessor had: also if they have come back. A
+    /// master that only is gone has no successor yet, and a map without slots comes before the first one.
     pub fn has_other_owners(&self, before: &ClusterView) -> bool {
-        let is_other = self.served() >= before.served() && self.owner_ids() != before.owner_ids();
+        let (owners, owners_before) = (self.owner_ids(), before.owner_ids());
+        let is_promoted = |id: &&str| {
+            let promoted_before = before.promotions.get(*id);
+            promoted_before.is_some_and(|before| self.promotions.get(*id) > Some(before))
+        };
+        let is_other = owners != owners_before || owners.iter().any(is_promoted);
+        let is_other = is_other && self.served() >= before.served();
         let is_whole_again = self.is_healthy() && self.served() > before.served();
         !before.ranges.is_empty() && (is_other || is_whole_again)
+    }
+
+    /// Remembers promotions that were known `before` and that the asked node has not heard of yet.
+    pub fn keep_promotions(&mut self, before: &ClusterView) {
+        for (id, epoch) in &mut self.promotions {
+            *epoch = before
+                .promotions
+                .get(id)
+                .map_or(*epoch, |known| *known.max(epoch));
+        }
     }
 
     fn owner_ids(&self) -> BTreeSet<&str> {
@@ -513,6 +536,17 @@ mod tests {
                 .all(|view| !view.has_other_owners(&none))
         );
         assert!(!partial.has_other_owners(&view) && !view.has_other_owners(&view));
+        // A failover, and another one back.
+        let at_epoch = |epoch| {
+            let nodes = format!("a h:1@2 myself,master - 0 0 {epoch} connected 0-16383\n");
+            let slots = vec![(0, SLOTS - 1, "h", 1, "a")];
+            ClusterView::read(&address("h:1"), answers(slots, &nodes, info)).unwrap()
+        };
+        assert!(at_epoch(3).has_other_owners(&at_epoch(1)));
+        assert!(!at_epoch(3).has_other_owners(&at_epoch(3)));
+        let mut behind = at_epoch(1);
+        behind.keep_promotions(&at_epoch(3));
+        assert!(!at_epoch(3).has_other_owners(&behind));
         // Called by names, a master without slots is, too.
         let named = "a 10.0.0.1:1@11,one myself,master - 0 0 1 connected 0-16383\n\
                      b 10.0.0.2:2@12,two,shard-id=x master - 0 0 2 connected\n";
