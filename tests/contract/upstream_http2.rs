@@ -137,6 +137,37 @@ async fn a_body_behind_an_answer_to_head_does_not_cost_the_client_its_connection
 }
 
 #[tokio::test]
+async fn an_answer_over_http2_whose_status_permits_no_body_ends_with_its_head() {
+    let mut scene = over_http2().start().await;
+    let key = scene.issue("starter").await;
+    let bodies = [
+        (204, Script::json(204, "not permitted").chunked()),
+        (304, Script::json(304, "not permitted").chunked()),
+        // The length is that of the answer to come; the stream ends with an empty frame.
+        (
+            304,
+            Script::json(304, "")
+                .chunked()
+                .header("content-length", "1234"),
+        ),
+    ];
+    for protocol in Protocol::ALL {
+        let client = scene.client(protocol);
+        for (status, script) in bodies.clone() {
+            scene.upstream.always(Behaviour::Answer(script));
+            let answer = client.get(&key, MARKETS).await;
+            assert!(answer.status == status && answer.complete, "{answer:?}");
+            assert!(answer.body.is_empty(), "{answer:?}");
+            scene.upstream.always(Behaviour::Echo);
+            let next = client.get(&key, MARKETS).await;
+            assert!(next.status == 200 && next.complete, "{next:?}");
+        }
+    }
+    scene.expect_used(&key, 18).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
 async fn any_number_of_malformed_answers_leaves_the_connection_to_other_requests() {
     let scene = over_http2()
         .timeout("read", "60s")

@@ -400,6 +400,36 @@ async fn a_count_grows_no_older_while_its_master_of_a_cluster_refuses_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_count_grows_no_older_while_its_master_of_a_cluster_serves_no_slot_although_the_others_do()
+ {
+    let (mut set, _directory, [_, key], store) = counts_of_two_keys().await;
+    // As if it did not hear the others: it reports another state than they.
+    let needs_all = |needs| format!("CONFIG SET cluster-require-full-coverage {needs}");
+    let () = set.nodes[2].ask(&needs_all("yes")).await;
+    set.nodes[0].kill();
+    tokio::time::sleep(STALENESS + Duration::from_secs(2)).await;
+    let health = store.health();
+    assert!(!health.up && health.partly_up, "{health:?}");
+    let reported = format!(
+        "{}: it reports that its cluster does not serve",
+        set.nodes[2].address()
+    );
+    assert!(health.trouble.is_some_and(|why| why.contains(&reported)));
+    let rest = (LIMIT - 1).try_into().unwrap();
+    granted(store.charge(charge(&key, today(), LIMIT, rest)).await);
+    assert_eq!(store.health().pending_units, u64::from(rest));
+    let () = set.nodes[2].ask(&needs_all("no")).await;
+    eventually("the count is settled", async || {
+        (counted(&set.nodes[2], &key).await == Some(LIMIT)).then_some(())
+    })
+    .await;
+    eventually("nothing is pending", async || {
+        (store.health().pending_units == 0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_count_remains_known_if_another_node_takes_the_address_of_its_master() {
     let (mut set, _directory, keys, store) = counts_of_two_keys().await;
     set.replace(2).await;

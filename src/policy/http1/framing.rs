@@ -115,7 +115,7 @@ pub(super) fn is_chunked(value: &[u8]) -> bool {
 }
 
 /// Whether answers of this status never have a body (RFC 9112 section 6.3).
-pub(super) fn is_bodiless(status: StatusCode) -> bool {
+pub fn is_bodiless(status: StatusCode) -> bool {
     status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 

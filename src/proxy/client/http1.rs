@@ -5,8 +5,8 @@ use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::Method;
 use http::header::DATE;
-use http::{Method, StatusCode};
 use pingora::protocols::http::date::get_cached_date;
 use tokio::time::Instant;
 
@@ -14,7 +14,7 @@ use super::piece::Head;
 use crate::clock::timer::Timer;
 use crate::policy::http1::Version;
 use crate::policy::http1::body::{BodyReader, ChunkLimits};
-use crate::policy::http1::framing::AnswerFraming;
+use crate::policy::http1::framing::{AnswerFraming, is_bodiless};
 use crate::policy::http1::request::RequestHead;
 use crate::policy::http1::writer::{BodyWriter, ConnectionFate, HeadWriter, WrongLength};
 use crate::proxy::connection::wire::{ClientWire, REST_PAUSE_MAX};
@@ -209,9 +209,10 @@ impl<'c> Http1Side<'c> {
 
     /// How the answer's body is framed for this client.
     fn framing(&self, head: &Head, ends: bool) -> AnswerFraming {
-        let has_none = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&head.status);
         match head.length {
-            length if has_none || self.answers_head => AnswerFraming::Bodiless(length),
+            length if is_bodiless(head.status) || self.answers_head => {
+                AnswerFraming::Bodiless(length)
+            }
             Some(length) => AnswerFraming::Length(length),
             None if ends => AnswerFraming::Length(0),
             None => AnswerFraming::Chunked.towards(self.version),

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use super::connections::StreamPlace;
 use crate::policy::http1;
-use crate::policy::http1::framing::Framing;
+use crate::policy::http1::framing::{Framing, is_bodiless};
 use crate::proxy::client::{Head, Piece};
 use crate::proxy::failure::{Failure, Fault, ServerFault};
 use crate::proxy::forward::Outgoing;
@@ -229,8 +229,9 @@ impl Http2 {
                     length: length.filter(|_| parts.status != StatusCode::NO_CONTENT),
                     fields: parts.headers.into(),
                 };
-                // The end of the stream may arrive after that of the body.
-                let ends = is_over || self.left == Some(0) || self.answers_head;
+                // The end of the stream may arrive after that of the body, and a body where none may be is not read.
+                let has_none = self.answers_head || is_bodiless(parts.status);
+                let ends = is_over || self.left == Some(0) || has_none;
                 let reading = match is_over {
                     true => Http2Reading::Over,
                     false => Http2Reading::Body(Arc::new(Mutex::new(ReceivedBody::new(body)))),

@@ -215,6 +215,11 @@ impl Cluster {
         let reasons: Vec<String> = absent
             .map(|address| {
                 let why = match table.node(address) {
+                    Some(node) if node.line.is_up() && node.is_failing() => {
+                        "it reports that its cluster does not serve (CLUSTER INFO): slots have no master, or it does not reach most \
+                         masters at their cluster ports"
+                            .to_owned()
+                    }
                     Some(node) if node.line.is_up() => {
                         let denial = node.denial().filter(|_| !node.refuses_writes());
                         denial.unwrap_or_else(|| "refuses writes".to_owned())
@@ -290,8 +295,8 @@ impl Cluster {
         }
     }
 
-    /// Since when a slot is not served because it has no master, or that cannot be reached or refuses writes, or the cluster does not serve;
-    /// `None` if it is served.
+    /// Since when a slot is not served because it has no master, or that cannot be reached, refuses writes or does not serve; `None` if it
+    /// is served.
     pub fn away_since(&self, slot: u16) -> Option<std::time::Instant> {
         self.table.load().away_since(slot)
     }

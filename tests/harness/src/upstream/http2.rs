@@ -387,12 +387,14 @@ impl Stream {
         *header.status_mut() = http::StatusCode::from_u16(script.status).unwrap_or_default();
         *header.headers_mut() = fields(&script.headers);
         let bodiless = matches!(script.status, 204 | 304);
-        if script.framing == Framing::Length && !bodiless {
+        let has_length = script.framing == Framing::Length;
+        if has_length && !bodiless {
             let length = HeaderValue::from(script.body.len());
             header.headers_mut().insert(CONTENT_LENGTH, length);
         }
-        let nothing = script.body.is_empty() && script.trailers.is_empty();
-        if bodiless || headless || nothing {
+        let nothing = bodiless || script.body.is_empty() && script.trailers.is_empty();
+        // Without a length the end of a stream has a frame of its own, whatever the status permits.
+        if headless || has_length && nothing {
             self.respond.send_response(header, true)?;
             return Ok(());
         }

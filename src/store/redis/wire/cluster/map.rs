@@ -26,7 +26,8 @@ impl Cluster {
             let deadline = Instant::now() + MAP_TIMEOUT;
             let answers = node.line.each(&ClusterView::questions(), deadline).await;
             let answers = answers.into_iter().collect::<Result<_, _>>();
-            ClusterView::read(&node.address, answers.map_err(StoreError::from)?)
+            let view = ClusterView::read(&node.address, answers.map_err(StoreError::from)?);
+            view.inspect(|view| node.note_cluster(view.serves()))
         });
         let mut opinions = join_all(asked).await;
         // One that could not be prepared is not in use.

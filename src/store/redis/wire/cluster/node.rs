@@ -35,6 +35,8 @@ pub(super) struct ClusterNode {
     refusals: Mutex<WriteRefusals>,
     /// When it last denied the user a command, and its error.
     denial: Mutex<Option<(Instant, String)>>,
+    /// Since when it reports that its cluster does not serve, or `None` if it serves.
+    failing_since: Mutex<Option<std::time::Instant>>,
 }
 
 /// Whether a master accepts writes.
@@ -59,7 +61,30 @@ impl ClusterNode {
             redirected_to: Mutex::new(Instant::now()),
             refusals: Mutex::new(WriteRefusals { breaker, since }),
             denial: Mutex::default(),
+            failing_since: Mutex::default(),
         }
+    }
+
+    /// Notes whether it reports that its cluster serves. One that does not hear most masters serves no slot, whatever they report.
+    pub fn note_cluster(&self, serves: bool) {
+        let mut failing_since = self.failing_since.lock();
+        match (serves, *failing_since) {
+            (true, Some(since)) => {
+                *failing_since = None;
+                let failed_seconds = since.elapsed().as_secs_f64();
+                tracing::warn!(master = %self.address, failed_seconds, "the master serves its slots again");
+            }
+            (false, None) => {
+                *failing_since = Some(std::time::Instant::now());
+                tracing::warn!(master = %self.address, "a master of the Redis cluster reports that its cluster does not serve");
+            }
+            (true, None) | (false, Some(_)) => {}
+        }
+    }
+
+    /// Whether it reports that its cluster does not serve.
+    pub fn is_failing(&self) -> bool {
+        self.failing_since.lock().is_some()
     }
 
     /// Why it denies the user a command, if it did so a moment ago.
@@ -86,7 +111,7 @@ impl ClusterNode {
 
     /// Whether it is expected to serve its slots.
     pub fn serves(&self) -> bool {
-        self.line.is_up() && !self.refuses_writes()
+        self.line.is_up() && !self.refuses_writes() && !self.is_failing()
     }
 
     /// Whether it is known to refuse all writes.
@@ -98,8 +123,9 @@ impl ClusterNode {
     pub fn away_since(&self) -> Option<std::time::Instant> {
         let refusals = self.refusals.lock();
         let refusing_since = (!refusals.breaker.is_closed()).then_some(refusals.since);
-        let since = self.line.down_since().into_iter().chain(refusing_since);
-        since.min()
+        let failing_since = *self.failing_since.lock();
+        let since = [self.line.down_since(), refusing_since, failing_since];
+        since.into_iter().flatten().min()
     }
 
     /// Notes that it refuses all writes, or denies the user a script, if the error of a command shows it. Other commands that it denies are
