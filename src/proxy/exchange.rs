@@ -264,8 +264,9 @@ impl Forwarding {
         }
     }
 
-    /// Begins an attempt, at another server than before if there is one. `None` if no server has an address.
-    pub fn attempt(&mut self) -> Option<PlannedAttempt> {
+    /// Begins an attempt, at another server than before if there is one, with a connection `alone` or a shared one. `None` if no server has
+    /// an address.
+    pub fn attempt(&mut self, alone: bool) -> Option<PlannedAttempt> {
         let now = Instant::now();
         self.attempts += 1;
         self.header_after = None;
@@ -284,6 +285,7 @@ impl Forwarding {
             server,
             connect_timeout: self.upstream.config.timeouts.connect.min(left),
             is_fresh: self.anew,
+            is_alone: alone,
             now,
         })
     }

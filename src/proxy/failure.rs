@@ -160,14 +160,12 @@ impl Failure {
         )
     }
 
-    /// Whether the server did not accept the request's version of HTTP. On a connection that was `reused` it had accepted HTTP/2, so
-    /// that invalid frames are no sign of it.
-    pub fn is_about_version(&self, reused: bool) -> bool {
-        match self.fault {
-            Fault::Server(ServerFault::WantsHttp1 { .. }) => true,
-            Fault::Server(ServerFault::InvalidHttp2) => !reused,
-            Fault::Server(_) | Fault::Client(_) | Fault::Gateway => false,
-        }
+    /// Whether the server did not accept the request's version of HTTP.
+    pub fn is_about_version(&self) -> bool {
+        matches!(
+            self.fault,
+            Fault::Server(ServerFault::WantsHttp1 { .. } | ServerFault::InvalidHttp2)
+        )
     }
 
     /// Whether the failure indicates that the server does not support HTTP/2: it sent invalid HTTP/2, or closed the connection.

@@ -49,6 +49,10 @@ use connections::TakenConnection;
 use link::Link;
 use upload::Upload;
 
+/// A larger body, or one of unknown length, has its connection over HTTP/2 alone until the answer begins. Some servers read nothing more of
+/// a connection, or open its window no further, while a handler does not read its body. A window has 64 KiB at first (RFC 9113 section
+/// 6.9.2).
+const SHARED_BODY_BYTES_MAX: usize = 16 * 1024;
 /// A placeholder, which is not the host of any server.
 static NO_HOST: HeaderValue = HeaderValue::from_static("");
 /// Pieces of an answer that are written to the client together; small parts that follow one another are one.
@@ -124,7 +128,7 @@ impl Relay<'_, '_> {
             failure = failure.with("the first request on a connection: does it support HTTP/2?");
         }
         let fate = failure.fate(reused);
-        let wants_http1 = failure.is_about_version(reused);
+        let wants_http1 = failure.is_about_version();
         let is_hopeless = wants_http1 && !self.forwarding.upstream.wire.takes(Version::HTTP_11);
         let blamed =
             (fate == Fate::Unknown || is_hopeless) && is_servers_fault(&failure, self.client);
@@ -173,7 +177,7 @@ impl Relay<'_, '_> {
 
     /// One attempt at a server.
     async fn attempt(&mut self, upload: &mut Upload) -> Result<(), FailedAttempt> {
-        let Some(attempt) = self.forwarding.attempt() else {
+        let Some(attempt) = self.forwarding.attempt(may_hold_up_others(self.client)) else {
             let cause = "none of its servers has an address";
             return Err(FailedAttempt {
                 failure: Failure::server(ServerFault::Unreached, cause),
@@ -531,6 +535,15 @@ impl Relay<'_, '_> {
             Some(error) => Err(error),
             None => Ok(ended),
         }
+    }
+}
+
+/// Whether the request has a body on which other requests might wait.
+fn may_hold_up_others(client: &Client<'_>) -> bool {
+    match framing(client) {
+        Framing::Empty => false,
+        Framing::Length(bytes) => bytes > SHARED_BODY_BYTES_MAX as u64,
+        Framing::Chunked => true,
     }
 }
 

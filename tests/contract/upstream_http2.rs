@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use harness::upstream::{Outcome, Release, Script};
+use harness::upstream::{GOAWAY_DATA, Outcome, Release, Script};
 use harness::{
     Allowances, Behaviour, Call, GatewaySpec, Protocol, Scene, SceneBuilder, eventually,
 };
@@ -268,6 +268,13 @@ async fn an_upstream_over_http2_that_fails_a_call_gets_our_500_logged_and_nothin
     }
     scene.expect_used(&key, Protocol::ALL.len() as u64).await;
     scene.assert_ledgers_agree_with(&sent_again()).await;
+    let gateway = &scene.gateways[0];
+    let has_reason =
+        |line: &serde_json::Value| line["cause"].to_string().contains("excessive load");
+    let line = gateway.logged_where(has_reason).await;
+    assert!(!line.to_string().contains(GOAWAY_DATA), "{line}");
+    let lines = serde_json::to_string(&gateway.access_lines()).unwrap();
+    assert!(!(lines + &gateway.output()).contains(GOAWAY_DATA));
 }
 
 #[tokio::test]

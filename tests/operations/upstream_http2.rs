@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use harness::upstream::{Script, Speaks};
+use harness::upstream::{Release, Script, Speaks};
 use harness::{Allowances, Behaviour, Call, Protocol, Scene, SceneBuilder, eventually};
 use http::Version;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -84,6 +84,44 @@ async fn requests_share_a_connection_until_it_is_full() {
         "the connection outlives them"
     );
     scene.expect_used(&key, 35).await;
+}
+
+#[tokio::test]
+async fn a_large_body_has_a_connection_alone_until_its_answer_begins() {
+    let scene = over_http2().start().await;
+    let key = scene.issue("starter").await;
+    let release = Release::default();
+    let waits = Behaviour::Until(release.clone(), Box::new(Behaviour::Echo));
+    scene
+        .upstream
+        .behave(move |asked| match asked.values("x-waits").is_empty() {
+            true => Behaviour::Echo,
+            false => waits.clone(),
+        });
+    let client = Arc::new(scene.client(Protocol::Http2Tls));
+    let asked = async |call: Call| {
+        let answer = client.call(call.key(&key)).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let id = answer.header("x-request-id").unwrap();
+        scene.upstream.recorded_as(id).pop().unwrap().connection
+    };
+    let post = |bytes: usize| Call::new("POST", MARKETS).body("x".repeat(bytes));
+    let first = asked(Call::get(MARKETS)).await;
+    let large = asked(post(16 * 1024 + 1).header("x-waits", "1"));
+    let others = async {
+        eventually("the large one is under way", async || {
+            (scene.upstream.count() == 2).then_some(())
+        })
+        .await;
+        let second = asked(Call::get(MARKETS)).await;
+        assert_ne!(second, first);
+        assert_eq!(asked(post(16 * 1024)).await, second);
+        release.give();
+    };
+    let (large, ()) = tokio::join!(large, others);
+    assert_eq!(large, first, "it had no other request");
+    assert_eq!(asked(Call::get(MARKETS)).await, first, "shared again");
+    scene.expect_used(&key, 5).await;
 }
 
 #[tokio::test]
@@ -393,6 +431,29 @@ async fn a_post_that_a_goaway_for_http1_excludes_is_sent_to_another_server() {
         assert_eq!(client.call(post).await.status, 200);
     }
     scene.expect_used(&key, 8).await;
+}
+
+#[tokio::test]
+async fn an_invalid_frame_after_the_settings_of_a_new_connection_is_no_sign_that_a_server_wants_http1()
+ {
+    let mut stage = Stage::new().await;
+    let server = stage.scene.upstream.address();
+    negotiate(&mut stage, server, "").await;
+    let broken = Arc::new(AtomicBool::new(false));
+    stage
+        .scene
+        .upstream
+        .behave(move |_| match broken.swap(true, Ordering::SeqCst) {
+            false => Behaviour::InvalidFrame,
+            true => Behaviour::Echo,
+        });
+    // It may have been processed, so it is not sent again to this server.
+    assert_eq!(stage.status().await, 500);
+    assert_eq!(stage.status().await, 200);
+    let asked = stage.scene.upstream.recorded();
+    let versions: Vec<Version> = asked.iter().map(|one| one.version).collect();
+    assert_eq!(versions, [Version::HTTP_2; 2]);
+    stage.scene.expect_used(&stage.key, 1).await;
 }
 
 #[tokio::test]

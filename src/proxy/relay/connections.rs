@@ -23,7 +23,7 @@ use shared::SharedConnections;
 use crate::proxy::failure::{Failure, ServerFault};
 use crate::proxy::upstreams::{Server, Upstream};
 
-pub use shared::StreamPlace;
+pub use shared::{StreamPlace, described};
 
 /// The longest reason for having no connection.
 const REASON_BYTES_MAX: usize = 400;
@@ -45,6 +45,8 @@ pub struct PlannedAttempt {
     pub connect_timeout: Duration,
     /// Whether a connection is to be made for it.
     pub is_fresh: bool,
+    /// Whether it has a connection alone until its answer begins.
+    pub is_alone: bool,
     /// When it begins: kept connections that are too old then are closed.
     pub now: Instant,
 }
@@ -86,6 +88,7 @@ impl Connections {
             server,
             connect_timeout,
             is_fresh,
+            is_alone,
             ..
         } = attempt;
         if !is_fresh && let Some(kept) = self.kept(attempt) {
@@ -97,6 +100,9 @@ impl Connections {
         let cause = match Box::pin(made).await {
             Ok(Ok(made)) => {
                 if let TakenConnection::Http2(place) = &made {
+                    if *is_alone {
+                        place.reserve();
+                    }
                     self.shared.keep(upstream.wire.settings(server), place);
                 }
                 return Ok((made, false));
@@ -125,6 +131,7 @@ impl Connections {
         let PlannedAttempt {
             upstream,
             server,
+            is_alone,
             now,
             ..
         } = attempt;
@@ -132,7 +139,7 @@ impl Connections {
         let settings = wire.settings(server);
         let patience = upstream.config.timeouts.idle;
         if wire.may_send(server, Version::HTTP_2)
-            && let Some(place) = self.shared.take(settings, patience, *now)
+            && let Some(place) = self.shared.take(settings, *is_alone, patience, *now)
         {
             return Some(TakenConnection::Http2(place));
         }

@@ -31,9 +31,7 @@ pub async fn check(
     health: &HealthCheck,
 ) -> Result<(), Failure> {
     let status = match ask(connections, upstream, server, health).await {
-        Err(failure)
-            if failure.is_about_version(false) && upstream.wire.takes(Version::HTTP_11) =>
-        {
+        Err(failure) if failure.is_about_version() && upstream.wire.takes(Version::HTTP_11) => {
             upstream.note_wants_http1(server);
             ask(connections, upstream, server, health).await
         }
@@ -109,8 +107,8 @@ async fn ask_http2(
     let mut request = request.map_err(Failure::gateway)?;
     *request.headers_mut() = fields(upstream);
     let sent = place.send(request, true);
-    let (answer, _) = sent.map_err(|error| Failure::server(ServerFault::Unprocessed, error))?;
-    let answer = answer.await.map_err(|error| ended(true, &error))?;
+    let ended = |error| ended(true, &error, &place);
+    let answer = sent.map_err(ended)?.0.await.map_err(ended)?;
     Ok(answer.status())
 }
 

@@ -16,7 +16,7 @@ use http::uri::{Scheme, Uri};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version};
 use parking_lot::Mutex;
 
-use super::connections::StreamPlace;
+use super::connections::{StreamPlace, described};
 use crate::policy::http1;
 use crate::policy::http1::framing::{Framing, is_bodiless};
 use crate::proxy::client::{Head, Piece};
@@ -76,7 +76,8 @@ impl Http2 {
         let answers_head = request.head.method == Method::HEAD;
         let sent = place.send(head(request, is_tls)?, ends);
         // The connection has ended meanwhile.
-        let sent = sent.map_err(|error| Failure::server(ServerFault::Unprocessed, error));
+        let unprocessed = |error| Failure::server(ServerFault::Unprocessed, described(&error));
+        let sent = sent.map_err(unprocessed);
         let (response, upload) = sent?;
         Ok(Http2 {
             upload: Some(upload).filter(|_| !ends),
@@ -189,7 +190,9 @@ impl Http2 {
                 while upload.capacity() == 0 {
                     match ready!(upload.poll_capacity(context)) {
                         Some(Ok(_)) => {}
-                        Some(Err(error)) => return Poll::Ready(Err(ended(false, &error))),
+                        Some(Err(error)) => {
+                            return Poll::Ready(Err(ended(false, &error, &self.place)));
+                        }
                         None => {
                             let cause = "the stream accepts no more of the request's body";
                             return Poll::Ready(Err(Failure::broken(false, cause)));
@@ -205,7 +208,7 @@ impl Http2 {
             }
             let ends = self.ends && self.outgoing.is_empty();
             let sent = upload.send_data(self.sent.next(piece, ends), ends);
-            sent.map_err(|error| ended(false, &error))?;
+            sent.map_err(|error| ended(false, &error, &self.place))?;
         }
         Poll::Ready(Ok(()))
     }
@@ -214,13 +217,15 @@ impl Http2 {
         let (piece, reading) = match &mut self.reading {
             Http2Reading::Head(response) => {
                 while let Some(answer) = ready!(response.poll_informational(context)) {
-                    let answer = answer.map_err(|error| ended(true, &error))?;
+                    let answer = answer.map_err(|error| ended(true, &error, &self.place))?;
                     if let Some(piece) = interim(answer, &mut self.interim_bytes)? {
                         return Poll::Ready(Ok(piece));
                     }
                 }
                 let answer = ready!(Pin::new(response).poll(context));
-                let (parts, body) = answer.map_err(|error| ended(true, &error))?.into_parts();
+                let answer = answer.map_err(|error| ended(true, &error, &self.place))?;
+                self.place.share();
+                let (parts, body) = answer.into_parts();
                 let is_over = body.is_end_stream();
                 let length = length_of(&parts.headers)?;
                 self.left = length;
@@ -242,7 +247,7 @@ impl Http2 {
                 let mut body = body.lock();
                 match ready!(body.poll_next(context)) {
                     Some(part) => {
-                        let part = part.map_err(|error| ended(false, &error))?;
+                        let part = part.map_err(|error| ended(false, &error, &self.place))?;
                         if !body.is_over() {
                             // The end of the stream may arrive after that of the body.
                             self.left =
@@ -339,9 +344,11 @@ fn head(outgoing: &Outgoing<'_>, is_tls: bool) -> Result<Request<()>, Failure> {
     Ok(Request::from_parts(parts, ()))
 }
 
-/// The failure for a stream that has ended, with no part of an answer before it if `unanswered`.
-pub(super) fn ended(unanswered: bool, error: &h2::Error) -> Failure {
+/// The failure for the stream of a place that has ended, with no part of an answer before it if `unanswered`.
+pub(super) fn ended(unanswered: bool, error: &h2::Error, place: &StreamPlace) -> Failure {
     let reason = error.reason();
+    // Also for a head that it cannot read, of any stream, although RFC 9113 section 8.1.1 has an error of that stream.
+    let ended_by_library = unanswered && error.is_go_away() && error.is_library();
     let refused = error.is_reset() && reason == Some(Reason::REFUSED_STREAM);
     // On a server's GOAWAY, the library ends only those streams that it excludes.
     let fault = if error.is_remote() && reason == Some(Reason::HTTP_1_1_REQUIRED) {
@@ -353,20 +360,20 @@ pub(super) fn ended(unanswered: bool, error: &h2::Error) -> Failure {
     } else if error.is_library() && error.is_reset() {
         // The library ends a stream whose answer is malformed, or whose head is too large.
         ServerFault::Malformed
-    } else if unanswered
-        && error.is_go_away()
-        && error.is_library()
+    } else if ended_by_library
+        && !place.speaks_http2()
         // The first bytes of an answer over HTTP/1.1 are the length of a frame that is too large.
         && matches!(reason, Some(Reason::PROTOCOL_ERROR | Reason::FRAME_SIZE_ERROR))
     {
         ServerFault::InvalidHttp2
     } else {
+        let is_of_connection = ended_by_library || error.get_io().is_some_and(is_of_the_connection);
         ServerFault::Broken {
-            unanswered: unanswered && error.get_io().is_some_and(is_of_the_connection),
+            unanswered: unanswered && is_of_connection,
             by_reset: error.is_remote(),
         }
     };
-    Failure::server(fault, error)
+    Failure::server(fault, described(error))
 }
 
 /// Whether an error means that the connection had ended, over TLS also without `close_notify`, and is no other error of TLS.

@@ -18,6 +18,8 @@ use tokio::task::JoinSet;
 
 mod http2;
 
+pub use http2::GOAWAY_DATA;
+
 /// Longest request head and body that is read; beyond, the connection is closed.
 const REQUEST_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Time for a gateway to pass on what it has before the rest is broken off: a reset overtakes bytes not yet read.

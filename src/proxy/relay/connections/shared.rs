@@ -26,6 +26,8 @@ use crate::proxy::sent_part::SentPart;
 /// at least 100 (RFC 9113 section 6.5.2). With fewer, a lost packet or a failing connection delays fewer requests, and the work is spread
 /// over the threads of both sides.
 const STREAMS_MAX: usize = 32;
+/// What `h2` takes for the server's limit of streams until its SETTINGS come: a number that no server is expected to set.
+const STREAMS_BEFORE_SETTINGS: usize = STREAMS_MAX + 1;
 /// The window of a connection, which never stops a server before its streams do: the largest (RFC 9113 section 6.9.1). `h2` ends a
 /// connection whose unread small frames cost more than half of its window, at 256 bytes less their payload each. Full windows of
 /// one-byte frames on all streams cost a quarter of this half.
@@ -51,6 +53,8 @@ struct SharedConnection {
 
 struct Occupancy {
     streams: usize,
+    /// Whether its only stream has the connection alone.
+    is_reserved: bool,
     /// When it is too old without streams; `None` for never.
     until: Option<Instant>,
 }
@@ -64,13 +68,20 @@ pub struct StreamPlace {
 }
 
 impl SharedConnections {
-    /// A place on a connection that was made with these settings, if one has room at `now`: on the oldest, so that others become idle.
-    pub fn take(&self, settings: u64, patience: Duration, now: Instant) -> Option<StreamPlace> {
+    /// A place on a connection that was made with these settings, if one has room at `now`: on the oldest, so that others become idle; `alone`
+    /// on one without other streams.
+    pub fn take(
+        &self,
+        settings: u64,
+        alone: bool,
+        patience: Duration,
+        now: Instant,
+    ) -> Option<StreamPlace> {
         let by_settings = self.0.lock();
         let connections = by_settings.get(&settings)?;
         let mut found = connections
             .iter()
-            .filter_map(|connection| connection.place(patience, now));
+            .filter_map(|connection| connection.place(alone, patience, now));
         found.next()
     }
 
@@ -98,6 +109,16 @@ impl SharedConnections {
     }
 }
 
+/// An error in words, without the data that a server may send with a GOAWAY: they may be long, and quote the request with its secrets.
+pub fn described(error: &h2::Error) -> String {
+    match error.reason() {
+        Some(reason) if error.is_go_away() && error.is_remote() => {
+            format!("connection error received: {reason}")
+        }
+        _ => error.to_string(),
+    }
+}
+
 /// A place on a new connection over `stream`, which no other exchange shares.
 ///
 /// # Errors
@@ -106,7 +127,7 @@ pub async fn begin(stream: Stream, patience: Duration) -> Result<StreamPlace, h2
     let mut client = Builder::new();
     client
         .enable_push(false)
-        .initial_max_send_streams(STREAMS_MAX)
+        .initial_max_send_streams(STREAMS_BEFORE_SETTINGS)
         .max_frame_size(FRAME_BYTES_MAX)
         .max_header_list_size(ANSWER_HEAD_BYTES_MAX as u32)
         .initial_window_size(UPSTREAM_WINDOW_BYTES)
@@ -121,12 +142,14 @@ pub async fn begin(stream: Stream, patience: Duration) -> Result<StreamPlace, h2
     // Ends with the last stream once nothing else refers to the connection.
     tokio::spawn(async move {
         if let Err(error) = driving.await {
-            tracing::debug!(%error, "an HTTP/2 connection to a server ended");
+            let error = described(&error);
+            tracing::debug!(error, "an HTTP/2 connection to a server ended");
         }
         has_ended.store(true, Ordering::Relaxed);
     });
     let occupancy = Occupancy {
         streams: 1,
+        is_reserved: false,
         until: None,
     };
     let connection = Arc::new(SharedConnection {
@@ -143,7 +166,12 @@ pub async fn begin(stream: Stream, patience: Duration) -> Result<StreamPlace, h2
 
 impl SharedConnection {
     /// A place on it, if it has room at `now`.
-    fn place(self: &Arc<Self>, patience: Duration, now: Instant) -> Option<StreamPlace> {
+    fn place(
+        self: &Arc<Self>,
+        alone: bool,
+        patience: Duration,
+        now: Instant,
+    ) -> Option<StreamPlace> {
         if self.is_over(now) {
             return None;
         }
@@ -154,7 +182,8 @@ impl SharedConnection {
             return None;
         }
         let mut occupancy = self.occupancy.lock();
-        if occupancy.streams >= allowed {
+        let below = if alone { 1 } else { allowed };
+        if occupancy.is_reserved || occupancy.streams >= below {
             return None;
         }
         let mut sender = self.sender.clone();
@@ -165,6 +194,7 @@ impl SharedConnection {
             return None;
         }
         occupancy.streams += 1;
+        occupancy.is_reserved = alone;
         drop(occupancy);
         Some(StreamPlace {
             connection: self.clone(),
@@ -201,6 +231,21 @@ impl StreamPlace {
         sent.inspect_err(|_| self.connection.retire())
     }
 
+    /// Has the connection alone, of which this is the only place, until [`StreamPlace::share`].
+    pub fn reserve(&self) {
+        self.connection.occupancy.lock().is_reserved = true;
+    }
+
+    /// Lets other exchanges share the connection.
+    pub fn share(&self) {
+        self.connection.occupancy.lock().is_reserved = false;
+    }
+
+    /// Whether the server has sent SETTINGS, the beginning of each connection over HTTP/2 (RFC 9113 section 3.4).
+    pub fn speaks_http2(&self) -> bool {
+        self.sender.current_max_send_streams() != STREAMS_BEFORE_SETTINGS
+    }
+
     /// Gives the connection no further streams; those in flight are not affected. A dead connection whose packets are dropped
     /// looks like one with a slow server, and each further request on it would wait for `timeouts.read`. If the server was only
     /// slow, this costs one new connection, even if other streams of this one are answered.
@@ -213,6 +258,7 @@ impl Drop for StreamPlace {
     fn drop(&mut self) {
         let mut occupancy = self.connection.occupancy.lock();
         occupancy.streams -= 1;
+        occupancy.is_reserved = false;
         if occupancy.streams == 0 {
             occupancy.until = Instant::now().checked_add(self.patience);
         }
@@ -239,12 +285,20 @@ mod tests {
             shared.keep(SERVER, &place);
         }
         assert_eq!(shared.0.lock()[&SERVER].len(), KEPT_MAX);
-        assert!(shared.take(SERVER, PATIENCE, Instant::now()).is_some());
+        assert!(
+            shared
+                .take(SERVER, false, PATIENCE, Instant::now())
+                .is_some()
+        );
         // That of another server has room.
         let (near, _far) = duplex(1024);
         let place = begin(Box::new(near), PATIENCE).await.unwrap();
         shared.keep(SERVER + 1, &place);
-        assert!(shared.take(SERVER + 1, PATIENCE, Instant::now()).is_some());
+        assert!(
+            shared
+                .take(SERVER + 1, false, PATIENCE, Instant::now())
+                .is_some()
+        );
         assert_eq!(shared.0.lock()[&SERVER].len(), KEPT_MAX - 1);
     }
 }

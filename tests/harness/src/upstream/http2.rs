@@ -39,6 +39,9 @@ const WINDOW_UPDATE: u8 = 8;
 const END_HEADERS: u8 = 4;
 const STATUS_200: u8 = 0x88;
 
+/// What the upstream explains in its GOAWAY, as some servers do.
+pub const GOAWAY_DATA: &str = "no more of x-api-key: secret";
+
 /// A request of a stream to its connection.
 enum Wish {
     Reset,
@@ -175,7 +178,8 @@ impl Stream {
     /// A GOAWAY that leaves this request out, as the library would never do with a request that it has read.
     fn leave_out(&self, code: u32) -> Wish {
         let last = self.respond.stream_id().as_u32().saturating_sub(2);
-        let payload = [last.to_be_bytes(), code.to_be_bytes()].concat();
+        let mut payload = [last.to_be_bytes(), code.to_be_bytes()].concat();
+        payload.extend(GOAWAY_DATA.bytes());
         Wish::Frames(frame(GOAWAY, 0, 0, &payload))
     }
 
