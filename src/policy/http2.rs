@@ -35,8 +35,10 @@ const END_STREAM: u8 = 1;
 /// A full budget holds its rate for this many seconds.
 const BURST_SECONDS: u32 = 5;
 /// The budget for one stream or one DATA frame of ours: clients acknowledge data once or twice, and set a stream's priority when
-/// they open it and when it moves.
+/// they open it and when it moves. Go's client acknowledges each 4 KiB that a program has read, for the stream and for the connection
+/// (`inflowMinRefresh` of golang.org/x/net/http2): with a frame for each KiB it has twice what it needs.
 const UPDATES_PER_DATA: f64 = 4.0;
+const DATA_BYTES_PER_UPDATE: f64 = 1_024.0;
 const UPDATES_PER_STREAM: f64 = 2.0;
 const PRIORITIES_PER_STREAM: f64 = 10.0;
 /// The number of resets as which a provoked reset counts: clients cancel requests often, and hardly ever violate the protocol.
@@ -257,7 +259,8 @@ impl Budgets {
         }
         match frame.kind {
             DATA => {
-                *self.budget(LimitHit::H2WindowUpdate) += UPDATES_PER_DATA;
+                let by_bytes = f64::from(frame.payload_bytes) / DATA_BYTES_PER_UPDATE;
+                *self.budget(LimitHit::H2WindowUpdate) += UPDATES_PER_DATA + by_bytes;
                 *self.budget(LimitHit::H2Ping) += PINGS_PER_DATA;
                 Ok(())
             }

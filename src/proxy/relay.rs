@@ -53,6 +53,8 @@ use upload::Upload;
 /// a connection, or open its window no further, while a handler does not read its body. A window has 64 KiB at first (RFC 9113 section
 /// 6.9.2).
 const SHARED_BODY_BYTES_MAX: usize = 16 * 1024;
+/// The same for a larger head: servers end the connection for one that they do not accept, nginx for a field of 8 kB.
+const SHARED_HEAD_BYTES_MAX: usize = 4 * 1024;
 /// A placeholder, which is not the host of any server.
 static NO_HOST: HeaderValue = HeaderValue::from_static("");
 /// Pieces of an answer that are written to the client together; small parts that follow one another are one.
@@ -177,7 +179,10 @@ impl Relay<'_, '_> {
 
     /// One attempt at a server.
     async fn attempt(&mut self, upload: &mut Upload) -> Result<(), FailedAttempt> {
-        let Some(attempt) = self.forwarding.attempt(may_hold_up_others(self.client)) else {
+        // The connection of an earlier attempt may have ended because of the request.
+        let is_alone = self.forwarding.upstream.wire.takes(Version::HTTP_2)
+            && (self.forwarding.anew || may_harm_others(self.client));
+        let Some(attempt) = self.forwarding.attempt(is_alone) else {
             let cause = "none of its servers has an address";
             return Err(FailedAttempt {
                 failure: Failure::server(ServerFault::Unreached, cause),
@@ -538,13 +543,15 @@ impl Relay<'_, '_> {
     }
 }
 
-/// Whether the request has a body on which other requests might wait.
-fn may_hold_up_others(client: &Client<'_>) -> bool {
-    match framing(client) {
+/// Whether a request may hold up or end others that share its connection.
+fn may_harm_others(client: &Client<'_>) -> bool {
+    let is_large = match framing(client) {
         Framing::Empty => false,
         Framing::Length(bytes) => bytes > SHARED_BODY_BYTES_MAX as u64,
         Framing::Chunked => true,
-    }
+    };
+    let head_bytes = client.head.fields.bytes() + client.head.raw_target().len();
+    is_large || head_bytes > SHARED_HEAD_BYTES_MAX
 }
 
 /// The framing of a request's body for its server.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::upstream::Release;
+use harness::upstream::{Release, Script};
 use harness::{Behaviour, Call, IssuedKey, Protocol, Scene, eventually};
 
 use super::frames::{
@@ -389,4 +389,40 @@ async fn many_requests_on_one_connection_with_all_their_updates_are_no_flood() {
             .await;
     }
     assert_eq!(scene.upstream.count(), 1_200);
+}
+
+#[tokio::test]
+async fn a_client_that_acknowledges_every_4_kib_twice_gets_a_large_answer() {
+    const STEP_BYTES: u32 = 4_096;
+    for memory in ["4MiB", "64MiB"] {
+        let scene = Scene::builder(TOUCHLINE)
+            .spec(move |spec| spec.extra_yaml = format!("limits: {{ h2_memory: {memory} }}"))
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let answer = "x".repeat(4 * 1024 * 1024);
+        scene
+            .upstream
+            .always(Behaviour::Answer(Script::json(200, &answer)));
+        let mut wire = Wire::open(&scene).await;
+        wire.get(1, MARKETS, &key.key).await;
+        let (mut read, mut unacknowledged) = (0, 0);
+        while read < answer.len() {
+            let frame = wire.next().await.expect("the connection stays");
+            assert_ne!(frame.kind, GOAWAY, "{memory}: after {read} bytes");
+            if frame.kind == DATA {
+                read += frame.payload.len();
+                unacknowledged += frame.payload.len() as u32;
+            }
+            // As Go's client does, as often as its program reads so much.
+            while unacknowledged >= STEP_BYTES {
+                unacknowledged -= STEP_BYTES;
+                for stream in [1, 0] {
+                    let more = Frame::new(WINDOW_UPDATE, 0, stream, STEP_BYTES.to_be_bytes());
+                    wire.send(&more).await;
+                }
+            }
+        }
+        scene.expect_used(&key, 1).await;
+    }
 }

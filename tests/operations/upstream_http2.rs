@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use harness::upstream::{Release, Script, Speaks};
-use harness::{Allowances, Behaviour, Call, Protocol, Scene, SceneBuilder, eventually};
+use harness::{Allowances, Behaviour, Call, IssuedKey, Protocol, Scene, SceneBuilder, eventually};
 use http::Version;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -86,42 +86,88 @@ async fn requests_share_a_connection_until_it_is_full() {
     scene.expect_used(&key, 35).await;
 }
 
+/// A request that waits, while another one is served.
+struct WhileWaiting<'a> {
+    scene: &'a Scene,
+    key: &'a IssuedKey,
+}
+
+impl WhileWaiting<'_> {
+    /// The status of a call and the server's connection that it had; none if the server never had it.
+    async fn call(&self, call: Call) -> (u16, Option<u64>) {
+        let client = self.scene.client(Protocol::Http2Tls);
+        let answer = client.call(call.key(self.key)).await;
+        let id = answer.header("x-request-id").unwrap();
+        let asked = self.scene.upstream.recorded_as(id).pop();
+        (answer.status, asked.map(|asked| asked.connection))
+    }
+
+    /// Whether the connection of a call that waits is shared by another one.
+    async fn shares(&self, waiting: Call) -> bool {
+        let release = Release::default();
+        let waits = Behaviour::Until(release.clone(), Box::new(Behaviour::Echo));
+        let before = self.scene.upstream.count();
+        self.scene
+            .upstream
+            .behave(move |asked| match asked.values("x-waits").is_empty() {
+                true => Behaviour::Echo,
+                false => waits.clone(),
+            });
+        let other = async {
+            eventually("it is under way", async || {
+                (self.scene.upstream.count() == before + 1).then_some(())
+            })
+            .await;
+            let other = self.call(Call::get(MARKETS)).await;
+            release.give();
+            other
+        };
+        let (waited, other) = tokio::join!(self.call(waiting.header("x-waits", "1")), other);
+        assert_eq!((waited.0, other.0), (200, 200));
+        waited.1 == other.1
+    }
+}
+
 #[tokio::test]
-async fn a_large_body_has_a_connection_alone_until_its_answer_begins() {
+async fn a_request_that_may_harm_others_has_a_connection_alone_until_its_answer_begins() {
     let scene = over_http2().start().await;
     let key = scene.issue("starter").await;
-    let release = Release::default();
-    let waits = Behaviour::Until(release.clone(), Box::new(Behaviour::Echo));
-    scene
-        .upstream
-        .behave(move |asked| match asked.values("x-waits").is_empty() {
-            true => Behaviour::Echo,
-            false => waits.clone(),
-        });
-    let client = Arc::new(scene.client(Protocol::Http2Tls));
-    let asked = async |call: Call| {
-        let answer = client.call(call.key(&key)).await;
-        assert_eq!(answer.status, 200, "{answer:?}");
-        let id = answer.header("x-request-id").unwrap();
-        scene.upstream.recorded_as(id).pop().unwrap().connection
+    let pair = WhileWaiting {
+        scene: &scene,
+        key: &key,
     };
     let post = |bytes: usize| Call::new("POST", MARKETS).body("x".repeat(bytes));
-    let first = asked(Call::get(MARKETS)).await;
-    let large = asked(post(16 * 1024 + 1).header("x-waits", "1"));
-    let others = async {
-        eventually("the large one is under way", async || {
-            (scene.upstream.count() == 2).then_some(())
-        })
-        .await;
-        let second = asked(Call::get(MARKETS)).await;
-        assert_ne!(second, first);
-        assert_eq!(asked(post(16 * 1024)).await, second);
-        release.give();
+    let get = |bytes: usize| Call::get(MARKETS).header("x-long", &"x".repeat(bytes));
+    assert!(pair.shares(get(3_000)).await);
+    assert!(pair.shares(post(16 * 1024)).await);
+    assert!(!pair.shares(get(5_000)).await);
+    assert!(!pair.shares(post(16 * 1024 + 1)).await);
+    assert!(pair.shares(get(1)).await);
+    scene.expect_used(&key, 10).await;
+}
+
+#[tokio::test]
+async fn requests_to_a_server_that_ends_connections_for_errors_share_none() {
+    let scene = over_http2().start().await;
+    let key = scene.issue("starter").await;
+    let pair = WhileWaiting {
+        scene: &scene,
+        key: &key,
     };
-    let (large, ()) = tokio::join!(large, others);
-    assert_eq!(large, first, "it had no other request");
-    assert_eq!(asked(Call::get(MARKETS)).await, first, "shared again");
-    scene.expect_used(&key, 5).await;
+    assert!(pair.shares(Call::get(MARKETS)).await);
+    let is_broken = AtomicBool::new(false);
+    scene
+        .upstream
+        .behave(move |_| match is_broken.swap(true, Ordering::SeqCst) {
+            false => Behaviour::InvalidFrame,
+            true => Behaviour::Echo,
+        });
+    let (status, _) = pair.call(Call::new("POST", MARKETS).body("x")).await;
+    assert_eq!(status, 500);
+    for _ in 0..3 {
+        assert!(!pair.shares(Call::get(MARKETS)).await);
+    }
+    scene.expect_used(&key, 8).await;
 }
 
 #[tokio::test]

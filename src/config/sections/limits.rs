@@ -40,7 +40,8 @@ rows! {
         connection_age: Duration = within(HOUR, SECOND..=DAY);
         /// A client that reads an answer slowly must read this many bytes a second, checked every response_write.
         response_rate: u64 = size(KIB, 1..=MIB);
-        /// HTTP/2 streams that may be open at once.
+        /// HTTP/2 streams that may be open at once. With fewer than 100, a client that begins 100 uploads before it has read the settings may
+        /// lose its connection.
         h2_streams: u32 = number(100, 1..=10_000);
         /// About how much memory the requests of one HTTP/2 connection may use; further streams wait.
         h2_memory: u64 = size(4 * MIB, MIB..=1024 * MIB);

@@ -100,10 +100,8 @@ impl Connections {
         let cause = match Box::pin(made).await {
             Ok(Ok(made)) => {
                 if let TakenConnection::Http2(place) = &made {
-                    if *is_alone {
-                        place.reserve();
-                    }
-                    self.shared.keep(upstream.wire.settings(server), place);
+                    let settings = upstream.wire.settings(server);
+                    self.shared.keep(settings, place, *is_alone);
                 }
                 return Ok((made, false));
             }

@@ -37,17 +37,29 @@ const UPLOAD_BUFFER_BYTES: usize = 32 * 1024;
 /// The largest frame that a server may send. The window of a stream bounds its DATA frames before that.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
 
+/// How long each request to a server has a connection alone after one was ended for an error: whatever causes it, perhaps the requests of
+/// one caller, harms no others meanwhile.
+const APART: Duration = Duration::from_secs(60);
 /// Connections that are kept for further streams at most, over all servers. Each request that is sent again makes one.
 const KEPT_MAX: usize = 1_024;
 
 /// The connections by what they were made with.
 #[derive(Default)]
-pub struct SharedConnections(Mutex<HashMap<u64, Vec<Arc<SharedConnection>>, RandomState>>);
+pub struct SharedConnections(Mutex<HashMap<u64, ServerConnections, RandomState>>);
+
+#[derive(Default)]
+struct ServerConnections {
+    connections: Vec<Arc<SharedConnection>>,
+    /// Until when each request has a connection alone.
+    apart_until: Option<Instant>,
+}
 
 struct SharedConnection {
     sender: SendRequest<SentPart>,
     /// Whether it gets no further streams: it has ended, or its server does not accept any. Those in flight are not affected.
     is_retired: Arc<AtomicBool>,
+    /// Whether one side has ended it for an error of the other one.
+    has_failed: Arc<AtomicBool>,
     occupancy: Mutex<Occupancy>,
 }
 
@@ -77,35 +89,56 @@ impl SharedConnections {
         patience: Duration,
         now: Instant,
     ) -> Option<StreamPlace> {
-        let by_settings = self.0.lock();
-        let connections = by_settings.get(&settings)?;
-        let mut found = connections
-            .iter()
-            .filter_map(|connection| connection.place(alone, patience, now));
+        let mut by_settings = self.0.lock();
+        let server = by_settings.get_mut(&settings)?;
+        let alone = alone || server.are_apart(now);
+        let connections = server.connections.iter();
+        let mut found = connections.filter_map(|connection| connection.place(alone, patience, now));
         found.next()
     }
 
-    /// Lets other exchanges share the connection of this place. If too many are kept, forgets the oldest one of the server with the most,
-    /// so that neither a busy nor a removed server keeps others out; it is closed after its last stream.
-    pub fn keep(&self, settings: u64, place: &StreamPlace) {
+    /// Lets other exchanges share the connection of this place, which has it `alone` at first if it is to. If too many are kept, forgets the
+    /// oldest one of the server with the most, so that neither a busy nor a removed server keeps others out; it is closed after its last
+    /// stream.
+    pub fn keep(&self, settings: u64, place: &StreamPlace, alone: bool) {
         let _closed;
         let mut by_settings = self.0.lock();
-        let connections = by_settings.entry(settings).or_default();
-        connections.push(place.connection.clone());
-        if by_settings.values().map(Vec::len).sum::<usize>() > KEPT_MAX {
-            let most = by_settings.values_mut().max_by_key(|one| one.len());
+        let server = by_settings.entry(settings).or_default();
+        place.connection.occupancy.lock().is_reserved = alone || server.are_apart(Instant::now());
+        server.connections.push(place.connection.clone());
+        let kept = by_settings.values().map(|server| server.connections.len());
+        if kept.sum::<usize>() > KEPT_MAX {
+            let servers = by_settings.values_mut();
+            let most = servers.max_by_key(|server| server.connections.len());
             // Without the lock, which is released first.
-            _closed = most.map(|most| most.remove(0));
+            _closed = most.map(|most| most.connections.remove(0));
         }
     }
 
     /// Forgets the connections that get no further streams, and closes those without streams that are too old.
     pub fn close_ended(&self) {
         let now = Instant::now();
-        self.0.lock().retain(|_, connections| {
-            connections.retain(|connection| !connection.is_over(now));
-            !connections.is_empty()
+        self.0.lock().retain(|_, server| {
+            let apart = server.are_apart(now);
+            server
+                .connections
+                .retain(|connection| !connection.is_over(now));
+            apart || !server.connections.is_empty()
         });
+    }
+}
+
+impl ServerConnections {
+    /// Whether each request has a connection alone at `now`.
+    fn are_apart(&mut self, now: Instant) -> bool {
+        for connection in &self.connections {
+            // Noted once.
+            if connection.has_failed.load(Ordering::Relaxed) {
+                connection.has_failed.store(false, Ordering::Relaxed);
+                self.apart_until = now.checked_add(APART);
+            }
+        }
+        self.apart_until.is_some_and(|until| now < until)
     }
 }
 
@@ -137,15 +170,16 @@ pub async fn begin(stream: Stream, patience: Duration) -> Result<StreamPlace, h2
         // many clients after 1,024 of them.
         .max_local_error_reset_streams(None);
     let (sender, driving) = client.handshake::<_, SentPart>(stream).await?;
-    let is_retired = Arc::new(AtomicBool::new(false));
-    let has_ended = is_retired.clone();
+    let [is_retired, has_failed] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let (retired, failed) = (is_retired.clone(), has_failed.clone());
     // Ends with the last stream once nothing else refers to the connection.
     tokio::spawn(async move {
         if let Err(error) = driving.await {
+            failed.store(error.is_go_away(), Ordering::Relaxed);
             let error = described(&error);
             tracing::debug!(error, "an HTTP/2 connection to a server ended");
         }
-        has_ended.store(true, Ordering::Relaxed);
+        retired.store(true, Ordering::Relaxed);
     });
     let occupancy = Occupancy {
         streams: 1,
@@ -155,6 +189,7 @@ pub async fn begin(stream: Stream, patience: Duration) -> Result<StreamPlace, h2
     let connection = Arc::new(SharedConnection {
         sender: sender.clone(),
         is_retired,
+        has_failed,
         occupancy: Mutex::new(occupancy),
     });
     Ok(StreamPlace {
@@ -231,11 +266,6 @@ impl StreamPlace {
         sent.inspect_err(|_| self.connection.retire())
     }
 
-    /// Has the connection alone, of which this is the only place, until [`StreamPlace::share`].
-    pub fn reserve(&self) {
-        self.connection.occupancy.lock().is_reserved = true;
-    }
-
     /// Lets other exchanges share the connection.
     pub fn share(&self) {
         self.connection.occupancy.lock().is_reserved = false;
@@ -282,9 +312,9 @@ mod tests {
             let (near, far) = duplex(1024);
             ends.push(far);
             let place = begin(Box::new(near), PATIENCE).await.unwrap();
-            shared.keep(SERVER, &place);
+            shared.keep(SERVER, &place, false);
         }
-        assert_eq!(shared.0.lock()[&SERVER].len(), KEPT_MAX);
+        assert_eq!(shared.0.lock()[&SERVER].connections.len(), KEPT_MAX);
         assert!(
             shared
                 .take(SERVER, false, PATIENCE, Instant::now())
@@ -293,12 +323,12 @@ mod tests {
         // That of another server has room.
         let (near, _far) = duplex(1024);
         let place = begin(Box::new(near), PATIENCE).await.unwrap();
-        shared.keep(SERVER + 1, &place);
+        shared.keep(SERVER + 1, &place, false);
         assert!(
             shared
                 .take(SERVER + 1, false, PATIENCE, Instant::now())
                 .is_some()
         );
-        assert_eq!(shared.0.lock()[&SERVER].len(), KEPT_MAX - 1);
+        assert_eq!(shared.0.lock()[&SERVER].connections.len(), KEPT_MAX - 1);
     }
 }
