@@ -137,7 +137,7 @@ async fn a_request_that_may_harm_others_has_a_connection_alone_until_its_answer_
         key: &key,
     };
     let post = |bytes: usize| Call::new("POST", MARKETS).body("x".repeat(bytes));
-    let get = |bytes: usize| Call::get(MARKETS).header("x-long", &"x".repeat(bytes));
+    let get = |bytes: usize| Call::get(MARKETS).header("x-long", "x".repeat(bytes));
     assert!(pair.shares(get(3_000)).await);
     assert!(pair.shares(post(16 * 1024)).await);
     assert!(!pair.shares(get(5_000)).await);
