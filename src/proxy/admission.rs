@@ -411,11 +411,13 @@ mod tests {
     use tokio::task::coop;
 
     use super::*;
-    use crate::policy::api_key::ApiKey;
+    use crate::policy::api_key::{ApiKey, KeyId};
     use crate::policy::http1::request::RequestReader;
     use crate::policy::key_record::tests::key_of;
     use crate::policy::key_record::{KeyRecord, KeyState};
+    use crate::policy::token_bucket::Rate;
     use crate::proxy::gate::tests::{config, gate};
+    use crate::proxy::rates;
 
     /// A gate on a store that has one key of the tier `pro`.
     struct Scene {
@@ -499,6 +501,36 @@ mod tests {
                 matches!(rejection, Err(Rejection::InvalidApiKey)),
                 "{request}: {rejection:?}"
             );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_key_without_room_for_its_bucket_is_refused_and_the_hit_of_that_limit_counted() {
+        let rate = Rate::per_second(NonZeroU32::MIN, NonZeroU32::MIN);
+        let scene = Scene::new(|tier| tier.burst = Some(rate)).await;
+        let (gate, mut random) = (&scene.gate, fastrand::Rng::with_seed(1));
+        rates::tests::fill_up(&gate.rates, scene.record.id);
+        loop {
+            let other = KeyId::generate(&mut |bytes| random.fill(bytes));
+            // All its tokens, so that the bucket is full again only after seconds.
+            let mut taken = std::iter::repeat_with(|| gate.take_usage_read(other));
+            if let Some(Empty::Room { .. }) = taken.find_map(Result::err) {
+                break;
+            }
+        }
+        for (request, hit) in [
+            ("GET /a", LimitHit::BurstKeys),
+            ("GET /api/v1/usage", LimitHit::UsageReaders),
+        ] {
+            let admitted = scene.admit(request, gate.store.now(), async || ()).await;
+            let rejection = admitted.map_err(|refusal| refusal.rejection);
+            assert!(
+                matches!(rejection, Err(Rejection::RateLimitExceeded(..))),
+                "{request}: {rejection:?}"
+            );
+            let series = format!("touchline_limit_hits_total{{limit=\"{}\"}} 1", hit.as_str());
+            let metrics = gate.metrics.render();
+            assert!(metrics.contains(&series), "{series} in {metrics}");
         }
     }
 }
