@@ -407,4 +407,15 @@ mod tests {
         assert!(waits.was_waiting(start + 5 * second));
         assert!(!waits.was_waiting(start + 6 * second));
     }
+    #[test]
+    fn what_a_client_delayed_in_earlier_requests_of_its_connection_is_not_of_this_request() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let mut waits = ClientWaits::of_connection(3 * second);
+        assert_eq!(waits.in_all(), Duration::ZERO);
+        waits.note(3 * second, now);
+        assert_eq!(waits.in_all(), Duration::ZERO);
+        assert!(!waits.was_waiting(now));
+        waits.note(5 * second, now);
+        assert_eq!(waits.in_all(), 2 * second);
+    }
 }
