@@ -397,8 +397,9 @@ impl Stream {
             header.headers_mut().insert(CONTENT_LENGTH, length);
         }
         let nothing = bodiless || script.body.is_empty() && script.trailers.is_empty();
-        // Without a length the end of a stream has a frame of its own, whatever the status permits.
-        if headless || has_length && nothing {
+        // One in chunks has a body although its status permits none, or an empty frame that ends its stream.
+        let has_frames = bodiless && !has_length;
+        if headless || nothing && !has_frames {
             self.respond.send_response(header, true)?;
             return Ok(());
         }
