@@ -12,8 +12,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use ahash::RandomState;
-use h2::SendStream;
 use h2::client::{Builder, ResponseFuture, SendRequest};
+use h2::{Reason, SendStream};
 use http::Request;
 use parking_lot::Mutex;
 use pingora::protocols::Stream;
@@ -50,16 +50,17 @@ pub struct SharedConnections(Mutex<HashMap<u64, ServerConnections, RandomState>>
 #[derive(Default)]
 struct ServerConnections {
     connections: Vec<Arc<SharedConnection>>,
-    /// Until when each request has a connection alone.
-    apart_until: Option<Instant>,
+    failed_at: FailedAt,
 }
+
+/// When a connection to a server was last ended for an error of one side; the tasks of the connections have it too.
+type FailedAt = Arc<Mutex<Option<Instant>>>;
 
 struct SharedConnection {
     sender: SendRequest<SentPart>,
     /// Whether it gets no further streams: it has ended, or its server does not accept any. Those in flight are not affected.
     is_retired: Arc<AtomicBool>,
-    /// Whether one side has ended it for an error of the other one.
-    has_failed: Arc<AtomicBool>,
+    failed_at: FailedAt,
     occupancy: Mutex<Occupancy>,
 }
 
@@ -89,12 +90,17 @@ impl SharedConnections {
         patience: Duration,
         now: Instant,
     ) -> Option<StreamPlace> {
-        let mut by_settings = self.0.lock();
-        let server = by_settings.get_mut(&settings)?;
+        let by_settings = self.0.lock();
+        let server = by_settings.get(&settings)?;
         let alone = alone || server.are_apart(now);
         let connections = server.connections.iter();
         let mut found = connections.filter_map(|connection| connection.place(alone, patience, now));
         found.next()
+    }
+
+    /// For a new connection that is made with these settings.
+    pub fn failed_at(&self, settings: u64) -> FailedAt {
+        self.0.lock().entry(settings).or_default().failed_at.clone()
     }
 
     /// Lets other exchanges share the connection of this place, which has it `alone` at first if it is to. If too many are kept, forgets the
@@ -119,26 +125,27 @@ impl SharedConnections {
     pub fn close_ended(&self) {
         let now = Instant::now();
         self.0.lock().retain(|_, server| {
-            let apart = server.are_apart(now);
             server
                 .connections
                 .retain(|connection| !connection.is_over(now));
-            apart || !server.connections.is_empty()
+            let is_in_use = Arc::strong_count(&server.failed_at) > 1;
+            is_in_use || server.are_apart(now)
         });
     }
 }
 
 impl ServerConnections {
     /// Whether each request has a connection alone at `now`.
-    fn are_apart(&mut self, now: Instant) -> bool {
-        for connection in &self.connections {
-            // Noted once.
-            if connection.has_failed.load(Ordering::Relaxed) {
-                connection.has_failed.store(false, Ordering::Relaxed);
-                self.apart_until = now.checked_add(APART);
-            }
-        }
-        self.apart_until.is_some_and(|until| now < until)
+    fn are_apart(&self, now: Instant) -> bool {
+        let failed_at = *self.failed_at.lock();
+        failed_at.is_some_and(|failed| now.saturating_duration_since(failed) < APART)
+    }
+}
+
+/// Notes a connection that one side has ended for an error.
+fn note_failed(failed_at: &FailedAt, error: &h2::Error) {
+    if error.is_go_away() && error.reason() != Some(Reason::NO_ERROR) {
+        *failed_at.lock() = Some(Instant::now());
     }
 }
 
@@ -156,7 +163,11 @@ pub fn described(error: &h2::Error) -> String {
 ///
 /// # Errors
 /// If the beginning of the connection cannot be written.
-pub async fn begin(stream: Stream, patience: Duration) -> Result<StreamPlace, h2::Error> {
+pub async fn begin(
+    stream: Stream,
+    patience: Duration,
+    failed_at: FailedAt,
+) -> Result<StreamPlace, h2::Error> {
     let mut client = Builder::new();
     client
         .enable_push(false)
@@ -170,12 +181,12 @@ pub async fn begin(stream: Stream, patience: Duration) -> Result<StreamPlace, h2
         // many clients after 1,024 of them.
         .max_local_error_reset_streams(None);
     let (sender, driving) = client.handshake::<_, SentPart>(stream).await?;
-    let [is_retired, has_failed] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-    let (retired, failed) = (is_retired.clone(), has_failed.clone());
+    let is_retired = Arc::new(AtomicBool::new(false));
+    let (retired, failed) = (is_retired.clone(), failed_at.clone());
     // Ends with the last stream once nothing else refers to the connection.
     tokio::spawn(async move {
         if let Err(error) = driving.await {
-            failed.store(error.is_go_away(), Ordering::Relaxed);
+            note_failed(&failed, &error);
             let error = described(&error);
             tracing::debug!(error, "an HTTP/2 connection to a server ended");
         }
@@ -189,7 +200,7 @@ pub async fn begin(stream: Stream, patience: Duration) -> Result<StreamPlace, h2
     let connection = Arc::new(SharedConnection {
         sender: sender.clone(),
         is_retired,
-        has_failed,
+        failed_at,
         occupancy: Mutex::new(occupancy),
     });
     Ok(StreamPlace {
@@ -223,10 +234,15 @@ impl SharedConnection {
         }
         let mut sender = self.sender.clone();
         // Fails after the server's GOAWAY, and when the connection has no number for another stream.
-        let ready = sender.poll_ready(&mut Context::from_waker(Waker::noop()));
-        if !matches!(ready, Poll::Ready(Ok(()))) {
-            self.retire();
-            return None;
+        match sender.poll_ready(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(())) => {}
+            ended => {
+                if let Poll::Ready(Err(error)) = ended {
+                    note_failed(&self.failed_at, &error);
+                }
+                self.retire();
+                return None;
+            }
         }
         occupancy.streams += 1;
         occupancy.is_reserved = alone;
@@ -311,7 +327,9 @@ mod tests {
         for _ in 0..KEPT_MAX + 10 {
             let (near, far) = duplex(1024);
             ends.push(far);
-            let place = begin(Box::new(near), PATIENCE).await.unwrap();
+            let place = begin(Box::new(near), PATIENCE, FailedAt::default())
+                .await
+                .unwrap();
             shared.keep(SERVER, &place, false);
         }
         assert_eq!(shared.0.lock()[&SERVER].connections.len(), KEPT_MAX);
@@ -322,7 +340,9 @@ mod tests {
         );
         // That of another server has room.
         let (near, _far) = duplex(1024);
-        let place = begin(Box::new(near), PATIENCE).await.unwrap();
+        let place = begin(Box::new(near), PATIENCE, FailedAt::default())
+            .await
+            .unwrap();
         shared.keep(SERVER + 1, &place, false);
         assert!(
             shared
