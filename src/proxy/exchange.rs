@@ -329,6 +329,13 @@ impl Forwarding {
         self.may_retry() && self.server().is_some_and(another)
     }
 
+    /// Notes that the present server began its answer.
+    pub fn note_answered(&self) {
+        if let Some(server) = self.server() {
+            self.upstream.note_answered(server);
+        }
+    }
+
     /// Notes that the present server succeeded.
     pub fn note_served(&self) {
         if let Some(server) = self.server() {
@@ -352,6 +359,7 @@ impl Forwarding {
     /// Notes that the upstream has ended its answer.
     pub fn note_answer_ended(&mut self) {
         self.answer_ended = true;
+        self.note_served();
         self.leave();
     }
 

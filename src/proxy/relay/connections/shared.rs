@@ -40,7 +40,7 @@ const FRAME_BYTES_MAX: u32 = 64 * 1024;
 /// How long each request to a server has a connection alone after one was ended for an error: whatever causes it, perhaps the requests of
 /// one caller, harms no others meanwhile.
 const APART: Duration = Duration::from_secs(60);
-/// Connections that are kept for further streams at most, over all servers. Each request that is sent again makes one.
+/// Connections that are kept for further streams at most, over all servers, besides those in use.
 const KEPT_MAX: usize = 1_024;
 
 /// The connections by what they were made with.
@@ -103,35 +103,53 @@ impl SharedConnections {
         self.0.lock().entry(settings).or_default().failed_at.clone()
     }
 
-    /// Lets other exchanges share the connection of this place, which has it `alone` at first if it is to. If too many are kept, forgets the
-    /// oldest one of the server with the most, so that neither a busy nor a removed server keeps others out; it is closed after its last
-    /// stream.
+    /// Lets other exchanges share the connection of this place, which has it `alone` at first if it is to.
     pub fn keep(&self, settings: u64, place: &StreamPlace, alone: bool) {
         let _closed;
         let mut by_settings = self.0.lock();
         let server = by_settings.entry(settings).or_default();
         place.connection.occupancy.lock().is_reserved = alone || server.are_apart(Instant::now());
         server.connections.push(place.connection.clone());
-        let kept = by_settings.values().map(|server| server.connections.len());
-        if kept.sum::<usize>() > KEPT_MAX {
-            let servers = by_settings.values_mut();
-            let most = servers.max_by_key(|server| server.connections.len());
-            // Without the lock, which is released first.
-            _closed = most.map(|most| most.connections.remove(0));
-        }
+        // Without the lock, which is released first.
+        _closed = take_excess(&mut by_settings);
     }
 
-    /// Forgets the connections that get no further streams, and closes those without streams that are too old.
+    /// Forgets the connections that get no further streams, and closes those without streams that are too old or too many.
     pub fn close_ended(&self) {
+        let _closed;
         let now = Instant::now();
-        self.0.lock().retain(|_, server| {
+        let mut by_settings = self.0.lock();
+        by_settings.retain(|_, server| {
             server
                 .connections
                 .retain(|connection| !connection.is_over(now));
             let is_in_use = Arc::strong_count(&server.failed_at) > 1;
             is_in_use || server.are_apart(now)
         });
+        _closed = take_excess(&mut by_settings);
     }
+}
+
+/// Takes the connections without streams of which too many are kept: the oldest ones of the server with the most, so that neither a busy nor
+/// a removed server keeps others out.
+fn take_excess(
+    by_settings: &mut HashMap<u64, ServerConnections, RandomState>,
+) -> Vec<Arc<SharedConnection>> {
+    let kept = by_settings.values().map(|server| server.connections.len());
+    let excess = kept.sum::<usize>().saturating_sub(KEPT_MAX);
+    let mut taken = Vec::new();
+    while taken.len() < excess {
+        let servers = by_settings.values_mut();
+        let most = servers.max_by_key(|server| server.connections.len());
+        let unused = most.and_then(|most| {
+            let mut connections = most.connections.iter();
+            let unused = connections.position(|one| one.occupancy.lock().streams == 0)?;
+            Some(most.connections.remove(unused))
+        });
+        let Some(unused) = unused else { break };
+        taken.push(unused);
+    }
+    taken
 }
 
 impl ServerConnections {
