@@ -98,6 +98,25 @@ impl Site {
             .await;
     }
 
+    /// Writes a record as a gateway does that believes it lost, and returns whether it was stored.
+    async fn write_back(&self, record: &KeyRecord) -> bool {
+        let name = |kind| format!("touchline:{kind}:{{{}}}", record.id);
+        let (version, packed) = (record.version.to_string(), packed(record));
+        let words = [
+            "EVAL",
+            RECORD_SCRIPT,
+            "2",
+            &name("k"),
+            &name("a"),
+            "-1",
+            &version,
+            &packed,
+            "{}",
+            "",
+        ];
+        self.report(&words).await == redis::Value::Int(1)
+    }
+
     /// Whether a name is in Redis.
     async fn has(&self, name: &str) -> bool {
         self.report(&["EXISTS", name]).await == redis::Value::Int(1)
@@ -868,21 +887,7 @@ async fn a_revocation_is_not_replaced_by_a_change_of_a_later_version_that_redis_
         }
         assert_eq!(gateway.keys().get(revoked.id).unwrap().record, revoked);
         // A gateway that read Redis before the revocation writes the change back.
-        let name = |kind| format!("touchline:{kind}:{{{}}}", revoked.id);
-        let (version, packed_change) = (changed.version.to_string(), packed(&changed));
-        let words = [
-            "EVAL",
-            RECORD_SCRIPT,
-            "2",
-            &name("k"),
-            &name("a"),
-            "-1",
-            &version,
-            &packed_change,
-            "{}",
-            "",
-        ];
-        assert_eq!(site.report(&words).await, redis::Value::Int(0));
+        assert!(!site.write_back(&changed).await);
         is_stored(&site, &revoked).await;
         eventually("it is saved", async || {
             let saved = saved_records(&site.replica());
@@ -890,6 +895,33 @@ async fn a_revocation_is_not_replaced_by_a_change_of_a_later_version_that_redis_
         })
         .await;
     }
+}
+
+/// A gateway that reads Redis before a change and writes after it believes the change lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_is_replaced_only_by_a_record_of_a_later_version() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let issued = issue(&command).await.record.clone();
+    let suspended = KeyRecord {
+        state: KeyState::Suspended,
+        ..issued.clone()
+    };
+    let (suspended, _) = command.update_key(suspended).await.unwrap();
+    let of_version = |version| KeyRecord {
+        version,
+        ..issued.clone()
+    };
+    for version in [suspended.version - 1, suspended.version] {
+        assert!(!site.write_back(&of_version(version)).await);
+        assert_eq!(
+            command.key(issued.id).await.unwrap().as_ref(),
+            Some(&suspended)
+        );
+    }
+    let later = of_version(suspended.version + 1);
+    assert!(site.write_back(&later).await);
+    assert_eq!(command.key(issued.id).await.unwrap(), Some(later));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
