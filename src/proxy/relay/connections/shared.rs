@@ -37,9 +37,11 @@ const UPLOAD_BUFFER_BYTES: usize = 32 * 1024;
 /// The largest frame that a server may send. The window of a stream bounds its DATA frames before that.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
 
-/// How long each request to a server has a connection alone after one was ended for an error: whatever causes it, perhaps the requests of
-/// one caller, harms no others meanwhile.
+/// How long each request to a server has a connection alone after one that was shared was ended for an error: whatever causes it, perhaps the
+/// requests of one caller, harms no others meanwhile.
 const APART: Duration = Duration::from_secs(60);
+/// Connections to one server up to which requests have one alone. Servers limit how many they accept, some to several hundred.
+const ALONE_MAX: usize = 64;
 /// Connections that are kept for further streams at most, over all servers, besides those in use.
 const KEPT_MAX: usize = 1_024;
 
@@ -61,7 +63,7 @@ struct SharedConnection {
     /// Whether it gets no further streams: it has ended, or its server does not accept any. Those in flight are not affected.
     is_retired: Arc<AtomicBool>,
     failed_at: FailedAt,
-    occupancy: Mutex<Occupancy>,
+    occupancy: Arc<Mutex<Occupancy>>,
 }
 
 struct Occupancy {
@@ -92,7 +94,7 @@ impl SharedConnections {
     ) -> Option<StreamPlace> {
         let by_settings = self.0.lock();
         let server = by_settings.get(&settings)?;
-        let alone = alone || server.are_apart(now);
+        let alone = server.has_alone(alone, now);
         let connections = server.connections.iter();
         let mut found = connections.filter_map(|connection| connection.place(alone, patience, now));
         found.next()
@@ -108,7 +110,7 @@ impl SharedConnections {
         let _closed;
         let mut by_settings = self.0.lock();
         let server = by_settings.entry(settings).or_default();
-        place.connection.occupancy.lock().is_reserved = alone || server.are_apart(Instant::now());
+        place.connection.occupancy.lock().is_reserved = server.has_alone(alone, Instant::now());
         server.connections.push(place.connection.clone());
         // Without the lock, which is released first.
         _closed = take_excess(&mut by_settings);
@@ -153,16 +155,22 @@ fn take_excess(
 }
 
 impl ServerConnections {
-    /// Whether each request has a connection alone at `now`.
+    /// Whether a request has a connection alone at `now`, which needs one `alone` or not.
+    fn has_alone(&self, alone: bool, now: Instant) -> bool {
+        self.connections.len() < ALONE_MAX && (alone || self.are_apart(now))
+    }
+
+    /// Whether each request needs a connection alone at `now`.
     fn are_apart(&self, now: Instant) -> bool {
         let failed_at = *self.failed_at.lock();
         failed_at.is_some_and(|failed| now.saturating_duration_since(failed) < APART)
     }
 }
 
-/// Notes a connection that one side has ended for an error.
-fn note_failed(failed_at: &FailedAt, error: &h2::Error) {
-    if error.is_go_away() && error.reason() != Some(Reason::NO_ERROR) {
+/// Notes a connection that one side has ended for an error, if several exchanges shared it.
+fn note_failed(failed_at: &FailedAt, occupancy: &Occupancy, error: &h2::Error) {
+    let is_error = error.is_go_away() && error.reason() != Some(Reason::NO_ERROR);
+    if is_error && occupancy.streams > 1 {
         *failed_at.lock() = Some(Instant::now());
     }
 }
@@ -200,26 +208,26 @@ pub async fn begin(
         .max_local_error_reset_streams(None);
     let (sender, driving) = client.handshake::<_, SentPart>(stream).await?;
     let is_retired = Arc::new(AtomicBool::new(false));
-    let (retired, failed) = (is_retired.clone(), failed_at.clone());
+    let occupancy = Arc::new(Mutex::new(Occupancy {
+        streams: 1,
+        is_reserved: false,
+        until: None,
+    }));
+    let (retired, failed, used) = (is_retired.clone(), failed_at.clone(), occupancy.clone());
     // Ends with the last stream once nothing else refers to the connection.
     tokio::spawn(async move {
         if let Err(error) = driving.await {
-            note_failed(&failed, &error);
+            note_failed(&failed, &used.lock(), &error);
             let error = described(&error);
             tracing::debug!(error, "an HTTP/2 connection to a server ended");
         }
         retired.store(true, Ordering::Relaxed);
     });
-    let occupancy = Occupancy {
-        streams: 1,
-        is_reserved: false,
-        until: None,
-    };
     let connection = Arc::new(SharedConnection {
         sender: sender.clone(),
         is_retired,
         failed_at,
-        occupancy: Mutex::new(occupancy),
+        occupancy,
     });
     Ok(StreamPlace {
         connection,
@@ -256,7 +264,7 @@ impl SharedConnection {
             Poll::Ready(Ok(())) => {}
             ended => {
                 if let Poll::Ready(Err(error)) = ended {
-                    note_failed(&self.failed_at, &error);
+                    note_failed(&self.failed_at, &occupancy, &error);
                 }
                 self.retire();
                 return None;
