@@ -178,7 +178,7 @@ impl Relay<'_, '_> {
     async fn attempt(&mut self, upload: &mut Upload) -> Result<(), FailedAttempt> {
         // The connection of an earlier attempt may have ended because of the request.
         let is_alone = self.forwarding.upstream.wire.takes(Version::HTTP_2)
-            && (self.forwarding.anew || may_harm_others(self.client));
+            && (self.forwarding.attempts > 0 || may_harm_others(self.client));
         let Some(attempt) = self.forwarding.attempt(is_alone) else {
             let cause = "none of its servers has an address";
             return Err(FailedAttempt {

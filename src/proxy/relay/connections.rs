@@ -186,8 +186,8 @@ impl Connections {
             let settings = wire.settings(server);
             return Ok(TakenConnection::Http1(OwnConnection { stream, settings }));
         }
-        let failed_at = self.shared.failed_at(wire.settings(server));
-        let begun = shared::begin(stream, timeouts.idle, failed_at);
+        let failures = self.shared.failures(wire.settings(server), server.label());
+        let begun = shared::begin(stream, timeouts.idle, failures);
         let context = "HTTP/2 to the server could not begin";
         let place = begun.await.or_err(ErrorType::HandshakeError, context)?;
         Ok(TakenConnection::Http2(place))

@@ -26,8 +26,8 @@ use crate::proxy::sent_part::SentPart;
 /// at least 100 (RFC 9113 section 6.5.2). With fewer, a lost packet or a failing connection delays fewer requests, and the work is spread
 /// over the threads of both sides.
 const STREAMS_MAX: usize = 32;
-/// What `h2` takes for the server's limit of streams until its SETTINGS come: a number that no server is expected to set.
-const STREAMS_BEFORE_SETTINGS: usize = STREAMS_MAX + 1;
+/// What `h2` takes for the server's limit of streams until its SETTINGS come: more than the 32 bits of that setting, and less than none.
+const STREAMS_BEFORE_SETTINGS: usize = usize::MAX - 1;
 /// The window of a connection, which never stops a server before its streams do: the largest (RFC 9113 section 6.9.1). `h2` ends a
 /// connection whose unread small frames cost more than half of its window, at 256 bytes less their payload each. Full windows of
 /// one-byte frames on all streams cost a quarter of this half.
@@ -52,17 +52,23 @@ pub struct SharedConnections(Mutex<HashMap<u64, ServerConnections, RandomState>>
 #[derive(Default)]
 struct ServerConnections {
     connections: Vec<Arc<SharedConnection>>,
-    failed_at: FailedAt,
+    failures: Arc<ServerFailures>,
 }
 
-/// When a connection to a server was last ended for an error of one side; the tasks of the connections have it too.
-type FailedAt = Arc<Mutex<Option<Instant>>>;
+/// The shared connections to a server that one side has ended for an error.
+#[derive(Default)]
+pub struct ServerFailures {
+    /// The server, for the log.
+    server: String,
+    /// When one was last ended.
+    last: Mutex<Option<Instant>>,
+}
 
 struct SharedConnection {
     sender: SendRequest<SentPart>,
     /// Whether it gets no further streams: it has ended, or its server does not accept any. Those in flight are not affected.
     is_retired: Arc<AtomicBool>,
-    failed_at: FailedAt,
+    failures: Arc<ServerFailures>,
     occupancy: Arc<Mutex<Occupancy>>,
 }
 
@@ -100,9 +106,21 @@ impl SharedConnections {
         found.next()
     }
 
-    /// For a new connection that is made with these settings.
-    pub fn failed_at(&self, settings: u64) -> FailedAt {
-        self.0.lock().entry(settings).or_default().failed_at.clone()
+    /// For a new connection to a server that is made with these settings.
+    pub fn failures(&self, settings: u64, server: String) -> Arc<ServerFailures> {
+        let new = || ServerConnections {
+            failures: Arc::new(ServerFailures {
+                server,
+                ..ServerFailures::default()
+            }),
+            ..ServerConnections::default()
+        };
+        let mut by_settings = self.0.lock();
+        by_settings
+            .entry(settings)
+            .or_insert_with(new)
+            .failures
+            .clone()
     }
 
     /// Lets other exchanges share the connection of this place, which has it `alone` at first if it is to.
@@ -125,8 +143,8 @@ impl SharedConnections {
             server
                 .connections
                 .retain(|connection| !connection.is_over(now));
-            let is_in_use = Arc::strong_count(&server.failed_at) > 1;
-            is_in_use || server.are_apart(now)
+            let is_in_use = Arc::strong_count(&server.failures) > 1;
+            is_in_use || server.failures.are_recent(now)
         });
         _closed = take_excess(&mut by_settings);
     }
@@ -157,21 +175,33 @@ fn take_excess(
 impl ServerConnections {
     /// Whether a request has a connection alone at `now`, which needs one `alone` or not.
     fn has_alone(&self, alone: bool, now: Instant) -> bool {
-        self.connections.len() < ALONE_MAX && (alone || self.are_apart(now))
-    }
-
-    /// Whether each request needs a connection alone at `now`.
-    fn are_apart(&self, now: Instant) -> bool {
-        let failed_at = *self.failed_at.lock();
-        failed_at.is_some_and(|failed| now.saturating_duration_since(failed) < APART)
+        self.connections.len() < ALONE_MAX && (alone || self.failures.are_recent(now))
     }
 }
 
-/// Notes a connection that one side has ended for an error, if several exchanges shared it.
-fn note_failed(failed_at: &FailedAt, occupancy: &Occupancy, error: &h2::Error) {
-    let is_error = error.is_go_away() && error.reason() != Some(Reason::NO_ERROR);
-    if is_error && occupancy.streams > 1 {
-        *failed_at.lock() = Some(Instant::now());
+impl ServerFailures {
+    /// Whether each request needs a connection alone at `now`.
+    fn are_recent(&self, now: Instant) -> bool {
+        let last = *self.last.lock();
+        last.is_some_and(|last| now.saturating_duration_since(last) < APART)
+    }
+
+    /// Notes the end of a connection that several exchanges may share, and logs the first one for an error.
+    fn note(&self, occupancy: &Occupancy, error: &h2::Error) {
+        let is_error = error.is_go_away() && error.reason() != Some(Reason::NO_ERROR);
+        if !is_error || occupancy.streams < 2 {
+            return;
+        }
+        let now = Instant::now();
+        if !self.are_recent(now) {
+            let (server, error) = (&*self.server, described(error));
+            tracing::warn!(
+                server,
+                error,
+                "a shared HTTP/2 connection was ended: requests to the server share none for a minute"
+            );
+        }
+        *self.last.lock() = Some(now);
     }
 }
 
@@ -192,7 +222,7 @@ pub fn described(error: &h2::Error) -> String {
 pub async fn begin(
     stream: Stream,
     patience: Duration,
-    failed_at: FailedAt,
+    failures: Arc<ServerFailures>,
 ) -> Result<StreamPlace, h2::Error> {
     let mut client = Builder::new();
     client
@@ -213,11 +243,11 @@ pub async fn begin(
         is_reserved: false,
         until: None,
     }));
-    let (retired, failed, used) = (is_retired.clone(), failed_at.clone(), occupancy.clone());
+    let (retired, noted, used) = (is_retired.clone(), failures.clone(), occupancy.clone());
     // Ends with the last stream once nothing else refers to the connection.
     tokio::spawn(async move {
         if let Err(error) = driving.await {
-            note_failed(&failed, &used.lock(), &error);
+            noted.note(&used.lock(), &error);
             let error = described(&error);
             tracing::debug!(error, "an HTTP/2 connection to a server ended");
         }
@@ -226,7 +256,7 @@ pub async fn begin(
     let connection = Arc::new(SharedConnection {
         sender: sender.clone(),
         is_retired,
-        failed_at,
+        failures,
         occupancy,
     });
     Ok(StreamPlace {
@@ -264,7 +294,7 @@ impl SharedConnection {
             Poll::Ready(Ok(())) => {}
             ended => {
                 if let Poll::Ready(Err(error)) = ended {
-                    note_failed(&self.failed_at, &occupancy, &error);
+                    self.failures.note(&occupancy, &error);
                 }
                 self.retire();
                 return None;
@@ -353,7 +383,7 @@ mod tests {
         for _ in 0..KEPT_MAX + 10 {
             let (near, far) = duplex(1024);
             ends.push(far);
-            let place = begin(Box::new(near), PATIENCE, FailedAt::default())
+            let place = begin(Box::new(near), PATIENCE, Arc::default())
                 .await
                 .unwrap();
             shared.keep(SERVER, &place, false);
@@ -366,7 +396,7 @@ mod tests {
         );
         // That of another server has room.
         let (near, _far) = duplex(1024);
-        let place = begin(Box::new(near), PATIENCE, FailedAt::default())
+        let place = begin(Box::new(near), PATIENCE, Arc::default())
             .await
             .unwrap();
         shared.keep(SERVER + 1, &place, false);
