@@ -40,9 +40,9 @@ const FRAME_BYTES_MAX: u32 = 64 * 1024;
 /// How long each request to a server has a connection alone after one that was shared was ended for an error: whatever causes it, perhaps the
 /// requests of one caller, harms no others meanwhile.
 const APART: Duration = Duration::from_secs(60);
-/// Connections to one server up to which requests have one alone. Servers limit how many they accept, some to several hundred.
+/// Connections to one server up to which one is made for a request that needs it alone. Servers limit how many they accept, some to several hundred.
 const ALONE_MAX: usize = 64;
-/// Connections that are kept for further streams at most, over all servers, besides those in use.
+/// Connections that are kept at most, over all servers; those with streams are not closed for it.
 const KEPT_MAX: usize = 1_024;
 
 /// The connections by what they were made with.
@@ -90,7 +90,7 @@ pub struct StreamPlace {
 
 impl SharedConnections {
     /// A place on a connection that was made with these settings, if one has room at `now`: on the oldest, so that others become idle; `alone`
-    /// on one without other streams.
+    /// on one without other streams, unless there are too many.
     pub fn take(
         &self,
         settings: u64,
@@ -100,10 +100,17 @@ impl SharedConnections {
     ) -> Option<StreamPlace> {
         let by_settings = self.0.lock();
         let server = by_settings.get(&settings)?;
-        let alone = server.has_alone(alone, now);
-        let connections = server.connections.iter();
-        let mut found = connections.filter_map(|connection| connection.place(alone, patience, now));
-        found.next()
+        let place = |alone| {
+            let mut connections = server.connections.iter();
+            connections.find_map(|connection| connection.place(alone, patience, now))
+        };
+        if !(alone || server.failures.are_recent(now)) {
+            return place(false);
+        }
+        place(true).or_else(|| match server.has_room_alone() {
+            true => None,
+            false => place(false),
+        })
     }
 
     /// For a new connection to a server that is made with these settings.
@@ -128,7 +135,8 @@ impl SharedConnections {
         let _closed;
         let mut by_settings = self.0.lock();
         let server = by_settings.entry(settings).or_default();
-        place.connection.occupancy.lock().is_reserved = server.has_alone(alone, Instant::now());
+        let alone = alone || server.failures.are_recent(Instant::now());
+        place.connection.occupancy.lock().is_reserved = alone && server.has_room_alone();
         server.connections.push(place.connection.clone());
         // Without the lock, which is released first.
         _closed = take_excess(&mut by_settings);
@@ -173,9 +181,9 @@ fn take_excess(
 }
 
 impl ServerConnections {
-    /// Whether a request has a connection alone at `now`, which needs one `alone` or not.
-    fn has_alone(&self, alone: bool, now: Instant) -> bool {
-        self.connections.len() < ALONE_MAX && (alone || self.failures.are_recent(now))
+    /// Whether another connection may be made that a request has alone.
+    fn has_room_alone(&self) -> bool {
+        self.connections.len() < ALONE_MAX
     }
 }
 
