@@ -200,41 +200,6 @@ async fn changes_reach_gateways_while_the_slot_of_the_feed_is_half_moved() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_that_the_feed_lacks_is_known_when_another_master_has_its_slot() {
-    const FEED: &str = "touchline:feed";
-    let set = ClusterSet::start(0).await;
-    let command = command(&set).await;
-    let former = set.owner(FEED).await;
-    let key = issued_apart_from(&set, &command, former).await;
-    let store = gateway(place(&set)).await;
-    eventually("the gateway knows the key", async || {
-        store.keys().find(&key.record.digest).map(drop)
-    })
-    .await;
-    // As if the new master of the feed lacked what its predecessor wrote last.
-    let revoked = KeyRecord {
-        state: KeyState::Revoked,
-        version: key.record.version + 1,
-        ..key.record.clone()
-    };
-    let packed = serde_json::to_string(&revoked).unwrap();
-    assert!(!packed.contains(' '), "one word: {packed}");
-    let write = format!(
-        "HSET touchline:k:{{{}}} ver {} rec {packed}",
-        revoked.id, revoked.version
-    );
-    let owner = set.owner(revoked.id.as_str()).await;
-    let _: u64 = set.nodes[owner].ask(&write).await;
-    set.move_slot(FEED, former, (former + 1) % 3).await;
-    eventually("the gateway knows the revocation", async || {
-        let known = store.keys().get(revoked.id)?;
-        (known.record == revoked).then_some(())
-    })
-    .await;
-    store.close(PATIENCE).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changes_are_followed_at_the_master_that_replaced_one_which_does_not_know_it() {
     let set = ClusterSet::start(0).await;
     let before = command(&set).await;
