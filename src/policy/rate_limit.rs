@@ -114,11 +114,15 @@ mod tests {
     use super::*;
 
     fn headers(used: Option<u64>) -> Vec<String> {
+        headers_on_a_day_of(24, used)
+    }
+
+    fn headers_on_a_day_of(hours: i64, used: Option<u64>) -> Vec<String> {
         let start = 1_795_219_200;
         let day = Day {
             date: "2026-11-21".parse().unwrap(),
             start,
-            end: start + 86_400,
+            end: start + hours * 3_600,
         };
         QuotaStatus {
             limit: 1_000,
@@ -162,5 +166,13 @@ mod tests {
     #[test]
     fn a_count_above_the_limit_shows_zero() {
         assert!(headers(Some(1_001)).contains(&"x-ratelimit-remaining: 0".to_owned()));
+    }
+    #[test]
+    fn the_window_is_an_hour_shorter_or_longer_on_a_day_on_which_clocks_change() {
+        for (hours, window) in [(23, "82800"), (25, "90000")] {
+            let policy = format!("ratelimit-policy: \"daily\";q=1000;w={window}");
+            let headers = headers_on_a_day_of(hours, Some(1));
+            assert!(headers.contains(&policy), "{headers:?}");
+        }
     }
 }

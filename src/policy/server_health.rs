@@ -2,8 +2,8 @@
 //!
 //! Two judges, either of which takes a server out. **Checks** (active) run whether or not there are requests: enough failed ones
 //! in a row take it out, until enough have passed. **Requests** (passive): enough failed ones in a row eject it for a pause that
-//! doubles with each ejection. After the pause it gets one request at a time: the first that is served brings it back, the first
-//! that fails ejects it again.
+//! doubles with each ejection. After the pause it gets one request at a time: the first answer that begins brings it back, the first
+//! request that fails before ejects it again.
 //!
 //! A server starts as healthy. The case that no server is left is not handled here: the choice then falls on servers that are out
 //! rather than on none.
@@ -175,12 +175,17 @@ impl ServerHealth {
         }
     }
 
-    /// Notes a request that was answered.
+    /// Notes an answer that has begun: the server gets requests again. It may still break off, so failures in a row remain counted.
+    pub fn answered(&mut self) -> Option<HealthChange> {
+        self.trials = 0;
+        self.ejected_until.take().map(|_| HealthChange::Returned)
+    }
+
+    /// Notes a request that was served.
     pub fn served(&mut self) -> Option<HealthChange> {
         self.failures = 0;
         self.ejections = 0;
-        self.trials = 0;
-        self.ejected_until.take().map(|_| HealthChange::Returned)
+        self.answered()
     }
 
     /// Notes a request that failed, and was a trial or not. While the server is ejected only a trial after the pause counts: a request

@@ -399,3 +399,138 @@ fn in_ledger(rejection: &Rejection) -> Option<RefusalReason> {
         | Rejection::Internal => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+    use std::pin::pin;
+
+    use futures_util::future::poll_immediate;
+    use jiff::ToSpan;
+    use tempfile::TempDir;
+    use tokio::task::coop;
+
+    use super::*;
+    use crate::policy::api_key::{ApiKey, KeyId};
+    use crate::policy::http1::request::RequestReader;
+    use crate::policy::key_record::tests::key_of;
+    use crate::policy::key_record::{KeyRecord, KeyState};
+    use crate::policy::token_bucket::Rate;
+    use crate::proxy::gate::tests::{config, gate};
+    use crate::proxy::rates;
+
+    /// A gate on a store that has one key of the tier `pro`.
+    struct Scene {
+        gate: Arc<Gate>,
+        key: ApiKey,
+        record: KeyRecord,
+        _directory: TempDir,
+    }
+
+    impl Scene {
+        /// `change` sets the limits of the tier.
+        async fn new(change: impl FnOnce(&mut Tier)) -> Scene {
+            let (mut config, directory) = (config(""), tempfile::tempdir().unwrap());
+            change(&mut config.tiers[0].1);
+            let gate = gate(config, &directory).await;
+            let (key, record) = key_of("pro");
+            let (record, _) = gate.store.create_key(record).await.unwrap();
+            Scene {
+                gate,
+                key,
+                record,
+                _directory: directory,
+            }
+        }
+
+        /// Admits a request with the key, or refuses it; `meanwhile` runs once the store is asked for something.
+        async fn admit(
+            &self,
+            request: &str,
+            arrived: Timestamp,
+            meanwhile: impl AsyncFnOnce(),
+        ) -> Result<Admitted, Refusal> {
+            let (snapshot, mut trace) = (self.gate.snapshot(), AdmissionTrace::default());
+            let key = self.key.reveal();
+            let text = format!("{request} HTTP/1.1\r\nHost: a\r\nX-API-Key: {key}\r\n\r\n");
+            let bounds = well_formed::bounds_of(&snapshot.config.limits);
+            let head = RequestReader::whole_head(&text, &bounds).unwrap();
+            let mut admitted = pin!(admit(&self.gate, &snapshot, &head, arrived, &mut trace));
+            // Without budget no answer of the store is ready at once, however fast the store is.
+            while coop::has_budget_remaining() {
+                coop::consume_budget().await;
+            }
+            match poll_immediate(&mut admitted).await {
+                Some(admitted) => admitted,
+                None => {
+                    meanwhile().await;
+                    admitted.await
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_judged_again_is_counted_as_in_flight_once() {
+        let scene = Scene::new(|tier| tier.concurrent = Some(NonZeroU32::MIN)).await;
+        // The day of its arrival is over for the store.
+        let arrived = scene.gate.store.now() - 24.hours();
+        for _ in 0..2 {
+            match scene.admit("GET /a", arrived, async || ()).await {
+                Ok(Admitted::Forward(permit)) => assert!(permit.grant.slot.is_some()),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_whose_key_is_revoked_while_the_count_is_read_for_its_answer_is_refused() {
+        for request in ["GET /api/v1/usage", "DELETE /a"] {
+            let scene = Scene::new(|_| ()).await;
+            let store = &scene.gate.store;
+            let revoke = async || {
+                let revoked = KeyRecord {
+                    state: KeyState::Revoked,
+                    ..scene.record.clone()
+                };
+                store.update_key(revoked).await.unwrap();
+            };
+            let admitted = scene.admit(request, store.now(), revoke).await;
+            let rejection = admitted.map_err(|refusal| refusal.rejection);
+            assert!(
+                matches!(rejection, Err(Rejection::InvalidApiKey)),
+                "{request}: {rejection:?}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_key_without_room_for_its_bucket_is_refused_and_the_hit_of_that_limit_counted() {
+        let rate = Rate::per_second(NonZeroU32::MIN, NonZeroU32::MIN);
+        let scene = Scene::new(|tier| tier.burst = Some(rate)).await;
+        let (gate, mut random) = (&scene.gate, fastrand::Rng::with_seed(1));
+        rates::tests::fill_up(&gate.rates, scene.record.id);
+        loop {
+            let other = KeyId::generate(&mut |bytes| random.fill(bytes));
+            // All its tokens, so that the bucket is full again only after seconds.
+            let mut taken = std::iter::repeat_with(|| gate.take_usage_read(other));
+            if let Some(Empty::Room { .. }) = taken.find_map(Result::err) {
+                break;
+            }
+        }
+        for (request, hit) in [
+            ("GET /a", LimitHit::BurstKeys),
+            ("GET /api/v1/usage", LimitHit::UsageReaders),
+        ] {
+            let admitted = scene.admit(request, gate.store.now(), async || ()).await;
+            let rejection = admitted.map_err(|refusal| refusal.rejection);
+            assert!(
+                matches!(rejection, Err(Rejection::RateLimitExceeded(..))),
+                "{request}: {rejection:?}"
+            );
+            let series = format!("touchline_limit_hits_total{{limit=\"{}\"}} 1", hit.as_str());
+            let metrics = gate.metrics.render();
+            assert!(metrics.contains(&series), "{series} in {metrics}");
+        }
+    }
+}

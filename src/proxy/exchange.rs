@@ -329,6 +329,13 @@ impl Forwarding {
         self.may_retry() && self.server().is_some_and(another)
     }
 
+    /// Notes that the present server began its answer.
+    pub fn note_answered(&self) {
+        if let Some(server) = self.server() {
+            self.upstream.note_answered(server);
+        }
+    }
+
     /// Notes that the present server succeeded.
     pub fn note_served(&self) {
         if let Some(server) = self.server() {
@@ -352,6 +359,7 @@ impl Forwarding {
     /// Notes that the upstream has ended its answer.
     pub fn note_answer_ended(&mut self) {
         self.answer_ended = true;
+        self.note_served();
         self.leave();
     }
 
@@ -406,5 +414,16 @@ mod tests {
         waits.note(Duration::from_millis(20 * 99 + 100), start + 2 * second);
         assert!(waits.was_waiting(start + 5 * second));
         assert!(!waits.was_waiting(start + 6 * second));
+    }
+    #[test]
+    fn what_a_client_delayed_in_earlier_requests_of_its_connection_is_not_of_this_request() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let mut waits = ClientWaits::of_connection(3 * second);
+        assert_eq!(waits.in_all(), Duration::ZERO);
+        waits.note(3 * second, now);
+        assert_eq!(waits.in_all(), Duration::ZERO);
+        assert!(!waits.was_waiting(now));
+        waits.note(5 * second, now);
+        assert_eq!(waits.in_all(), 2 * second);
     }
 }

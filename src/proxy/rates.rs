@@ -87,8 +87,22 @@ impl Drop for Slot {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    /// Takes a token of other keys until there is no room for the bucket of `key`.
+    pub(crate) fn fill_up(rates: &Rates, key: KeyId) {
+        let rate = Rate {
+            burst: 1,
+            interval: Duration::from_secs(3_600),
+        };
+        let (mut random, now) = (fastrand::Rng::with_seed(1), Instant::now());
+        let mut shard = rates.shards.of(key);
+        let mut other = || KeyId::generate(&mut |bytes| random.fill(bytes));
+        while shard.buckets.take(other(), rate, now).is_ok() {}
+    }
 
     const ONE: NonZeroU32 = NonZeroU32::MIN;
     const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);

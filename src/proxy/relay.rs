@@ -49,11 +49,8 @@ use connections::TakenConnection;
 use link::Link;
 use upload::Upload;
 
-/// A larger body, or one of unknown length, has its connection over HTTP/2 alone until the answer begins. Some servers read nothing more of
-/// a connection, or open its window no further, while a handler does not read its body. A window has 64 KiB at first (RFC 9113 section
-/// 6.9.2).
-const SHARED_BODY_BYTES_MAX: usize = 16 * 1024;
-/// The same for a larger head: servers end the connection for one that they do not accept, nginx for a field of 8 kB.
+/// A larger head has its connection over HTTP/2 alone until the answer begins: servers end the connection for one that they do not accept,
+/// nginx for a field of 8 kB.
 const SHARED_HEAD_BYTES_MAX: usize = 4 * 1024;
 /// A placeholder, which is not the host of any server.
 static NO_HOST: HeaderValue = HeaderValue::from_static("");
@@ -181,7 +178,7 @@ impl Relay<'_, '_> {
     async fn attempt(&mut self, upload: &mut Upload) -> Result<(), FailedAttempt> {
         // The connection of an earlier attempt may have ended because of the request.
         let is_alone = self.forwarding.upstream.wire.takes(Version::HTTP_2)
-            && (self.forwarding.anew || may_harm_others(self.client));
+            && (self.forwarding.attempts > 0 || may_harm_others(self.client));
         let Some(attempt) = self.forwarding.attempt(is_alone) else {
             let cause = "none of its servers has an address";
             return Err(FailedAttempt {
@@ -543,15 +540,11 @@ impl Relay<'_, '_> {
     }
 }
 
-/// Whether a request may hold up or end others that share its connection.
+/// Whether a request may hold up or end others that share its connection: some servers read nothing more of a connection, or open its window
+/// no further, while a handler does not read its body.
 fn may_harm_others(client: &Client<'_>) -> bool {
-    let is_large = match framing(client) {
-        Framing::Empty => false,
-        Framing::Length(bytes) => bytes > SHARED_BODY_BYTES_MAX as u64,
-        Framing::Chunked => true,
-    };
     let head_bytes = client.head.fields.bytes() + client.head.raw_target().len();
-    is_large || head_bytes > SHARED_HEAD_BYTES_MAX
+    !framing(client).is_empty() || head_bytes > SHARED_HEAD_BYTES_MAX
 }
 
 /// The framing of a request's body for its server.

@@ -333,7 +333,95 @@ async fn end_without_body(
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use tempfile::TempDir;
+
     use super::*;
+    use crate::policy::http1::request::{RequestHead, RequestReader};
+    use crate::policy::key_record::tests::key_of;
+    use crate::proxy::admission::AdmissionTrace;
+    use crate::proxy::client::Side;
+    use crate::proxy::client::http1::Http1Side;
+    use crate::proxy::connection::wire;
+    use crate::proxy::failure::ServerFault;
+    use crate::proxy::gate::tests::{config, gate};
+
+    const ONE: NonZeroU32 = NonZeroU32::MIN;
+
+    /// A gate whose tier `pro` allows one request at a time, and the head of a request with a key of that tier.
+    async fn scene(directory: &TempDir) -> (Arc<Gate>, Box<RequestHead>) {
+        let mut config = config("");
+        config.tiers[0].1.concurrent = Some(ONE);
+        let bounds = well_formed::bounds_of(&config.limits);
+        let gate = gate(config, directory).await;
+        let (key, record) = key_of("pro");
+        gate.store.create_key(record).await.unwrap();
+        let key = key.reveal();
+        let text = format!("GET /a HTTP/1.1\r\nHost: a\r\nX-API-Key: {key}\r\n\r\n");
+        let head = RequestReader::whole_head(&text, &bounds).unwrap();
+        (gate, Box::new(head))
+    }
+
+    /// The forwarding of a request that was sent to its upstream.
+    async fn sent(gate: &Arc<Gate>, head: &RequestHead) -> Forwarding {
+        let (snapshot, mut trace) = (gate.snapshot(), AdmissionTrace::default());
+        let arrived = gate.store.now();
+        let admitted = admission::admit(gate, &snapshot, head, arrived, &mut trace).await;
+        let Ok(Admitted::Forward(permit)) = admitted else {
+            panic!("{admitted:?}");
+        };
+        let mut forwarding = Forwarding::begin(gate, permit, Instant::now(), Duration::ZERO);
+        forwarding.charged.note_sent();
+        forwarding
+    }
+
+    #[tokio::test]
+    async fn a_request_whose_task_is_dropped_is_refunded_if_the_gateway_failed_in_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (gate, head) = scene(&directory).await;
+        for (fails, refunds) in [(false, 0), (true, 1)] {
+            let (mut wire, _client) = wire::tests::connected(&gate).await;
+            let (connection, forwarding) = (wire.connection.clone(), sent(&gate, &head).await);
+            let side = Http1Side::new(&mut wire, &head, Duration::MAX);
+            let mut client = Client::new(connection, head.clone(), Side::Http1(side));
+            let recorded = Recorded {
+                gate: &gate,
+                exchange: Exchange::begin(&gate, &client),
+                client: &mut client,
+                stage: Stage::Forwarding(Box::new(forwarding)),
+                served: None,
+            };
+            let ended = catch_unwind(AssertUnwindSafe(move || {
+                let _recorded = recorded;
+                assert!(!fails, "in the middle of a request");
+            }));
+            assert_eq!(ended.is_err(), fails);
+            let counted = gate.metrics.refunds.with_label_values(&["cut"]).get();
+            assert_eq!(counted, refunds, "refunds after a panic: {fails}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_slot_of_a_failed_request_is_released_before_its_answer_is_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let (gate, head) = scene(&directory).await;
+        let (mut wire, _client) = wire::tests::connected(&gate).await;
+        let (connection, mut forwarding) = (wire.connection.clone(), sent(&gate, &head).await);
+        let side = Http1Side::new(&mut wire, &head, Duration::MAX);
+        let client = Client::new(connection, head.clone(), Side::Http1(side));
+        let key = forwarding.key.record.id;
+        assert!(gate.rates.enter(key, ONE).is_none());
+        let failure = Failure::server(ServerFault::Away, "answered 503");
+        settlement::settle(&gate, &client, &failure, &mut forwarding).await;
+        let ending = &forwarding.ending;
+        assert!(matches!(
+            ending,
+            Some(Ending::Rejected(Rejection::Internal))
+        ));
+        assert!(gate.rates.enter(key, ONE).is_some());
+    }
 
     fn bytes_of<A, B, F>(_: impl FnOnce(A, B) -> F) -> usize {
         size_of::<F>()

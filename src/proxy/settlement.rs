@@ -51,6 +51,9 @@ pub(super) async fn settle(
             Some(RefundReason::Failed),
         ),
     };
+    if header_passed && matches!(failure.fault, Fault::Client(_)) {
+        forwarding.note_served();
+    }
     forwarding.ending = Some(ending);
     forwarding.leave();
     if let Some(reason) = reason {

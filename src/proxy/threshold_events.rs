@@ -256,6 +256,21 @@ mod tests {
         assert_eq!(drain(&threshold_events), [95, 100], "not its own");
     }
 
+    #[tokio::test]
+    async fn an_event_is_reported_when_that_is_marked_and_not_when_it_is_taken() {
+        let threshold_events = ThresholdEvents::default();
+        assert!(threshold_events.all_reported());
+        let (_, record) = key_of("starter");
+        let (quota_status, now) = at("2026-11-21T10:00:00Z", 16);
+        let looked = threshold_events.examine(&shares(), &record, quota_status, || now);
+        looked.unwrap();
+        assert!(!threshold_events.all_reported());
+        threshold_events.next().await;
+        assert!(!threshold_events.all_reported());
+        threshold_events.mark_reported();
+        assert!(threshold_events.all_reported());
+    }
+
     #[test]
     fn what_was_taken_and_not_reported_is_noticed_again() {
         let threshold_events = ThresholdEvents::default();

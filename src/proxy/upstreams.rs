@@ -156,7 +156,14 @@ impl Upstream {
         servers.any(|server| !Arc::ptr_eq(server, present) && !server.is_among(tried))
     }
 
-    /// Notes that a server answered a request.
+    /// Notes that a server began to answer a request.
+    pub fn note_answered(&self, server: &Server) {
+        if let Some(change) = server.answered() {
+            self.log(server, change, None);
+        }
+    }
+
+    /// Notes that a server served a request.
     pub fn note_served(&self, server: &Server) {
         if let Some(change) = server.served() {
             self.log(server, change, None);

@@ -614,7 +614,10 @@ async fn an_http2_client_that_makes_an_answer_late_pays_for_it() {
 
 #[tokio::test]
 async fn an_http2_client_that_takes_nothing_pays_for_an_answer_that_breaks_off_meanwhile() {
-    let scene = Scene::builder(TOUCHLINE).start().await;
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.upstream_extra = "ejection: { failures: 1 }".into())
+        .start()
+        .await;
     let key = scene.issue("starter").await;
     scene
         .upstream
@@ -630,6 +633,9 @@ async fn an_http2_client_that_takes_nothing_pays_for_an_answer_that_breaks_off_m
     assert_eq!(lines[0]["outcome"], "cut", "{}", lines[0]);
     assert_eq!(lines[0]["refunded"], false, "{}", lines[0]);
     scene.expect_used(&key, 1).await;
+    // The server may have broken off because the gateway read no more.
+    let ejections = "touchline_upstream_ejections_total{upstream=\"prediction-data\"}";
+    assert_eq!(scene.metric(ejections).await, 0.0);
 }
 
 #[tokio::test]

@@ -260,3 +260,24 @@ async fn of_served_requests_a_share_has_a_line_and_of_others_each() {
         .sum();
     assert_eq!(counted, 221.0, "metrics count all");
 }
+
+#[tokio::test]
+async fn an_upstreams_4xx_has_a_line_although_no_served_request_has() {
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.logging_extra = "access_log_sample: 0%".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    for status in [200, 404] {
+        scene.upstream.always(Behaviour::Status(status));
+        assert_eq!(client.get(&key, MARKETS).await.status, status);
+    }
+    assert_eq!(client.get(&key, RANKINGS).await.status, 403);
+    // Lines keep their order: when the last is there, all are.
+    let logged = scene.gateways[0].logged_where(|line| line["status"] == 403);
+    logged.await;
+    let lines = scene.gateways[0].access_lines();
+    let statuses: Vec<&Value> = lines.iter().map(|line| &line["status"]).collect();
+    assert_eq!(statuses, [404, 403], "{lines:?}");
+}

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use harness::client::HOST;
 use harness::collector::{Collecting, Collector};
-use harness::upstream::Script;
+use harness::upstream::{Release, Script};
 use harness::{Behaviour, Call, Client, PATIENCE, Protocol, Scene, eventually};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
@@ -101,6 +101,36 @@ async fn idle_connections_are_closed_and_busy_ones_after_their_answer() {
     assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
     let status = scene.gateways[0].process().wait_for_end(PATIENCE);
     assert_eq!(status.unwrap().code(), Some(0));
+}
+
+#[tokio::test]
+async fn an_answer_that_begins_as_soon_as_a_gateway_drains_announces_the_end_of_its_connection() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let release = Release::default();
+    let held = Behaviour::Until(release.clone(), Box::new(Behaviour::Echo));
+    scene.upstream.always(held);
+    let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+    let head = format!(
+        "GET {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\n\r\n",
+        key.key
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    arrived(&scene, 1).await;
+    scene.gateways[0].process().ask_to_end();
+    // Connections are ended half a second later.
+    eventually("the gateway drains", async || {
+        let (_, body) = scene.admin(0, "/readyz").await;
+        body.contains("\"draining\":true").then_some(())
+    })
+    .await;
+    release.give();
+    let answer = last_answer(&mut socket).await;
+    assert!(answer.starts_with("http/1.1 200 "), "{answer}");
+    assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    let status = scene.gateways[0].process().wait_for_end(PATIENCE);
+    assert_eq!(status.unwrap().code(), Some(0));
+    scene.expect_used(&key, 1).await;
 }
 
 /// A connection's last answer, read to its end.

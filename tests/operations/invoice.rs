@@ -194,38 +194,74 @@ async fn a_month_in_which_every_request_was_refunded_is_billed_as_unused_and_rep
     }
 }
 
+/// A day that is this long before the month, and its counts in Redis: units that were settled after it was closed, at this instant.
+async fn settle_late(
+    scene: &Scene,
+    key: &IssuedKey,
+    (days, is_marked): (i64, bool),
+    came: jiff::Timestamp,
+) {
+    let first: jiff::civil::Date = format!("{}-01", this_month()).parse().unwrap();
+    let date = first.saturating_sub(jiff::Span::new().days(days));
+    let start = date.to_zoned(jiff::tz::TimeZone::UTC).unwrap();
+    let (date, start) = (date.to_string(), start.timestamp().as_second());
+    let (record, counts, day, mark, came) = (
+        format!("touchline:k:{{{}}}", key.id),
+        format!("touchline:q:{{{}}}:{date}", key.id),
+        format!("t{start}-{}", start + 86_400),
+        format!("l{date}"),
+        format!("a{}", came.as_second()),
+    );
+    let redis = scene.redis.as_ref().unwrap();
+    let settled = ["HSET", &counts, &day, "30", "gx.1", "30", &came, "30"];
+    redis.command(&settled).await.unwrap();
+    let found_by = match is_marked {
+        true => ["HSET", &record, &mark, "1"].to_vec(),
+        false => ["SADD", "touchline:days", &date].to_vec(),
+    };
+    redis.command(&found_by).await.unwrap();
+}
+
 #[tokio::test]
 async fn units_of_a_day_long_ago_are_on_the_invoice_of_the_month_in_which_they_were_settled() {
     let scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
     let key = scene.issue("pro").await;
     let now = jiff::Timestamp::now();
-    let came = format!("a{}", now.as_second());
-    let record = format!("touchline:k:{{{}}}", key.id);
-    let redis = scene.redis.as_ref().unwrap();
-    let first: jiff::civil::Date = format!("{}-01", this_month()).parse().unwrap();
     // As journals are settled long after an outage, the first one by version 0.2.0, which did not mark the day.
-    for (days, is_marked, adjusted) in [(35, false, 30), (200, true, 60)] {
-        let date = first.saturating_sub(jiff::Span::new().days(days));
-        let start = date.to_zoned(jiff::tz::TimeZone::UTC).unwrap();
-        let (date, start) = (date.to_string(), start.timestamp().as_second());
-        let (counts, day, mark) = (
-            format!("touchline:q:{{{}}}:{date}", key.id),
-            format!("t{start}-{}", start + 86_400),
-            format!("l{date}"),
-        );
-        let settled = ["HSET", &counts, &day, "30", "gx.1", "30", &came, "30"];
-        redis.command(&settled).await.unwrap();
-        let found_by = match is_marked {
-            true => ["HSET", &record, &mark, "1"].to_vec(),
-            false => ["SADD", "touchline:days", &date].to_vec(),
-        };
-        redis.command(&found_by).await.unwrap();
+    for (day, adjusted) in [((35, false), 30), ((200, true), 60)] {
+        settle_late(&scene, &key, day, now).await;
         let invoice = invoice_by(&scene, &this_month(), RULES[0]).await;
         let [line] = lines_of(&invoice, &key)[..] else {
             panic!("{invoice}");
         };
         assert_eq!(line["adjusted"], adjusted, "{invoice}");
     }
+}
+
+#[tokio::test]
+async fn late_units_of_the_last_day_of_a_month_are_on_the_invoice_of_the_next() {
+    let scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
+    let key = scene.issue("pro").await;
+    settle_late(&scene, &key, (1, true), jiff::Timestamp::now()).await;
+    let invoice = invoice_by(&scene, &this_month(), RULES[0]).await;
+    let [line] = lines_of(&invoice, &key)[..] else {
+        panic!("{invoice}");
+    };
+    assert_eq!(line["adjusted"], 30, "{invoice}");
+}
+
+#[tokio::test]
+async fn a_month_is_not_invoiced_without_the_customer_of_a_key_that_has_only_late_units_in_it() {
+    let scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
+    let key = scene.issue("pro").await;
+    settle_late(&scene, &key, (35, false), jiff::Timestamp::now()).await;
+    let record = format!("touchline:k:{{{}}}", key.id);
+    let redis = scene.redis.as_ref().unwrap();
+    redis.command(&["DEL", &record]).await.unwrap();
+    let words = ["usage", "invoice", "--month", &this_month()];
+    let message = run_beside(&scene.gateways[0], &words).await.failed(1);
+    let unknown = format!("unknown: {}.", key.id);
+    assert!(message.contains(&unknown), "{message}");
 }
 
 #[tokio::test]

@@ -127,6 +127,29 @@ async fn the_metrics_report_what_happened() {
 }
 
 #[tokio::test]
+async fn units_are_counted_by_the_cost_of_their_endpoint() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.endpoints[0].cost = 3)
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    for _ in 0..2 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    scene.upstream.always(Behaviour::Status(503));
+    assert_eq!(client.get(&key, MARKETS).await.status, 500);
+    let series = counted(&scene, 3.0).await;
+    for (change, units) in [("charged", 9.0), ("refunded", 3.0)] {
+        let labels = format!("change=\"{change}\",tier=\"starter\"");
+        let name = format!("touchline_quota_units_total{{{labels}}}");
+        assert_eq!(series.get(&name), Some(&units), "{change}");
+    }
+    scene.expect_used(&key, 6).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
 async fn access_log_lines_that_cannot_be_written_are_counted_across_reloads() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("starter").await;

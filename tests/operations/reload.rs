@@ -390,6 +390,32 @@ async fn whether_keys_hold_a_tier_is_not_guessed_while_redis_is_unavailable() {
 }
 
 #[tokio::test]
+async fn whether_keys_hold_a_tier_is_not_guessed_by_a_key_table_that_is_not_current() {
+    let mut scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
+    let before = config_of(&scene).await;
+    let user = ["ACL", "SETUSER", "default"];
+    let redis = scene.redis.as_ref().unwrap();
+    // The gateway may charge, but not read which keys change.
+    let limited = [&user[..], &["-xread", "-xinfo"]].concat();
+    redis.command(&limited).await.unwrap();
+    eventually("the key table is not current", async || {
+        let age = sample(&scene, "touchline_keys_age_seconds").await;
+        age.filter(|age| *age > 5.0)
+    })
+    .await;
+    scene.spec.tiers.remove(1);
+    for endpoint in &mut scene.spec.endpoints {
+        endpoint.tiers.retain(|tier| tier != "pro");
+    }
+    scene.gateways[0].configure(&scene.spec);
+    refused_with(&scene, &["pro is removed", "unknown"]).await;
+    let redis = scene.redis.as_ref().unwrap();
+    let whole = [&user[..], &["+xread", "+xinfo"]].concat();
+    redis.command(&whole).await.unwrap();
+    applied_after(&scene, &before).await;
+}
+
+#[tokio::test]
 async fn a_request_under_way_ends_under_the_configuration_it_began_with() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("enterprise").await;

@@ -385,6 +385,49 @@ async fn a_server_that_fails_requests_is_left_out_and_brought_back_by_a_served_o
 }
 
 #[tokio::test]
+async fn a_server_that_breaks_off_an_answer_is_blamed_for_it_once() {
+    for (failures, ejections) in [(1, 1), (2, 0)] {
+        let extra = format!("ejection: {{ failures: {failures}, pause: 1h, pause_max: 1h }}");
+        let mut scene = Scene::builder(TOUCHLINE)
+            .spec(move |spec| spec.upstream_extra = extra)
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        scene.upstream.always(Behaviour::CloseMidBody { after: 10 });
+        let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+        assert!(answer.status == 200 && !answer.complete, "{answer:?}");
+        scene.gateways[0].logged(1).await;
+        let ejected = "touchline_upstream_ejections_total{upstream=\"prediction-data\"}";
+        assert_eq!(metric(&scene, ejected).await, ejections, "{failures}");
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_breaks_off_each_answer_is_ejected_and_one_that_serves_between_is_not() {
+    let ejection = "ejection: { failures: 2, pause: 1h, pause_max: 1h }";
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.upstream_extra = ejection.into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let cut = Behaviour::CloseMidBody { after: 10 };
+    let ejected = "touchline_upstream_ejections_total{upstream=\"prediction-data\"}";
+    for (number, behaviour, ejections) in [
+        (1, cut.clone(), 0),
+        (2, Behaviour::Echo, 0),
+        (3, cut.clone(), 0),
+        (4, cut, 1),
+    ] {
+        scene.upstream.always(behaviour);
+        scene.client(Protocol::Http1).get(&key, MARKETS).await;
+        scene.gateways[0].logged(number).await;
+        assert_eq!(metric(&scene, ejected).await, ejections, "{number}");
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
 async fn a_server_is_not_blamed_for_the_time_that_another_one_took() {
     let ejection = "ejection: { failures: 1, pause: 1h, pause_max: 1h }";
     let mut scene = Scene::builder(TOUCHLINE)

@@ -301,6 +301,57 @@ async fn events_that_no_gateway_can_deliver_are_shown_with_the_reason() {
     assert!(find(&line, "why").unwrap().contains("CA cert"), "{line}");
 }
 
+/// Redis refuses claims, and no other call, until this is undone with `+hsetnx`.
+const REFUSE_CLAIMS: [&str; 4] = ["ACL", "SETUSER", "default", "-hsetnx"];
+
+#[tokio::test]
+async fn a_share_whose_claim_was_made_by_an_attempt_that_seemed_to_fail_is_reported() {
+    let scene = builder(Store::Redis).start().await;
+    let key = scene.issue("starter").await;
+    assert_eq!(calls(&scene, &key, 32).await, 32);
+    expect_counted(&scene, &[(80, 1)]).await;
+    let first = logged_all(&scene, 1).await.remove(0);
+    let day = first.split('_').nth(1).unwrap();
+    let redis = scene.redis.as_ref().unwrap();
+    redis.command(&REFUSE_CLAIMS).await.unwrap();
+    assert_eq!(calls(&scene, &key, 6).await, 6);
+    logged_line(&scene, "an event could not be claimed").await;
+    // As if the reply to that attempt had been lost.
+    let client = redis::Client::open(redis.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let claims = format!("touchline:{{events}}:claimed:{day}");
+    let node: String = redis::cmd("HGET")
+        .arg((&claims, &first))
+        .query_async(&mut connection)
+        .await
+        .unwrap();
+    let second = format!("quota_{day}_{}_95", key.id);
+    let made = ["HSET", &claims, &second, &node];
+    redis.command(&made).await.unwrap();
+    let [acl, set, user, _] = REFUSE_CLAIMS;
+    redis.command(&[acl, set, user, "+hsetnx"]).await.unwrap();
+    expect_counted(&scene, &[(80, 1), (95, 1)]).await;
+    let mut expected = [first.clone(), second];
+    expected.sort();
+    assert_eq!(logged_all(&scene, 2).await, expected);
+}
+
+#[tokio::test]
+async fn an_event_that_cannot_be_claimed_until_its_day_is_long_over_is_given_up() {
+    const THREE_DAYS: f64 = 3.0 * 86_400.0;
+    let scene = builder(Store::Redis).faketime().start().await;
+    let key = scene.issue("starter").await;
+    let redis = scene.redis.as_ref().unwrap();
+    redis.command(&REFUSE_CLAIMS).await.unwrap();
+    assert_eq!(calls(&scene, &key, 32).await, 32);
+    logged_line(&scene, "an event could not be claimed").await;
+    scene.clock().set_offset(THREE_DAYS);
+    let line = logged_line(&scene, "its day is long over").await;
+    let event = find(&line, "event").unwrap();
+    assert!(event.contains(&key.id), "{line}");
+    assert!(event.ends_with("_80"), "{line}");
+}
+
 #[tokio::test]
 async fn an_event_that_is_older_than_give_up_is_logged_and_not_sent_again() {
     const TWO_MINUTES_MS: i64 = 120_000;

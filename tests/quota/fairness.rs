@@ -1,6 +1,8 @@
 //! Calls that failed on our side are not charged; calls that the client gave up are.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use harness::{Allowances, Answer, Behaviour, Call, IssuedKey, Protocol, Scene, Store, eventually};
@@ -236,6 +238,50 @@ async fn a_client_that_hangs_up_on_a_slow_upstream_is_refunded() {
         };
         scene.assert_ledgers_agree_with(&allowed).await;
     }
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_on_a_slow_server_is_refunded_although_another_had_answered_503() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .more_servers(1)
+        .timeout("slow", "200ms")
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let mut refunded = BTreeSet::new();
+    for protocol in Protocol::ALL {
+        let attempts = Arc::new(AtomicUsize::new(0));
+        for server in std::iter::once(&scene.upstream).chain(&scene.more_upstreams) {
+            let attempts = attempts.clone();
+            server.behave(move |_| match attempts.fetch_add(1, Ordering::Relaxed) {
+                0 => Behaviour::Status(503),
+                _ => Behaviour::Stall,
+            });
+        }
+        let patience = async {
+            eventually("the second server has the request", async || {
+                (attempts.load(Ordering::Relaxed) == 2).then_some(())
+            })
+            .await;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        };
+        let client = scene.client(protocol);
+        let call = Call::get(MARKETS).key(&key);
+        let id = client.call_and_hang_up(call, patience).await;
+        let line = scene.gateways[0].logged_where(|line| line["request_id"] == id);
+        let line = line.await;
+        assert_eq!(line["refunded"], true, "{line}");
+        refunded.insert(id);
+    }
+    scene.expect_used(&key, 0).await;
+    let slow = scene.metric("touchline_refunds_total{reason=\"slow\"}");
+    assert_eq!(slow.await, 3.0);
+    let allowed = Allowances {
+        other_servers: true,
+        refunded_hang_ups: refunded,
+        ..Allowances::default()
+    };
+    scene.assert_ledgers_agree_with(&allowed).await;
 }
 
 #[tokio::test]

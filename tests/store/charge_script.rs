@@ -15,6 +15,9 @@ use ledger_model::{ModelCall, ModelDay, StoredRecord};
 
 const KEYS: u64 = 300;
 const CALLS_PER_KEY: u64 = 100;
+const PRODUCERS: [&str; 3] = ["a", "b", "c"];
+/// One key in this number has a day that is over.
+const OVER_EACH: u64 = 10;
 
 /// SplitMix64: small, seeded, the same everywhere.
 struct Random(u64);
@@ -48,9 +51,9 @@ fn random_call(
     random: &mut Random,
     marks: &mut BTreeMap<&'static str, Marks>,
     limit: u64,
-    today: i64,
+    (today, day): (i64, i64),
 ) -> (ModelCall, &'static str, bool) {
-    let producer = ["a", "b", "c"][random.up_to(2) as usize];
+    let producer = PRODUCERS[random.up_to(2) as usize];
     let mark = marks.entry(producer).or_default();
     let fresh = random.percent(70);
     let (ack, rack) = if fresh {
@@ -72,7 +75,7 @@ fn random_call(
         0 => (today - 86_400, today),
         1 => (today + 86_400, today + 172_800),
         2 => (today + 3_600 - 86_400, today + 172_800),
-        _ => (today, today + 86_400),
+        _ => (day, day + 86_400),
     };
     let cost = 1 + random.up_to(3);
     let call = ModelCall {
@@ -183,18 +186,28 @@ struct ModelKey {
     stored: Option<StoredRecord>,
     marks: BTreeMap<&'static str, Marks>,
     limit: u64,
+    /// Whether its day is yesterday. Its producers know of units of that day that the store has lost.
+    is_over: bool,
 }
 
 impl ModelKey {
     fn new(key: u64) -> ModelKey {
         let mut random = Random(key);
         let limit = random.up_to(40);
+        let is_over = key.is_multiple_of(OVER_EACH);
+        let mut marks: BTreeMap<&'static str, Marks> = BTreeMap::new();
+        if is_over {
+            for producer in PRODUCERS {
+                marks.entry(producer).or_default().ack = random.up_to(20);
+            }
+        }
         ModelKey {
             random,
             day: ModelDay::default(),
             stored: None,
-            marks: BTreeMap::new(),
+            marks,
             limit,
+            is_over,
         }
     }
 
@@ -249,6 +262,7 @@ async fn the_script_and_its_model_agree_on_30_000_random_calls() {
     // Far from both boundaries, so that the day does not end under the test.
     let today = seconds - 43_200;
     let mut seen: BTreeMap<i64, u64> = BTreeMap::new();
+    let mut over_with_credit = 0;
     let mut together: BTreeMap<usize, u64> = BTreeMap::new();
     let mut keys: Vec<ModelKey> = (0..KEYS).map(ModelKey::new).collect();
     let mut sizes = Random(KEYS);
@@ -265,8 +279,10 @@ async fn the_script_and_its_model_agree_on_30_000_random_calls() {
                 if key.random.percent(5) {
                     key.limit = key.random.up_to(60);
                 }
+                let day = if key.is_over { today - 86_400 } else { today };
+                let days = (today, day);
                 let (mut call, producer, fresh) =
-                    random_call(&mut key.random, &mut key.marks, key.limit, today);
+                    random_call(&mut key.random, &mut key.marks, key.limit, days);
                 call.settle_window = settle_window;
                 calls.push(((first + place) as u64, call));
                 senders.push((producer, fresh));
@@ -285,6 +301,8 @@ async fn the_script_and_its_model_agree_on_30_000_random_calls() {
                     first + place
                 );
                 *seen.entry(number(expected.code)).or_default() += 1;
+                let is_over = expected.code == Code::OtherDay;
+                over_with_credit += u64::from(is_over && call.want <= expected.grant);
             }
             *together.entry(size).or_default() += 1;
             first += size;
@@ -302,6 +320,10 @@ async fn the_script_and_its_model_agree_on_30_000_random_calls() {
         seen.keys().copied().collect::<Vec<_>>(),
         [0, 1, 3, 4, 5],
         "every code was met"
+    );
+    assert!(
+        over_with_credit > KEYS / 20,
+        "{over_with_credit} calls asked for no more than their credit of a day that is over"
     );
     assert_eq!(together.len(), 12, "calls for 1 to 12 accounts were made");
 }

@@ -223,6 +223,35 @@ async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_repor
 }
 
 #[tokio::test]
+async fn a_copied_day_on_which_more_was_served_than_its_limit_has_no_fault() {
+    let stores = Stores::new().await;
+    let redis = stores.redis("a").await;
+    let (id, today) = (issue(&redis).await.record.id, today());
+    let client = redis::Client::open(stores.server.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    // Of a limit of 10, while Redis was unavailable.
+    let fields = [(used_field(today), 12), ("gaa.0".into(), 12)];
+    let counts = format!("a:q:{{{id}}}:{}", today.date);
+    let _: () = connection.hset_multiple(counts, &fields).await.unwrap();
+    let row = ("aa.1|/x", "12 12 0 0 0 0 0 0 0 10 0 pro");
+    let ledger = format!("a:e:{{{id}}}:{}", today.date);
+    let _: () = connection.hset(ledger, row.0, row.1).await.unwrap();
+    let date = today.date.to_string();
+    let _: () = connection.sadd("a:days", date).await.unwrap();
+    let file = stores.file("a.db").await;
+    transfer(&redis, &file).await;
+    for store in [&redis, &file] {
+        let proofs = store.prove(today.date, today.date, None).await.unwrap();
+        let [proof] = &proofs[..] else {
+            panic!("{proofs:?}");
+        };
+        assert_eq!(proof.faults, Vec::<String>::new());
+        let usage = &proof.usage;
+        assert_eq!((usage.used, usage.unattributed, usage.over), (12, 0, 2));
+    }
+}
+
+#[tokio::test]
 async fn a_secret_that_another_key_of_the_store_has_is_refused_and_both_are_named() {
     let stores = Stores::new().await;
     let (file, redis) = (stores.file("a.db").await, stores.redis("a").await);

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use touchline::clock::Clock;
@@ -96,6 +96,25 @@ impl Site {
         let (version, packed) = (record.version.to_string(), packed(record));
         self.report(&["HSET", &name, "ver", &version, "rec", &packed])
             .await;
+    }
+
+    /// Writes a record as a gateway does that believes it lost, and returns whether it was stored.
+    async fn write_back(&self, record: &KeyRecord) -> bool {
+        let name = |kind| format!("touchline:{kind}:{{{}}}", record.id);
+        let (version, packed) = (record.version.to_string(), packed(record));
+        let words = [
+            "EVAL",
+            RECORD_SCRIPT,
+            "2",
+            &name("k"),
+            &name("a"),
+            "-1",
+            &version,
+            &packed,
+            "{}",
+            "",
+        ];
+        self.report(&words).await == redis::Value::Int(1)
     }
 
     /// Whether a name is in Redis.
@@ -868,27 +887,89 @@ async fn a_revocation_is_not_replaced_by_a_change_of_a_later_version_that_redis_
         }
         assert_eq!(gateway.keys().get(revoked.id).unwrap().record, revoked);
         // A gateway that read Redis before the revocation writes the change back.
-        let name = |kind| format!("touchline:{kind}:{{{}}}", revoked.id);
-        let (version, packed_change) = (changed.version.to_string(), packed(&changed));
-        let words = [
-            "EVAL",
-            RECORD_SCRIPT,
-            "2",
-            &name("k"),
-            &name("a"),
-            "-1",
-            &version,
-            &packed_change,
-            "{}",
-            "",
-        ];
-        assert_eq!(site.report(&words).await, redis::Value::Int(0));
+        assert!(!site.write_back(&changed).await);
         is_stored(&site, &revoked).await;
         eventually("it is saved", async || {
             let saved = saved_records(&site.replica());
             (saved.get(revoked.id.as_str()) == Some(&packed(&revoked))).then_some(())
         })
         .await;
+    }
+}
+
+/// A gateway that reads Redis before a change and writes after it believes the change lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_is_replaced_only_by_a_record_of_a_later_version() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let issued = issue(&command).await.record.clone();
+    let suspended = KeyRecord {
+        state: KeyState::Suspended,
+        ..issued.clone()
+    };
+    let (suspended, _) = command.update_key(suspended).await.unwrap();
+    let of_version = |version| KeyRecord {
+        version,
+        ..issued.clone()
+    };
+    for version in [suspended.version - 1, suspended.version] {
+        assert!(!site.write_back(&of_version(version)).await);
+        assert_eq!(
+            command.key(issued.id).await.unwrap().as_ref(),
+            Some(&suspended)
+        );
+    }
+    let later = of_version(suspended.version + 1);
+    assert!(site.write_back(&later).await);
+    assert_eq!(command.key(issued.id).await.unwrap(), Some(later));
+}
+
+/// As behind an address that a failover moves, while the former master lives and does not know of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changes_are_followed_at_the_server_to_which_the_other_connections_were_made_anew() {
+    let (site, successor) = (Site::new().await, RedisServer::start().await);
+    let key = issue(&site.command().await).await;
+    let proxy = TcpProxy::before(site.server.port()).await;
+    let settings = RedisSettings {
+        timeout: Duration::from_secs(2),
+        ..RedisSettings::of_url(proxy.url())
+    };
+    let gateway = site.try_open(settings, Clock::system()).await.unwrap();
+    has_record(&gateway, &key.record).await;
+    let ask = async |words: &str| -> redis::Value {
+        let words: Vec<&str> = words.split(' ').collect();
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]);
+        let answer = command.query_async(&mut successor.connect().await).await;
+        answer.unwrap()
+    };
+    let follow = format!("REPLICAOF 127.0.0.1 {}", site.server.port());
+    ask(&follow).await;
+    eventually("the successor has everything", async || {
+        let info = ask("INFO replication").await;
+        let info: String = redis::from_redis_value(info).unwrap();
+        info.contains("master_link_status:up").then_some(())
+    })
+    .await;
+    ask("REPLICAOF NO ONE").await;
+    proxy.lead_to(successor.port());
+    // All connections end but that of the feed, which waits for changes.
+    let clients = site.report(&["CLIENT", "LIST", "TYPE", "normal"]).await;
+    let clients: String = redis::from_redis_value(clients).unwrap();
+    for client in clients.lines().filter(|line| !line.contains(" cmd=xread ")) {
+        let id = client.split(' ').find_map(|word| word.strip_prefix("id="));
+        let ended = ["CLIENT", "KILL", "ID", id.unwrap()];
+        site.report(&ended).await;
+    }
+    let settings = RedisSettings::of_url(successor.url());
+    let command = open(settings, Role::Command, ZONE, Clock::system()).await;
+    let command: Arc<dyn Store> = command.unwrap();
+    has_record(&gateway, &revoked(&command, &key).await).await;
+    // What the gateway repairs because of its new connections is over by then, and only the feed has later changes.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(4) {
+        has_record(&gateway, &issue(&command).await.record).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
 

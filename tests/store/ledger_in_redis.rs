@@ -596,6 +596,25 @@ async fn a_courier_that_a_clock_which_was_ahead_gave_hours_is_succeeded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_claims_of_a_day_expire_two_days_after_it() {
+    let server = RedisServer::start().await;
+    let store = gateway(&server).await;
+    let node = NodeName("a".into());
+    for (event, delivery) in [
+        (threshold_event(80, 0), Delivery::Wanted),
+        (threshold_event(90, 0), Delivery::Unwanted),
+    ] {
+        let claimed = store.claim(&event, &node, delivery).await;
+        assert_eq!(claimed.unwrap(), Claim::Made);
+        let day = event.quota_status.day;
+        let claims = format!("touchline:{{events}}:claimed:{}", day.date);
+        let expiry = run(&server, &format!("EXPIRETIME {claims}")).await;
+        assert_eq!(expiry, day.end + 2 * 86_400);
+        run(&server, &format!("PERSIST {claims}")).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_that_waits_has_no_expiry_and_goes_after_a_week_of_a_clock_that_is_trusted() {
     let server = RedisServer::start().await;
     let store = gateway_with(settings(&server)).await;

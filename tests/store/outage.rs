@@ -199,6 +199,41 @@ async fn a_killed_redis_leaves_a_lone_gateway_exactly_what_was_left_and_settles_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_served_while_redis_counts_by_another_calendar() {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let proxy = TcpProxy::before(server.port()).await;
+    let store = gateway(proxy.url(), directory.path(), |_| ()).await;
+    granted(store.charge(charge(&key, day, 100, 10)).await);
+    proxy.set(Wire::Refuses);
+    away(&store).await;
+    granted(store.charge(charge(&key, day, 100, 1)).await);
+    assert_eq!(store.health().pending_units, 1);
+    // Another one in its place.
+    server.kill();
+    server.restart().await;
+    let () = redis::cmd("SET")
+        .arg(("touchline:zone", "Asia/Tokyo"))
+        .query_async(&mut server.connect().await)
+        .await
+        .unwrap();
+    proxy.set(Wire::Passes);
+    eventually("the other calendar is noticed", async || {
+        let trouble = store.health().trouble?;
+        trouble.contains("Asia/Tokyo").then_some(())
+    })
+    .await;
+    let refused = store.charge(charge(&key, day, 100, 1)).await;
+    assert!(refused.is_err(), "{refused:?}");
+    let health = store.health();
+    assert_eq!(
+        (health.pending_units, health.without_store),
+        (1, WithoutStore::Denies)
+    );
+    store.close(Duration::from_secs(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_killed_in_an_outage_is_settled_by_the_next_one_which_is_not_given_the_share_again()
  {
     let (mut server, directory, key, day) = gateway_killed_without_redis(20, 50).await;

@@ -400,6 +400,24 @@ async fn a_count_grows_no_older_while_its_master_of_a_cluster_refuses_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_count_grows_no_older_while_its_master_of_a_cluster_denies_the_charges() {
+    let (set, _directory, [key, _], store) = counts_of_two_keys().await;
+    // It is not away: it answers all else.
+    let () = set.nodes[1].ask("ACL SETUSER default -eval -evalsha").await;
+    served(&store, &key).await;
+    assert_eq!(store.health().pending_units, 1);
+    tokio::time::sleep(STALENESS + Duration::from_secs(2)).await;
+    let rest = (LIMIT - 2).try_into().unwrap();
+    granted(store.charge(charge(&key, today(), LIMIT, rest)).await);
+    assert_eq!(store.health().pending_units, LIMIT - 1);
+    let () = set.nodes[1].ask("ACL SETUSER default +eval +evalsha").await;
+    eventually("the count is settled", async || {
+        (counted(&set.nodes[1], &key).await == Some(LIMIT)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_count_grows_no_older_while_its_master_of_a_cluster_serves_no_slot_although_the_others_do()
  {
     let (mut set, _directory, [_, key], store) = counts_of_two_keys().await;

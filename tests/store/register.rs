@@ -14,6 +14,8 @@ use touchline::store::{Forgotten, NodeName, Role, Store};
 use crate::redis_server::RedisServer;
 use crate::suite::{PATIENCE, ZONE, eventually, new_record};
 
+const STRIKE_OFF_SCRIPT: &str = include_str!("../../src/store/redis/strike_off.lua");
+
 async fn gateway(server: &RedisServer, name: &str, directory: &Path) -> Arc<RedisStore> {
     let settings = RedisSettings {
         timeout: Duration::from_secs(2),
@@ -163,6 +165,39 @@ async fn a_gateway_that_was_struck_off_is_not_registered_by_another_that_returns
         .unwrap();
     has(&command, &["lives"], &[]).await;
     assert_eq!(unconfirmed(&command).await, [""; 0]);
+}
+
+/// A gateway returns after an operator's command has read that it is silent.
+#[tokio::test]
+async fn a_gateway_whose_entry_changed_since_it_was_read_is_not_struck_off() {
+    const REGISTER: &str = "touchline:{gateways}:register";
+    const TRAIL: &str = "touchline:{gateways}:trail";
+    let server = RedisServer::start().await;
+    let connection = &mut server.connect().await;
+    let mut run = async |words: &[&str]| -> redis::Value {
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]);
+        command.query_async(connection).await.unwrap()
+    };
+    run(&["HSET", REGISTER, "id", "returned"]).await;
+    for (read, struck) in [("silent", 0), ("returned", 1)] {
+        let words = [
+            "EVAL",
+            STRIKE_OFF_SCRIPT,
+            "2",
+            REGISTER,
+            TRAIL,
+            "id",
+            read,
+            "7",
+            "{}",
+        ];
+        assert_eq!(run(&words).await, redis::Value::Int(struck), "{read}");
+        let listed = run(&["HEXISTS", REGISTER, "id"]).await;
+        assert_eq!(listed, redis::Value::Int(1 - struck), "{read}");
+        let audited = run(&["HEXISTS", TRAIL, "7"]).await;
+        assert_eq!(audited, redis::Value::Int(struck), "{read}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

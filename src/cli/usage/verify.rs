@@ -230,6 +230,40 @@ mod tests {
     use super::*;
     use crate::cli::usage::grouping::tests::{cell, day};
     use crate::policy::key_record::tests::key_of;
+    use crate::store::DayUsage;
+
+    #[test]
+    fn units_above_the_limits_of_all_days_are_summed() {
+        let (_, record) = key_of("pro");
+        let mut verdict = Verification::default();
+        for (date, charged) in [("2026-11-20", 22), ("2026-11-21", 24), ("2026-11-22", 5)] {
+            let usage = day(date, record.id, vec![cell("pro", "/a", charged)]);
+            verdict.add(&Proof {
+                usage,
+                faults: Vec::new(),
+            });
+        }
+        assert_eq!(verdict.faults, []);
+        // Of 20 units a day, 22, 24 and 5 were used.
+        let json = serde_json::to_value(&verdict).unwrap();
+        assert_eq!(json["over"], 6);
+    }
+
+    #[test]
+    fn a_day_is_checked_again_if_it_has_a_fault_or_units_that_are_unattributed() {
+        let (_, record) = key_of("pro");
+        let place = ("2026-11-20".parse().unwrap(), record.id);
+        let proof = |used, faults: &[&str]| {
+            let cells = vec![cell("pro", "/a", 5)];
+            Proof {
+                usage: DayUsage::of_cells(place, Some(used), cells, Vec::new()),
+                faults: faults.iter().map(|&fault| fault.to_owned()).collect(),
+            }
+        };
+        assert!(!is_unsettled(&proof(4, &[])));
+        assert!(is_unsettled(&proof(4, &["the store's own"])));
+        assert!(is_unsettled(&proof(5, &[])));
+    }
 
     #[test]
     fn a_day_whose_parts_do_not_sum_up_is_a_fault_of_its_key() {

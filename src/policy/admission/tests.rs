@@ -278,6 +278,21 @@ fn a_shadow_tier_records_violations_of_its_limits_and_refuses_nothing_for_them()
 }
 
 #[test]
+fn of_several_violations_in_shadow_the_first_by_the_order_of_the_steps_is_recorded() {
+    // If the tier is enforced, an empty burst replaces the answer of step 6; it is judged after that step all the same.
+    let in_order = [Fault::Tier, Fault::Burst, Fault::Concurrent, Fault::Quota];
+    for at in 0..in_order.len() {
+        let case = Case {
+            enforcement: Enforcement::Shadow,
+            ..Case::of(&in_order[at..])
+        };
+        let ran = case.run();
+        assert_eq!(ran.answer, "permit");
+        assert_eq!(ran.shadow_violation, in_order[at].shadow_violation());
+    }
+}
+
+#[test]
 fn the_gateways_own_paths_leave_on_the_way_and_are_never_charged() {
     for (path, faults, answer) in [
         (

@@ -201,8 +201,26 @@ impl Drop for ClientWire {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::proxy) mod tests {
+    use tokio::net::{TcpListener, TcpStream};
+
     use super::*;
+    use crate::proxy::gate::Gate;
+
+    /// A connection over HTTP/1 in clear text, and the client's end of it.
+    pub(in crate::proxy) async fn connected(gate: &Gate) -> (ClientWire, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let (client, (socket, address)) = tokio::try_join!(client, listener.accept()).unwrap();
+        let limits = &gate.snapshot().config.limits;
+        let (connection, limit_hits) = (
+            Connection::new(address, false),
+            gate.metrics.limit_hits.clone(),
+        );
+        let transport = transport::Clear(socket);
+        let wire = ClientWire::new(connection, transport, limits, limit_hits);
+        (wire, client)
+    }
 
     #[test]
     fn a_rate_counts_in_parts_of_a_second_too() {

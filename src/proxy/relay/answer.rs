@@ -68,10 +68,14 @@ fn judge_status(
     forwarding.header_after = Some(now.saturating_duration_since(forwarding.since));
     let away = forward::is_away(status);
     if !away {
-        forwarding.note_served();
+        forwarding.note_answered();
     }
     if !forward::is_our_failure(status) {
         return Ok(());
+    }
+    if !away {
+        // The rest of the answer is not read.
+        forwarding.note_served();
     }
     let cause = format_args!("answered {}", status.as_u16());
     Err(match away {

@@ -45,7 +45,7 @@ pub struct PlannedAttempt {
     pub connect_timeout: Duration,
     /// Whether a connection is to be made for it.
     pub is_fresh: bool,
-    /// Whether it has a connection alone until its answer begins.
+    /// Whether it has a connection alone: with a body to its end, else until its answer begins.
     pub is_alone: bool,
     /// When it begins: kept connections that are too old then are closed.
     pub now: Instant,
@@ -186,7 +186,8 @@ impl Connections {
             let settings = wire.settings(server);
             return Ok(TakenConnection::Http1(OwnConnection { stream, settings }));
         }
-        let begun = shared::begin(stream, timeouts.idle);
+        let failures = self.shared.failures(wire.settings(server), server.label());
+        let begun = shared::begin(stream, timeouts.idle, failures);
         let context = "HTTP/2 to the server could not begin";
         let place = begun.await.or_err(ErrorType::HandshakeError, context)?;
         Ok(TakenConnection::Http2(place))

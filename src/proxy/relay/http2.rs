@@ -224,7 +224,9 @@ impl Http2 {
                 }
                 let answer = ready!(Pin::new(response).poll(context));
                 let answer = answer.map_err(|error| ended(true, &error, &self.place))?;
-                self.place.share();
+                if self.upload.is_none() {
+                    self.place.share();
+                }
                 let (parts, body) = answer.into_parts();
                 let is_over = body.is_end_stream();
                 let length = length_of(&parts.headers)?;

@@ -138,9 +138,17 @@ impl Server {
         servers.iter().any(|other| Arc::ptr_eq(self, other))
     }
 
-    /// Notes a request that it answered. Nearly all need no lock.
-    pub(super) fn served(&self) -> Option<HealthChange> {
+    /// Notes an answer that has begun. Nearly all need no lock.
+    pub(super) fn answered(&self) -> Option<HealthChange> {
         self.note_last(ANSWERED);
+        match self.blemished.load(Ordering::Acquire) {
+            true => self.judge(ServerHealth::answered),
+            false => None,
+        }
+    }
+
+    /// Notes a request that it served. Nearly all need no lock.
+    pub(super) fn served(&self) -> Option<HealthChange> {
         match self.blemished.load(Ordering::Acquire) {
             true => self.judge(ServerHealth::served),
             false => None,

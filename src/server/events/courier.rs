@@ -296,6 +296,13 @@ async fn attempt(request: reqwest::RequestBuilder) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+    use crate::policy::api_key::{KeyId, os_entropy};
+    use crate::policy::calendar::Calendar;
+    use crate::policy::rate_limit::QuotaStatus;
+    use crate::policy::threshold_event::{Share, ThresholdEvent};
+    use crate::proxy::gate::tests::gate;
+    use crate::store::{Claim, Delivery};
 
     #[test]
     fn events_that_were_refused_more_often_are_sent_later_whatever_their_age() {
@@ -313,5 +320,55 @@ mod tests {
         sort(&mut due, &failed.into());
         let order = due.each_ref().map(|event| &*event.id);
         assert_eq!(order, ["older", "newer", "refused-once", "refused-often"]);
+    }
+
+    #[tokio::test]
+    async fn events_that_wait_for_another_attempt_hold_up_no_newer_one() {
+        // It accepts no connection, so that each attempt fails.
+        let receiver = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let webhook = receiver.local_addr().unwrap();
+        let text = format!(
+            "tiers: {{pro: {{daily: 5}}}}
+endpoints: [{{path: /a, tiers: [pro], upstream: u}}]
+upstreams: {{u: {{servers: [127.0.0.1:9000]}}}}
+events: {{webhook: {{url: \"http://{webhook}/\", secret: whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw, timeout: 100ms}}}}
+"
+        );
+        let config = Config::parse("g.yaml", &text, &|_| None).unwrap();
+        let webhook = config.events.webhook.clone().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let gate = gate(config, &directory).await;
+        let node = NodeName("a".into());
+        let mut courier = Courier::new(gate.clone(), node.clone());
+        let (now, mut newest) = (gate.store.now(), String::new());
+        let day = Calendar::of_zone("UTC").unwrap().day_at(now).unwrap();
+        for age in (0..=EVENTS_READ_MAX).rev() {
+            let reached = ThresholdEvent {
+                key: KeyId::generate(&mut os_entropy),
+                tier: "pro".parse().unwrap(),
+                quota_status: QuotaStatus {
+                    limit: 5,
+                    used: Some(4),
+                    day,
+                },
+                share: Share::of_percent(80).unwrap(),
+                at: now - Duration::from_secs(age),
+            };
+            let claimed = gate.store.claim(&reached, &node, Delivery::Wanted).await;
+            assert_eq!(claimed.unwrap(), Claim::Made);
+            let refused = FailedDelivery {
+                times: 9,
+                again: Instant::now() + Duration::from_secs(3_600),
+            };
+            newest = reached.id();
+            courier.failed.insert(newest.clone(), refused);
+        }
+        courier.failed.remove(&newest);
+        let client = courier.caller.client().unwrap();
+        // The first reading is of the older ones.
+        for is_tried in [false, true] {
+            courier.look(&webhook, &client).await;
+            assert_eq!(courier.failed.contains_key(&newest), is_tried);
+        }
     }
 }

@@ -283,7 +283,8 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::store::Role;
-    use crate::store::embedded::{Settings, open};
+    use crate::store::embedded::{Durability, Settings, open};
+    use crate::store::held_file::beside;
 
     #[tokio::test]
     async fn what_was_not_forced_to_disk_because_of_a_panic_is_forced_without_another_write() {
@@ -297,5 +298,31 @@ mod tests {
         let connection = Connection::open_in_memory().unwrap();
         checkpoint_regularly(&connection, &desk, Duration::ZERO);
         assert!(desk.dirty.load(Ordering::Acquire));
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_forced_to_disk_is_forced_without_another_write() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("touchline.db");
+        let settings = Settings {
+            // The store itself does not try while the test runs.
+            durability: Durability::Interval(Duration::from_secs(3_600)),
+            ..Settings::new(&path)
+        };
+        let store = open(settings, Role::Command, "UTC", Clock::system()).await;
+        let store = store.unwrap();
+        std::fs::remove_file(beside(&path, "-wal")).unwrap();
+        let desk = store.desk.clone();
+        let checkpointer = std::thread::spawn(move || {
+            let connection = Connection::open_in_memory().unwrap();
+            checkpoint_regularly(&connection, &desk, Duration::ZERO);
+        });
+        // It takes a failure that was logged.
+        while !store.desk.forced_log.lock().succeeded() {
+            std::thread::yield_now();
+        }
+        store.desk.stop.signal();
+        checkpointer.join().unwrap();
+        assert!(store.desk.dirty.load(Ordering::Acquire));
     }
 }

@@ -388,21 +388,36 @@ mod tests {
         assert_eq!(taken[&place].refused_tier, 2);
     }
 
+    fn receipt(units: u32) -> Receipt {
+        Receipt {
+            key: KeyId::generate(&mut os_entropy),
+            tier: "pro".parse().unwrap(),
+            day: day(),
+            endpoint: "markets".into(),
+            units,
+        }
+    }
+
+    #[test]
+    fn refunds_that_the_writer_has_taken_are_pending_until_they_are_written() {
+        let inbox = Inbox::default();
+        inbox.put_refund(receipt(3), None);
+        inbox.put_refund(receipt(4), None);
+        assert_eq!(inbox.take(100, None).unwrap().refunds.len(), 2);
+        inbox.put_refund(receipt(5), None);
+        assert_eq!(inbox.pending_refunds(), (3, 12));
+        inbox.note_written();
+        assert_eq!(inbox.pending_refunds(), (1, 5));
+    }
+
     #[test]
     fn a_grant_that_no_request_accepts_turns_into_a_refund() {
         let inbox = Arc::new(Inbox::default());
         let grant = || {
-            let receipt = Receipt {
-                key: KeyId::generate(&mut os_entropy),
-                tier: "pro".parse().unwrap(),
-                day: day(),
-                endpoint: "markets".into(),
-                units: 3,
-            };
             let decision = Decision::Granted {
                 used: 3,
                 counted: 3,
-                receipt,
+                receipt: receipt(3),
             };
             UnclaimedDecision::new(decision, inbox.clone())
         };

@@ -79,10 +79,74 @@ mod tests {
     use std::sync::Barrier;
 
     use super::*;
+    use crate::store::Totals;
     use crate::store::embedded::{Durability, schema};
+    use crate::store::ledger::Ceiling;
     use crate::store::sqlite::value;
 
     const DAYS: i64 = 200;
+    const KEY: &str = "4fZk09QwXy2B";
+    const NOW: &str = "2026-11-26T00:00:00Z";
+
+    /// A database with three closed days, of which the first is dropped: two are kept at any time.
+    fn database() -> (tempfile::TempDir, Connection) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("touchline.db");
+        schema::create_file(&path).unwrap();
+        let mut connection = schema::connect(&path, Durability::default()).unwrap();
+        schema::prepare(&mut connection, &path, "UTC").unwrap();
+        let closed_days =
+            "INSERT INTO days VALUES ('2020-01-01', 1, 2), ('2020-01-02', 2, 3), ('2020-01-03', 3, 4);
+             INSERT INTO chain SELECT first, date, 'closed', 0, 0, '', '', '' FROM days;";
+        connection.execute_batch(closed_days).unwrap();
+        (directory, connection)
+    }
+
+    fn first_day_of(connection: &Connection, table: &str) -> String {
+        let first = format!("SELECT min(date) FROM {table}");
+        value(connection, &first, []).unwrap()
+    }
+
+    #[test]
+    fn nothing_of_a_dropped_day_is_left_in_any_table() {
+        let (_directory, connection) = database();
+        let rows = format!(
+            "INSERT INTO ledger SELECT date, '{KEY}', 'pro /a', 1, 1, 0, 0, 0, 0, 0, 0, 0, 10, 0 FROM days;
+             INSERT INTO adjustments SELECT date, '{KEY}', 900, 1 FROM days;
+             INSERT INTO copied SELECT date, '{KEY}', '{{}}' FROM days;"
+        );
+        connection.execute_batch(&rows).unwrap();
+        let now = NOW.parse().unwrap();
+        while drop_old(&connection, Keeping::default(), now).unwrap() > 0 {}
+        for table in ["ledger", "adjustments", "copied", "days"] {
+            assert_eq!(first_day_of(&connection, table), "2020-01-02", "{table}");
+        }
+    }
+
+    #[test]
+    fn a_day_is_not_dropped_while_charges_of_it_are_not_in_the_ledger() {
+        let (_directory, connection) = database();
+        let mut group = appended::Packing::default();
+        let place = (KEY.parse().unwrap(), "2020-01-01".parse().unwrap());
+        let row = (&"pro".parse().unwrap(), &"/a".into());
+        let totals = Totals {
+            requests: 1,
+            charged: 1,
+            ..Totals::default()
+        };
+        group.add(place, row, (totals, Ceiling::default()));
+        let append = "INSERT INTO appended (number, entries) VALUES (1, ?1)";
+        connection.execute(append, [group.bytes()]).unwrap();
+        let now = NOW.parse().unwrap();
+        let turn = || drop_old(&connection, Keeping::default(), now).unwrap();
+        assert_eq!(turn(), 0);
+        assert_eq!(first_day_of(&connection, "days"), "2020-01-01");
+        // As when the group is folded into the ledger.
+        let folded = "UPDATE folding SET through = 1, reached = '~'";
+        connection.execute(folded, []).unwrap();
+        while turn() > 0 {}
+        assert_eq!(first_day_of(&connection, "days"), "2020-01-02");
+    }
 
     #[test]
     fn two_gateways_that_drop_a_day_at_the_same_time_record_it_once() {
@@ -100,7 +164,7 @@ mod tests {
         );
         first.execute_batch(&closed_days).unwrap();
         let beginning = Barrier::new(2);
-        let now = "2026-11-26T00:00:00Z".parse().unwrap();
+        let now = NOW.parse().unwrap();
         let drop_all = |connection: Connection| {
             beginning.wait();
             while drop_old(&connection, Keeping::default(), now).unwrap() > 0 {}

@@ -313,9 +313,53 @@ fn acknowledge_refund(refund: Refund, desk: &Desk) {
 mod tests {
     use super::*;
     use crate::policy::api_key::{KeyId, os_entropy};
-    use crate::policy::calendar::Day;
+    use crate::policy::calendar::{Calendar, Day};
+    use crate::policy::key_record::tests::key_of;
     use crate::store::embedded::{Settings, open};
-    use crate::store::{Receipt, Role, Store};
+    use crate::store::{Charge, Decision, KeyEntry, NodeName, Receipt, Role, Store};
+    use tokio::sync::oneshot;
+
+    #[tokio::test]
+    async fn charges_and_changes_of_keys_are_to_be_forced_to_disk_in_the_next_interval() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = Settings::new(directory.path().join("touchline.db"));
+        let role = Role::Gateway(NodeName("g".into()));
+        let store = open(settings, role, "UTC", Clock::system()).await;
+        let store = store.unwrap();
+        let desk = &store.desk;
+        // Ends the threads that force the log to disk and send heartbeats.
+        desk.stop.signal();
+        // Looks, as a job, at what the writer left after the work before it.
+        let was_left_dirty = async || {
+            let (caller, answer) = oneshot::channel();
+            let writer = desk.clone();
+            let look = move |_: &Connection| {
+                let _ = caller.send(writer.dirty.swap(false, Ordering::AcqRel));
+            };
+            desk.inbox.put_job(Box::new(look)).unwrap();
+            answer.await.unwrap()
+        };
+        was_left_dirty().await;
+        let (_, record) = key_of("pro");
+        let (record, _) = store.create_key(record).await.unwrap();
+        assert!(was_left_dirty().await, "a change of a key");
+        // The look itself was a job.
+        while !desk.dirty.swap(false, Ordering::AcqRel) {
+            std::thread::yield_now();
+        }
+        let calendar = Calendar::of_zone("UTC").unwrap();
+        let charge = Charge {
+            key: KeyEntry::new(record),
+            day: calendar.day_at(store.now()).unwrap(),
+            limit: 10,
+            cost: 1,
+            endpoint: "markets".into(),
+        };
+        let decided = store.charge(charge).await;
+        let is_granted = matches!(decided, Ok(Decision::Granted { .. }));
+        assert!(is_granted, "{decided:?}");
+        assert!(was_left_dirty().await, "a charge");
+    }
 
     #[tokio::test]
     async fn refunds_that_a_writer_which_panicked_left_are_still_counted_at_the_close() {

@@ -1,6 +1,7 @@
 //! A TCP proxy with the faults of networks: delay a connection, hold it up, forget one side of it, cut it, or
 //! deliver a request and lose the reply.
 
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +35,7 @@ pub enum Wire {
 #[derive(Debug)]
 pub struct TcpProxy {
     port: u16,
+    leads_to: Arc<AtomicU16>,
     wire: Arc<Mutex<watch::Sender<Wire>>>,
 }
 
@@ -46,19 +48,29 @@ impl TcpProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let own = listener.local_addr().expect("a bound port").port();
         let wire = Arc::new(Mutex::new(watch::Sender::new(Wire::Passes)));
-        let of_next = wire.clone();
+        let leads_to = Arc::new(AtomicU16::new(port));
+        let (of_next, server) = (wire.clone(), leads_to.clone());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let seen = locked(&of_next).subscribe();
-                tokio::spawn(relay(client, port, seen));
+                tokio::spawn(relay(client, server.load(Ordering::SeqCst), seen));
             }
         });
-        TcpProxy { port: own, wire }
+        TcpProxy {
+            port: own,
+            leads_to,
+            wire,
+        }
     }
 
     /// Its address, as in settings.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port)
+    }
+
+    /// From now on new connections are to another local port; the open ones remain.
+    pub fn lead_to(&self, port: u16) {
+        self.leads_to.store(port, Ordering::SeqCst);
     }
 
     /// From now on the wire behaves in this way.

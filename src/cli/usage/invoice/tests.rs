@@ -74,6 +74,19 @@ fn a_month_is_refused_from_the_instant_on_at_which_its_first_day_is_deleted() {
 }
 
 #[test]
+fn a_month_whose_first_day_was_deleted_is_refused_and_not_one_of_which_only_the_day_before_was() {
+    let config = config();
+    let now = "2026-11-20T00:00:00Z".parse().unwrap();
+    let terms = BillingTerms::of(&config, month("2026-10"), now).unwrap();
+    let kept = |dropped: &str| terms.require_kept(Some(dropped.parse().unwrap()));
+    assert!(terms.require_kept(None).is_ok());
+    assert!(kept("2026-09-30").is_ok());
+    let refused = kept("2026-10-01").unwrap_err().to_string();
+    let lacks = "lacks days of 2026-10: the days through 2026-10-01 were deleted";
+    assert!(refused.contains(lacks), "{refused}");
+}
+
+#[test]
 fn a_month_is_closed_with_its_last_day_and_has_the_days_that_have_begun() {
     let config = config();
     for (now, days, closed) in [

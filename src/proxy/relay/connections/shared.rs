@@ -12,8 +12,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use ahash::RandomState;
-use h2::SendStream;
 use h2::client::{Builder, ResponseFuture, SendRequest};
+use h2::{Reason, SendStream};
 use http::Request;
 use parking_lot::Mutex;
 use pingora::protocols::Stream;
@@ -26,8 +26,8 @@ use crate::proxy::sent_part::SentPart;
 /// at least 100 (RFC 9113 section 6.5.2). With fewer, a lost packet or a failing connection delays fewer requests, and the work is spread
 /// over the threads of both sides.
 const STREAMS_MAX: usize = 32;
-/// What `h2` takes for the server's limit of streams until its SETTINGS come: a number that no server is expected to set.
-const STREAMS_BEFORE_SETTINGS: usize = STREAMS_MAX + 1;
+/// What `h2` takes for the server's limit of streams until its SETTINGS come: more than the 32 bits of that setting, and less than none.
+const STREAMS_BEFORE_SETTINGS: usize = usize::MAX - 1;
 /// The window of a connection, which never stops a server before its streams do: the largest (RFC 9113 section 6.9.1). `h2` ends a
 /// connection whose unread small frames cost more than half of its window, at 256 bytes less their payload each. Full windows of
 /// one-byte frames on all streams cost a quarter of this half.
@@ -37,10 +37,12 @@ const UPLOAD_BUFFER_BYTES: usize = 32 * 1024;
 /// The largest frame that a server may send. The window of a stream bounds its DATA frames before that.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
 
-/// How long each request to a server has a connection alone after one was ended for an error: whatever causes it, perhaps the requests of
-/// one caller, harms no others meanwhile.
+/// How long each request to a server has a connection alone after one that was shared was ended for an error: whatever causes it, perhaps the
+/// requests of one caller, harms no others meanwhile.
 const APART: Duration = Duration::from_secs(60);
-/// Connections that are kept for further streams at most, over all servers. Each request that is sent again makes one.
+/// Connections to one server up to which one is made for a request that needs it alone. Servers limit how many they accept, some to several hundred.
+const ALONE_MAX: usize = 64;
+/// Connections that are kept at most, over all servers; those with streams are not closed for it.
 const KEPT_MAX: usize = 1_024;
 
 /// The connections by what they were made with.
@@ -50,17 +52,24 @@ pub struct SharedConnections(Mutex<HashMap<u64, ServerConnections, RandomState>>
 #[derive(Default)]
 struct ServerConnections {
     connections: Vec<Arc<SharedConnection>>,
-    /// Until when each request has a connection alone.
-    apart_until: Option<Instant>,
+    failures: Arc<ServerFailures>,
+}
+
+/// The shared connections to a server that one side has ended for an error.
+#[derive(Default)]
+pub struct ServerFailures {
+    /// The server, for the log.
+    server: String,
+    /// When one was last ended.
+    last: Mutex<Option<Instant>>,
 }
 
 struct SharedConnection {
     sender: SendRequest<SentPart>,
     /// Whether it gets no further streams: it has ended, or its server does not accept any. Those in flight are not affected.
     is_retired: Arc<AtomicBool>,
-    /// Whether one side has ended it for an error of the other one.
-    has_failed: Arc<AtomicBool>,
-    occupancy: Mutex<Occupancy>,
+    failures: Arc<ServerFailures>,
+    occupancy: Arc<Mutex<Occupancy>>,
 }
 
 struct Occupancy {
@@ -81,7 +90,7 @@ pub struct StreamPlace {
 
 impl SharedConnections {
     /// A place on a connection that was made with these settings, if one has room at `now`: on the oldest, so that others become idle; `alone`
-    /// on one without other streams.
+    /// on one without other streams, unless there are too many.
     pub fn take(
         &self,
         settings: u64,
@@ -89,56 +98,118 @@ impl SharedConnections {
         patience: Duration,
         now: Instant,
     ) -> Option<StreamPlace> {
-        let mut by_settings = self.0.lock();
-        let server = by_settings.get_mut(&settings)?;
-        let alone = alone || server.are_apart(now);
-        let connections = server.connections.iter();
-        let mut found = connections.filter_map(|connection| connection.place(alone, patience, now));
-        found.next()
+        let by_settings = self.0.lock();
+        let server = by_settings.get(&settings)?;
+        let place = |alone| {
+            let mut connections = server.connections.iter();
+            connections.find_map(|connection| connection.place(alone, patience, now))
+        };
+        if !(alone || server.failures.are_recent(now)) {
+            return place(false);
+        }
+        place(true).or_else(|| match server.has_room_alone() {
+            true => None,
+            false => place(false),
+        })
     }
 
-    /// Lets other exchanges share the connection of this place, which has it `alone` at first if it is to. If too many are kept, forgets the
-    /// oldest one of the server with the most, so that neither a busy nor a removed server keeps others out; it is closed after its last
-    /// stream.
+    /// For a new connection to a server that is made with these settings.
+    pub fn failures(&self, settings: u64, server: String) -> Arc<ServerFailures> {
+        let new = || ServerConnections {
+            failures: Arc::new(ServerFailures {
+                server,
+                ..ServerFailures::default()
+            }),
+            ..ServerConnections::default()
+        };
+        let mut by_settings = self.0.lock();
+        by_settings
+            .entry(settings)
+            .or_insert_with(new)
+            .failures
+            .clone()
+    }
+
+    /// Lets other exchanges share the connection of this place, which has it `alone` at first if it is to.
     pub fn keep(&self, settings: u64, place: &StreamPlace, alone: bool) {
         let _closed;
         let mut by_settings = self.0.lock();
         let server = by_settings.entry(settings).or_default();
-        place.connection.occupancy.lock().is_reserved = alone || server.are_apart(Instant::now());
+        let alone = alone || server.failures.are_recent(Instant::now());
+        place.connection.occupancy.lock().is_reserved = alone && server.has_room_alone();
         server.connections.push(place.connection.clone());
-        let kept = by_settings.values().map(|server| server.connections.len());
-        if kept.sum::<usize>() > KEPT_MAX {
-            let servers = by_settings.values_mut();
-            let most = servers.max_by_key(|server| server.connections.len());
-            // Without the lock, which is released first.
-            _closed = most.map(|most| most.connections.remove(0));
-        }
+        // Without the lock, which is released first.
+        _closed = take_excess(&mut by_settings);
     }
 
-    /// Forgets the connections that get no further streams, and closes those without streams that are too old.
+    /// Forgets the connections that get no further streams, and closes those without streams that are too old or too many.
     pub fn close_ended(&self) {
+        let _closed;
         let now = Instant::now();
-        self.0.lock().retain(|_, server| {
-            let apart = server.are_apart(now);
+        let mut by_settings = self.0.lock();
+        by_settings.retain(|_, server| {
             server
                 .connections
                 .retain(|connection| !connection.is_over(now));
-            apart || !server.connections.is_empty()
+            let is_in_use = Arc::strong_count(&server.failures) > 1;
+            is_in_use || server.failures.are_recent(now)
         });
+        _closed = take_excess(&mut by_settings);
     }
 }
 
+/// Takes the connections without streams of which too many are kept: the oldest ones of the server with the most, so that neither a busy nor
+/// a removed server keeps others out.
+fn take_excess(
+    by_settings: &mut HashMap<u64, ServerConnections, RandomState>,
+) -> Vec<Arc<SharedConnection>> {
+    let kept = by_settings.values().map(|server| server.connections.len());
+    let excess = kept.sum::<usize>().saturating_sub(KEPT_MAX);
+    let mut taken = Vec::new();
+    while taken.len() < excess {
+        let servers = by_settings.values_mut();
+        let most = servers.max_by_key(|server| server.connections.len());
+        let unused = most.and_then(|most| {
+            let mut connections = most.connections.iter();
+            let unused = connections.position(|one| one.occupancy.lock().streams == 0)?;
+            Some(most.connections.remove(unused))
+        });
+        let Some(unused) = unused else { break };
+        taken.push(unused);
+    }
+    taken
+}
+
 impl ServerConnections {
-    /// Whether each request has a connection alone at `now`.
-    fn are_apart(&mut self, now: Instant) -> bool {
-        for connection in &self.connections {
-            // Noted once.
-            if connection.has_failed.load(Ordering::Relaxed) {
-                connection.has_failed.store(false, Ordering::Relaxed);
-                self.apart_until = now.checked_add(APART);
-            }
+    /// Whether another connection may be made that a request has alone.
+    fn has_room_alone(&self) -> bool {
+        self.connections.len() < ALONE_MAX
+    }
+}
+
+impl ServerFailures {
+    /// Whether each request needs a connection alone at `now`.
+    fn are_recent(&self, now: Instant) -> bool {
+        let last = *self.last.lock();
+        last.is_some_and(|last| now.saturating_duration_since(last) < APART)
+    }
+
+    /// Notes the end of a connection that several exchanges may share, and logs the first one for an error.
+    fn note(&self, occupancy: &Occupancy, error: &h2::Error) {
+        let is_error = error.is_go_away() && error.reason() != Some(Reason::NO_ERROR);
+        if !is_error || occupancy.streams < 2 {
+            return;
         }
-        self.apart_until.is_some_and(|until| now < until)
+        let now = Instant::now();
+        if !self.are_recent(now) {
+            let (server, error) = (&*self.server, described(error));
+            tracing::warn!(
+                server,
+                error,
+                "a shared HTTP/2 connection was ended: requests to the server share none for a minute"
+            );
+        }
+        *self.last.lock() = Some(now);
     }
 }
 
@@ -156,7 +227,11 @@ pub fn described(error: &h2::Error) -> String {
 ///
 /// # Errors
 /// If the beginning of the connection cannot be written.
-pub async fn begin(stream: Stream, patience: Duration) -> Result<StreamPlace, h2::Error> {
+pub async fn begin(
+    stream: Stream,
+    patience: Duration,
+    failures: Arc<ServerFailures>,
+) -> Result<StreamPlace, h2::Error> {
     let mut client = Builder::new();
     client
         .enable_push(false)
@@ -170,27 +245,27 @@ pub async fn begin(stream: Stream, patience: Duration) -> Result<StreamPlace, h2
         // many clients after 1,024 of them.
         .max_local_error_reset_streams(None);
     let (sender, driving) = client.handshake::<_, SentPart>(stream).await?;
-    let [is_retired, has_failed] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-    let (retired, failed) = (is_retired.clone(), has_failed.clone());
+    let is_retired = Arc::new(AtomicBool::new(false));
+    let occupancy = Arc::new(Mutex::new(Occupancy {
+        streams: 1,
+        is_reserved: false,
+        until: None,
+    }));
+    let (retired, noted, used) = (is_retired.clone(), failures.clone(), occupancy.clone());
     // Ends with the last stream once nothing else refers to the connection.
     tokio::spawn(async move {
         if let Err(error) = driving.await {
-            failed.store(error.is_go_away(), Ordering::Relaxed);
+            noted.note(&used.lock(), &error);
             let error = described(&error);
             tracing::debug!(error, "an HTTP/2 connection to a server ended");
         }
         retired.store(true, Ordering::Relaxed);
     });
-    let occupancy = Occupancy {
-        streams: 1,
-        is_reserved: false,
-        until: None,
-    };
     let connection = Arc::new(SharedConnection {
         sender: sender.clone(),
         is_retired,
-        has_failed,
-        occupancy: Mutex::new(occupancy),
+        failures,
+        occupancy,
     });
     Ok(StreamPlace {
         connection,
@@ -223,10 +298,15 @@ impl SharedConnection {
         }
         let mut sender = self.sender.clone();
         // Fails after the server's GOAWAY, and when the connection has no number for another stream.
-        let ready = sender.poll_ready(&mut Context::from_waker(Waker::noop()));
-        if !matches!(ready, Poll::Ready(Ok(()))) {
-            self.retire();
-            return None;
+        match sender.poll_ready(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(())) => {}
+            ended => {
+                if let Poll::Ready(Err(error)) = ended {
+                    self.failures.note(&occupancy, &error);
+                }
+                self.retire();
+                return None;
+            }
         }
         occupancy.streams += 1;
         occupancy.is_reserved = alone;
@@ -311,7 +391,9 @@ mod tests {
         for _ in 0..KEPT_MAX + 10 {
             let (near, far) = duplex(1024);
             ends.push(far);
-            let place = begin(Box::new(near), PATIENCE).await.unwrap();
+            let place = begin(Box::new(near), PATIENCE, Arc::default())
+                .await
+                .unwrap();
             shared.keep(SERVER, &place, false);
         }
         assert_eq!(shared.0.lock()[&SERVER].connections.len(), KEPT_MAX);
@@ -322,7 +404,9 @@ mod tests {
         );
         // That of another server has room.
         let (near, _far) = duplex(1024);
-        let place = begin(Box::new(near), PATIENCE).await.unwrap();
+        let place = begin(Box::new(near), PATIENCE, Arc::default())
+            .await
+            .unwrap();
         shared.keep(SERVER + 1, &place, false);
         assert!(
             shared

@@ -126,6 +126,23 @@ fn late_units_are_taken_over_with_the_instant_at_which_they_came() {
 }
 
 #[test]
+fn of_two_exports_of_late_units_the_larger_remains_in_either_order() {
+    let output = |units| {
+        let mut source = charged(10, 1);
+        source.late.insert(900, units);
+        source.exported("source", key(), day())
+    };
+    let (smaller, larger) = (output(-1), output(-3));
+    for exports in [[&smaller, &larger], [&larger, &smaller]] {
+        let mut rows = DayRows::default();
+        for output in exports {
+            rows.import(OWN, output);
+        }
+        assert_eq!((count(&rows), rows.late[&900]), (6, -3));
+    }
+}
+
+#[test]
 fn a_database_that_lost_its_own_charges_gets_them_back() {
     let output = charged(10, 1).exported(OWN, key(), day());
     let mut rolled_back = charged(6, 0);

@@ -121,3 +121,49 @@ fn what_others_wrote_is_read_by_days_each_whole_and_own_rows_are_left_out() {
         .flat_map(|(_, rows)| rows.counts);
     assert!(read.into_iter().any(|row| row.producer == "own.0"));
 }
+
+/// A journal with one count: units consumed and refunded, not settled.
+fn journal_of(ack: u64, rack: u64) -> Connection {
+    let journal = Connection::open_in_memory().unwrap();
+    journal.execute_batch(TABLES).unwrap();
+    write_count(&journal, &count_of(ack, rack, false)).unwrap();
+    journal
+}
+
+fn count_of(ack: u64, rack: u64, settled: bool) -> CountRow {
+    let mut rows = rows(settled, settled);
+    CountRow {
+        ack,
+        rack,
+        ..rows.counts.remove(0)
+    }
+}
+
+#[test]
+fn a_count_is_settled_by_a_later_write_only_if_that_has_all_of_its_units() {
+    for (ack, rack, is_settled) in [
+        (4, 1, false),
+        (4, 2, false),
+        (5, 1, false),
+        (5, 2, true),
+        (6, 2, true),
+    ] {
+        let journal = journal_of(5, 2);
+        let written = count_of(ack, rack, true);
+        write_count(&journal, &written).unwrap();
+        let expected = (ack.max(5), rack.max(2));
+        assert_eq!(marks(&journal, &written).unwrap(), Some(expected));
+        let unsettled = u64::from(!is_settled);
+        assert_eq!(how_many(&journal).unwrap(), (1, unsettled), "{ack} {rack}");
+    }
+}
+
+#[test]
+fn a_count_that_grew_while_redis_was_sent_its_earlier_units_is_not_settled() {
+    for (ack, rack, is_settled) in [(4, 2, false), (5, 1, false), (5, 2, true)] {
+        let journal = journal_of(5, 2);
+        settle_count(&journal, &count_of(ack, rack, false)).unwrap();
+        let unsettled = u64::from(!is_settled);
+        assert_eq!(how_many(&journal).unwrap(), (1, unsettled), "{ack} {rack}");
+    }
+}

@@ -79,10 +79,9 @@ impl Cluster {
     }
 
     /// Makes lines to new masters, gives them time to come up, and then uses the map.
-    async fn follow(&self, mut view: ClusterView) -> Arc<ClusterView> {
+    async fn follow(&self, view: ClusterView) -> Arc<ClusterView> {
+        let mut view = Arc::new(view);
         let table = self.table.load_full();
-        view.keep_promotions(&table.view);
-        let view = Arc::new(view);
         let fresh: Vec<Arc<ClusterNode>> = view
             .nodes()
             .into_iter()
@@ -97,6 +96,7 @@ impl Cluster {
         .await;
         let _replacing = self.replacing.lock();
         let table = self.table.load();
+        Arc::make_mut(&mut view).keep_promotions(&table.view);
         let kept = table.nodes.iter().filter(|node| {
             view.nodes().contains(&node.address)
                 || node.redirected_to.lock().elapsed() < REDIRECTED_KEPT

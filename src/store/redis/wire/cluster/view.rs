@@ -238,9 +238,11 @@ impl ClusterView {
     /// master that only is gone has no successor yet, and a map without slots comes before the first one.
     pub fn has_other_owners(&self, before: &ClusterView) -> bool {
         let (owners, owners_before) = (self.owner_ids(), before.owner_ids());
+        // A slot that moves raises the epoch of its new master too.
         let is_promoted = |id: &&str| {
             let promoted_before = before.promotions.get(*id);
-            promoted_before.is_some_and(|before| self.promotions.get(*id) > Some(before))
+            let is_later = |known| self.promotions.get(*id) > Some(known);
+            promoted_before.is_some_and(is_later) && self.slots_of(id).eq(before.slots_of(id))
         };
         let is_other = owners != owners_before || owners.iter().any(is_promoted);
         let is_other = is_other && self.served() >= before.served();
@@ -256,6 +258,10 @@ impl ClusterView {
                 .get(id)
                 .map_or(*epoch, |known| *known.max(epoch));
         }
+    }
+
+    fn slots_of(&self, id: &str) -> impl Iterator<Item = &SlotRange> {
+        self.ranges.iter().filter(move |range| range.id == id)
     }
 
     fn owner_ids(&self) -> BTreeSet<&str> {
@@ -543,6 +549,15 @@ mod tests {
             ClusterView::read(&address("h:1"), answers(slots, &nodes, info)).unwrap()
         };
         assert!(at_epoch(3).has_other_owners(&at_epoch(1)));
+        // A slot that came from another master raises the epoch too.
+        let nodes = "a h:1@2 myself,master - 0 0 1 connected 1-16383\n\
+                     b h:3@4 master - 0 0 2 connected 0\n";
+        let slots = vec![(0, 0, "h", 3, "b"), (1, SLOTS - 1, "h", 1, "a")];
+        let moving = ClusterView::read(&address("h:1"), answers(slots, nodes, info)).unwrap();
+        let slots = vec![(0, 1, "h", 3, "b"), (2, SLOTS - 1, "h", 1, "a")];
+        let nodes = nodes.replace("0 0 2 connected 0", "0 0 5 connected 0-1");
+        let moved = ClusterView::read(&address("h:1"), answers(slots, &nodes, info)).unwrap();
+        assert!(!moved.has_other_owners(&moving));
         assert!(!at_epoch(3).has_other_owners(&at_epoch(3)));
         let mut behind = at_epoch(1);
         behind.keep_promotions(&at_epoch(3));
