@@ -167,6 +167,7 @@ mod tests {
     fn a_count_above_the_limit_shows_zero() {
         assert!(headers(Some(1_001)).contains(&"x-ratelimit-remaining: 0".to_owned()));
     }
+
     #[test]
     fn the_window_is_an_hour_shorter_or_longer_on_a_day_on_which_clocks_change() {
         for (hours, window) in [(23, "82800"), (25, "90000")] {

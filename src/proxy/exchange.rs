@@ -415,6 +415,7 @@ mod tests {
         assert!(waits.was_waiting(start + 5 * second));
         assert!(!waits.was_waiting(start + 6 * second));
     }
+
     #[test]
     fn what_a_client_delayed_in_earlier_requests_of_its_connection_is_not_of_this_request() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));

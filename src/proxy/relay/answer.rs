@@ -73,15 +73,16 @@ fn judge_status(
     if !forward::is_our_failure(status) {
         return Ok(());
     }
-    if !away {
-        // The rest of the answer is not read.
-        forwarding.note_served();
-    }
+    let fault = match away {
+        true => ServerFault::Away,
+        false => {
+            // The rest of the answer is not read.
+            forwarding.note_served();
+            ServerFault::Status
+        }
+    };
     let cause = format_args!("answered {}", status.as_u16());
-    Err(match away {
-        true => Failure::server(ServerFault::Away, cause),
-        false => Failure::server(ServerFault::Status, cause),
-    })
+    Err(Failure::server(fault, cause))
 }
 
 /// The head of a final answer as the client receives it. Begins to compress its body, and ends the connection of a draining gateway.

@@ -138,19 +138,24 @@ impl Server {
         servers.iter().any(|other| Arc::ptr_eq(self, other))
     }
 
-    /// Notes an answer that has begun. Nearly all need no lock.
+    /// Notes an answer that has begun.
     pub(super) fn answered(&self) -> Option<HealthChange> {
         self.note_last(ANSWERED);
-        match self.blemished.load(Ordering::Acquire) {
-            true => self.judge(ServerHealth::answered),
-            false => None,
-        }
+        self.judge_blemished(ServerHealth::answered)
     }
 
-    /// Notes a request that it served. Nearly all need no lock.
+    /// Notes a request that it served.
     pub(super) fn served(&self) -> Option<HealthChange> {
+        self.judge_blemished(ServerHealth::served)
+    }
+
+    /// Judges it if something is held against it. Nearly all requests need no lock.
+    fn judge_blemished(
+        &self,
+        judge: fn(&mut ServerHealth) -> Option<HealthChange>,
+    ) -> Option<HealthChange> {
         match self.blemished.load(Ordering::Acquire) {
-            true => self.judge(ServerHealth::served),
+            true => self.judge(judge),
             false => None,
         }
     }

@@ -40,7 +40,8 @@ const FRAME_BYTES_MAX: u32 = 64 * 1024;
 /// How long each request to a server has a connection alone after one that was shared was ended for an error: whatever causes it, perhaps the
 /// requests of one caller, harms no others meanwhile.
 const APART: Duration = Duration::from_secs(60);
-/// Connections to one server up to which one is made for a request that needs it alone. Servers limit how many they accept, some to several hundred.
+/// Connections to one server up to which one is made for a request that needs it alone. Servers limit how many they accept, some to several
+/// hundred.
 const ALONE_MAX: usize = 64;
 /// Connections that are kept at most, over all servers; those with streams are not closed for it.
 const KEPT_MAX: usize = 1_024;
