@@ -87,16 +87,22 @@ async fn requests_share_a_connection_until_it_is_full() {
 }
 
 /// A request that waits, while another one is served.
-struct WhileWaiting<'a> {
-    scene: &'a Scene,
-    key: &'a IssuedKey,
+struct WhileWaiting {
+    scene: Scene,
+    key: IssuedKey,
 }
 
-impl WhileWaiting<'_> {
+impl WhileWaiting {
+    async fn new() -> WhileWaiting {
+        let scene = over_http2().start().await;
+        let key = scene.issue("starter").await;
+        WhileWaiting { scene, key }
+    }
+
     /// The status of a call and the server's connection that it had; none if the server never had it.
     async fn call(&self, call: Call) -> (u16, Option<u64>) {
         let client = self.scene.client(Protocol::Http2Tls);
-        let answer = client.call(call.key(self.key)).await;
+        let answer = client.call(call.key(&self.key)).await;
         let id = answer.header("x-request-id").unwrap();
         let asked = self.scene.upstream.recorded_as(id).pop();
         (answer.status, asked.map(|asked| asked.connection))
@@ -130,35 +136,25 @@ impl WhileWaiting<'_> {
 
 #[tokio::test]
 async fn a_request_that_may_harm_others_has_a_connection_alone() {
-    let scene = over_http2().start().await;
-    let key = scene.issue("starter").await;
-    let pair = WhileWaiting {
-        scene: &scene,
-        key: &key,
-    };
+    let pair = WhileWaiting::new().await;
     let post = |bytes: usize| Call::new("POST", MARKETS).body("x".repeat(bytes));
     let get = |bytes: usize| Call::get(MARKETS).header("x-long", "x".repeat(bytes));
     assert!(pair.shares(get(3_000)).await);
     assert!(!pair.shares(get(5_000)).await);
     assert!(!pair.shares(post(1)).await);
     assert!(pair.shares(get(1)).await);
-    scene.expect_used(&key, 8).await;
+    pair.scene.expect_used(&pair.key, 8).await;
 }
 
 #[tokio::test]
 async fn requests_to_a_server_that_ends_connections_for_errors_share_none() {
-    let scene = over_http2().start().await;
-    let key = scene.issue("starter").await;
-    let pair = WhileWaiting {
-        scene: &scene,
-        key: &key,
-    };
+    let pair = WhileWaiting::new().await;
     let release = Release::default();
     let waits = Behaviour::Until(release.clone(), Box::new(Behaviour::Echo));
     let breaking = Call::get(MARKETS).header("x-breaks", "1");
     let behave = || {
         let waits = waits.clone();
-        scene
+        pair.scene
             .upstream
             .behave(move |asked| match asked.values("x-breaks").is_empty() {
                 true => waits.clone(),
@@ -170,10 +166,10 @@ async fn requests_to_a_server_that_ends_connections_for_errors_share_none() {
     assert_eq!(pair.call(breaking.clone()).await.0, 500);
     assert!(pair.shares(Call::get(MARKETS)).await);
     behave();
-    let before = scene.upstream.count();
+    let before = pair.scene.upstream.count();
     let other = async {
         eventually("another is under way", async || {
-            (scene.upstream.count() == before + 1).then_some(())
+            (pair.scene.upstream.count() == before + 1).then_some(())
         })
         .await;
         assert_eq!(pair.call(breaking).await.0, 500);
@@ -185,7 +181,7 @@ async fn requests_to_a_server_that_ends_connections_for_errors_share_none() {
     for _ in 0..3 {
         assert!(!pair.shares(Call::get(MARKETS)).await);
     }
-    scene.expect_used(&key, 9).await;
+    pair.scene.expect_used(&pair.key, 9).await;
 }
 
 #[tokio::test]
